@@ -8,8 +8,13 @@ export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 
 SMOKES := smoke-4.1 smoke-4.2
 
-.PHONY: setup check-java demo test test-slow test-all golden wheel chaos $(SMOKES) lint format docs site bench engines clean
+.PHONY: help setup check-java demo test test-slow test-all golden wheel chaos $(SMOKES) lint format docs site bench engines clean
 
+# `make help` lists the targets that have a line of explanation.
+help:
+	@awk '/^# /{ text = substr($$0, 3); next } /^[a-z][a-z0-9.-]*:/{ split($$1, name, ":"); if (text) printf "%-11s %s\n", name[1], text } { text = "" }' $(MAKEFILE_LIST)
+
+# Create .venv, install all that is needed, and compile the kernels.
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml
@@ -23,6 +28,7 @@ $(STAMP): pyproject.toml
 check-java:
 	@java -version >/dev/null 2>&1 || { echo "Millpond needs Java 17 or newer on the PATH (or JAVA_HOME), as PySpark does."; exit 1; }
 
+# Run the demo beside Spark, kill both engines, compare every row.
 demo: check-java setup
 	@$(BIN)/millpond demo $(ARGS)
 
@@ -68,16 +74,20 @@ $(SMOKES): smoke-%: check-java
 	@.venv-spark-$*/bin/python -m pip install -q --disable-pip-version-check -e '.[dev]' 'pyspark==$*.*' $(SMOKE_WITH)
 	@PYSPARK_PYTHON=$(abspath .venv-spark-$*/bin/python) .venv-spark-$*/bin/python -m pytest -n 2 tests/smoke
 
+# Check style, types, imports and words.
 lint: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python -m docs.word_list
 
+# Format the code.
 format: setup
 	@$(BIN)/ruff check --fix-only -q .
 	@$(BIN)/ruff format -q .
 
+# Measure both engines (ARGS: see `python -m benchmarks --help`).
 bench: check-java setup
 	@$(BIN)/python -m benchmarks $(or $(ARGS),rmw --engines millpond,spark --seconds 30)
 
@@ -86,6 +96,7 @@ docs: setup
 	@$(BIN)/python -m docs.compatibility
 	@$(BIN)/python -m docs.architecture_graph
 	@$(BIN)/python -m docs.settings
+	@$(BIN)/python -m docs.metrics
 	@$(BIN)/python -m docs.command_line
 	@$(BIN)/python -m docs.plan_picture
 
@@ -103,5 +114,6 @@ engines: setup
 	@.venv-flink/bin/python -m pip install -q --disable-pip-version-check 'setuptools<81' 'apache-flink==2.3.0'
 	@$(BIN)/python -m benchmarks.flink_jar
 
+# Remove environments and what was built.
 clean:
 	rm -rf $(VENV) .venv-flink .venv-spark-* build dist site src/*.egg-info

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from millpond.files.backends.filesystem import open_filesystem
 from millpond.files.formats.append_file import MappedBytes
+from millpond.files.locations.opening import open_filesystem
 from millpond.layout import Column, Rows, TableSchema
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import MemoryBudget
@@ -38,7 +38,7 @@ STEP = 100
 
 @dataclass
 class Run:
-    """What one run did: rows appended and taken per second of the store's own time, and its figures."""
+    """Result of one run: rows appended and taken per second of the store's own time, and its figures."""
 
     rows_per_second: float
     stats: dict[str, float]

@@ -102,7 +102,7 @@ def parser() -> argparse.ArgumentParser:
     add("--seconds", type=float, default=60.0, help="to measure, after the batches left out")
     add("--warmup-batches", type=int, default=10, help="first batches to leave out")
     add("--warmup-seconds", type=float, default=0.0, metavar="S", help="leave out what comes earlier as well")
-    add("--max-batches", type=int, default=0, help="measure at most so many batches")
+    add("--max-batches", type=int, default=0, help="measure at most this number of batches")
     add("--preload", action="store_true", help="let the first rows bring every key once (left out as well)")
     add("--event-rate", type=count, default=10_000, help="events per second of event time")
     add("--cores", type=count, default=2)
@@ -119,7 +119,7 @@ def parser() -> argparse.ArgumentParser:
     add("--s3", action="store_true", help="state on a real S3 server (SeaweedFS), Spark's whole checkpoint with it")
     add("--count-requests", action="store_true", help="what is asked of the S3 server for state, by a proxy before it")
     add("--restart", action="store_true", help="then kill, drop the page cache, and measure the first batch again")
-    add("--restart-partitions", type=count, default=0, metavar="N", help="give the state so many partitions then")
+    add("--restart-partitions", type=count, default=0, metavar="N", help="give the state N partitions then")
     add("--lose-disk", action="store_true", help="empty the local disk as well")
     add("--checkpoint-seconds", type=float, default=5.0, help="Flink's checkpoint interval")
     add(

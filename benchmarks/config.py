@@ -1,4 +1,4 @@
-"""What one run of one engine is asked to do; travels to the engine's process as JSON."""
+"""Configuration of one run of one engine; travels to the engine's process as JSON."""
 
 from __future__ import annotations
 

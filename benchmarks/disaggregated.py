@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from benchmarks.cli import count, queries, s3_server, setting, told
 from benchmarks.config import RunConfig
-from benchmarks.report import COLOURS, geometric_mean, measured
+from benchmarks.report import geometric_mean, measured
 from benchmarks.result import Result, read, write
+from millpond.demo.report.chart import COLOURS, new_figure, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,7 +32,7 @@ LARGER_THAN_MEMORY = ("q4", "q7", "q9", "q18", "q19", "q20", "q23")
 """NEXMark's queries whose state grows with what has been seen."""
 
 Measure = Callable[..., Result]
-"""Runs an engine with some fields of its configuration; `variant` is what the figure tells runs apart by."""
+"""Runs an engine with some fields of its configuration; `variant` identifies the figure's runs."""
 
 
 def checkpoints(options: argparse.Namespace, measure: Measure) -> Iterator[Result]:
@@ -175,17 +176,13 @@ FIGURES: dict[str, tuple[Callable[..., Iterator[Result]], Callable[..., None]]] 
 
 def plot(name: str, results: Sequence[Result], path: Path) -> None:
     """Draw a figure of what was measured."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
-    FIGURES[name][1](axis, [r for r in results if measured(r)])
-    axis.legend()
+    with style():
+        figure = new_figure(8, 4.5)
+        axis = figure.subplots()
+        FIGURES[name][1](axis, [r for r in results if measured(r)])
+        axis.legend()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
-    pyplot.close(figure)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

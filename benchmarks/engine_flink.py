@@ -1,4 +1,4 @@
-"""What runs in the process of the engines `flink-rocksdb` and `flink-forst`, in Flink's own virtual environment.
+"""Process of the engines `flink-rocksdb` and `flink-forst`, in Flink's own virtual environment.
 
 Started by the harness as `python engine_flink.py CONFIG.json EVENTS.jsonl`; stands alone, since nothing else of this
 project is installed there. Sends the same events as `engine_spark`; `measured` carries samples of (time, rows taken by

@@ -1,4 +1,4 @@
-"""What runs in the process of the engines on Spark: one streaming query, observed until it is measured.
+"""Process of the engines on Spark: one streaming query, observed until it is measured.
 
 Started by the harness as `python -m benchmarks.engine_spark CONFIG.json EVENTS.jsonl`. Events are one JSON object a
 line: `started`, `measuring`, `measured`, `stopped`, each with its time; the batches come with `measured`. An engine
@@ -69,7 +69,7 @@ def session(config: RunConfig) -> SparkSession:
 
 
 def on_s3(config: RunConfig) -> dict[str, str]:
-    """What Spark needs for a checkpoint on the S3 server."""
+    """Spark's settings for a checkpoint on the S3 server."""
     if not config.s3 or config.engine != "spark":
         return {}
     hadoop = next((Path(pyspark.__file__).parent / "jars").glob("hadoop-client-api-*.jar")).stem.rpartition("-")[2]

@@ -7,7 +7,7 @@ batch and waits for the answer (`synchronous`), or for 500 of them in a pipeline
 in Redis, too. `source` only parses the events. With `--query q13` it is NEXMark's thirteenth: bids, each with what the
 table says of its auction, and nothing is counted.
 
-With `--rate` a clock starts the batches, and latencies of rows are told (`benchmarks.latency`). `--two-thirds` does
+With `--rate` a clock starts the batches, and latencies of rows are reported (`benchmarks.latency`). `--two-thirds` does
 that at two thirds of the rate at which Millpond works with all keys in its cache, with a cache of a tenth of the keys,
 with and without hints.
 """
@@ -49,7 +49,7 @@ _FIRST = 1_700_000_000_000
 
 
 def events(spark: SparkSession, options: argparse.Namespace) -> DataFrame:
-    """What is looked up: a key, `ad_id`, and `at`; of bids, more."""
+    """Events with the key of the lookup, `ad_id`, and `at`; bids have more columns."""
     source = numbers(spark, options.rows_per_batch, options.cores)
     if options.query == "q13":
         key = f"lpad(cast(auction % {options.ads} as string), 12, '0') as ad_id"

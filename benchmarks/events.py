@@ -15,8 +15,8 @@ import pyarrow as pa
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Node
 from millpond.plan.decide import decide
-from millpond.plan.exchange import MapSides
-from millpond.plan.transplant import transplant
+from millpond.plan.exchange.map_side import MapSides
+from millpond.plan.rewriter import rewrite_plan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -36,7 +36,7 @@ def events_alone(frame: DataFrame, output_mode: str) -> DataFrame:
     decision = decide(frame, output_mode)
     pipes = [_through] * len(decision.ours)
     catalyst = Catalyst(frame.sparkSession)
-    plan = catalyst.analyzed(transplant(frame, decision, 1, pipes, MapSides(pipes)))
+    plan = catalyst.analyzed(rewrite_plan(frame, decision, 1, pipes, MapSides(pipes)))
     inputs = [
         catalyst.dataframe(node).toDF(*(f"c{number}_{column}" for column in range(len(node.output))))
         for number, node in enumerate(_inputs(plan))

@@ -109,7 +109,7 @@ def views(config: RunConfig) -> list[str]:
 
 
 def statements(config: RunConfig) -> list[str]:
-    """What comes before the query: its functions and its views of the table `sequence` of 0 … `LAST` − 1."""
+    """Statements before the query: its functions and its views of the table `sequence` of 0 … `LAST` − 1."""
     columns = ", `dateTime`" if event_time(config) else ""
     numbers = f"CREATE TEMPORARY VIEW numbers AS SELECT {_number(config, 'm')} AS n{columns} FROM `sequence`"
     return [*functions(), numbers, *views(config)]

@@ -227,7 +227,7 @@ class Compactors:
         self.cpu: list[tuple[float, float]] = []
 
     def look(self) -> None:
-        """Start them once the query has begun: it tells where its state lies. Then see what CPU they have used."""
+        """Start them once the query has begun: it shows where its state lies. Then see what CPU they have used."""
         if self._processes:
             self.cpu.append((time.time(), sum(map(_cpu_seconds, self._processes))))
         checkpoint = Path(self._config.work) / "checkpoint"
@@ -339,7 +339,7 @@ def _summarise_flink(result: Result, run: EngineRun, measured: dict[str, Any]) -
 
 
 def _use(result: Result, run: EngineRun, start: float, end: float) -> None:
-    """What the processes used from `start` to `end`."""
+    """Record the CPU and memory that the processes used from `start` to `end`."""
     result.cpu_seconds_per_million_rows = round(run.tree.cpu_between(start, end) / result.rows * 1e6, 3)
     result.memory_peak_bytes = max((s.memory for s in run.tree.samples), default=0)
     result.memory_anonymous_peak_bytes = max((s.anonymous for s in run.tree.samples), default=0)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 SHARES = (50, 99, 99.9)
-"""The percentiles that are told."""
+"""The percentiles that are reported."""
 
 _SAMPLES = 1000
 """Rows of a batch that stand for all."""

@@ -58,7 +58,7 @@ class CountingFrames(Counting):
 
 
 class Reminding(StatefulProcessor):  # type: ignore[misc]
-    """Sets a timer for each key that comes, some time ahead, and tells when it is due."""
+    """Set a timer for each key that comes, some time ahead, and report when it is due."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Keep the handle."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import math
 from pathlib import Path
 
@@ -11,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.result import Requests, Result, Spread
+from millpond.demo.report.chart import COLOURS, QUIET, as_svg, new_figure, style
 from millpond.metrics import request_cost
 
-COLOURS = {"millpond": "#1f6feb", "spark": "#e25a1c", "flink-rocksdb": "#8957e5", "flink-forst": "#bf3989"}
 _COLUMNS = (
     *("rows/s", "× spark", "batch ms p50/p95/p99", "commit ms p50/p95/p99", "CPU s/M rows"),
     *("memory MB", "disk MB", "store MB", "puts"),
@@ -38,12 +36,12 @@ def measured(result: Result) -> bool:
 
 
 def outcome(result: Result) -> str:
-    """What stands in place of the figures where there are none."""
+    """Text in place of the figures where there are none."""
     return "refused" if result.refused is not None else "failed"
 
 
 def summary(result: Result) -> str:
-    """What came out of one run, in a line; in full why nothing did."""
+    """Result of one run, in a line; if it failed, the full reason."""
     trouble = result.error or result.refused
     if trouble is not None:
         return f"{outcome(result)}: {trouble}"
@@ -81,7 +79,7 @@ def table(results: list[Result]) -> Table:
 
 
 def geometric_mean(ratios: list[float]) -> float | None:
-    """The mean that treats twice and half as fast alike; None of none."""
+    """The mean that treats twice and half as fast alike; None if there are no ratios."""
     return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None
 
 
@@ -168,40 +166,28 @@ def _asked(requests: Requests, batches: int) -> str:
 
 def plot(results: list[Result], path: Path) -> None:
     """Draw rows/s and batch times over the run; `.html` gives a page with the picture in it."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (bars, lines) = pyplot.subplots(1, 2, figsize=(12, 4.5), layout="constrained", width_ratios=(1, 2))
-    good = [r for r in results if measured(r)]
-    colours = [COLOURS.get(r.engine, "#57606a") for r in good]
-    drawn = bars.bar([r.engine for r in good], [r.rows_per_second for r in good], color=colours)
-    bars.bar_label(drawn, [f"{r.rows_per_second / 1000:,.0f} k" for r in good])
-    bars.set_ylabel("rows/s")
-    bars.tick_params(axis="x", rotation=20)
-    for r, colour in zip(good, colours, strict=True):
-        if r.batches and r.batch_ms is not None:
-            start = r.batches[0].start
-            lines.plot(
-                [b.start - start for b in r.batches],
-                [b.ms for b in r.batches],
-                label=r.engine,
-                color=colour,
-                marker=".",
-            )
-    lines.set_xlabel("seconds")
-    lines.set_ylabel("batch ms")
-    lines.set_ylim(bottom=0)
-    lines.legend()
-    if results:
-        figure.suptitle(f"{results[0].workload} {results[0].query}".strip())
+    with style():
+        figure = new_figure(12, 4.5)
+        bars, lines = figure.subplots(1, 2, width_ratios=(1, 2))
+        good = [r for r in results if measured(r)]
+        colours = [COLOURS.get(r.engine, QUIET) for r in good]
+        drawn = bars.bar([r.engine for r in good], [r.rows_per_second for r in good], color=colours)
+        bars.bar_label(drawn, [f"{r.rows_per_second / 1000:,.0f} k" for r in good])
+        bars.set_ylabel("rows/s")
+        bars.tick_params(axis="x", rotation=20)
+        for r, colour in zip(good, colours, strict=True):
+            if r.batches and r.batch_ms is not None:
+                start = r.batches[0].start
+                x, y = [b.start - start for b in r.batches], [b.ms for b in r.batches]
+                lines.plot(x, y, label=r.engine, color=colour, marker=".")
+        lines.set_xlabel("seconds")
+        lines.set_ylabel("batch ms")
+        lines.set_ylim(bottom=0)
+        lines.legend()
+        if results:
+            figure.suptitle(f"{results[0].workload} {results[0].query}".strip())
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".html":
-        picture = io.BytesIO()
-        figure.savefig(picture, format="png", dpi=120)
-        data = base64.b64encode(picture.getvalue()).decode()
-        path.write_text(f'<!doctype html><title>Benchmark</title><img src="data:image/png;base64,{data}" alt="plot">\n')
+        path.write_text(f"<!doctype html><title>Benchmark</title>{as_svg(figure, 'benchmark')}\n")
     else:
         figure.savefig(path, dpi=120)
-    pyplot.close(figure)

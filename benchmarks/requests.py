@@ -1,4 +1,4 @@
-"""What an engine asks of its S3 server for state, counted on the way."""
+"""Requests of an engine to its S3 server for state, counted on the way."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class RequestCounter:
         self._folder = folder
 
     def look(self) -> Asked:
-        """What has been asked so far."""
+        """Requests so far."""
         return Asked(dict(self._proxy.asked.copy()), dict(self._proxy.carried.copy()))
 
     def since(self, before: Asked) -> Requests:
-        """What has been asked since."""
+        """Requests since an earlier look."""
         now = self.look()
         counts = dict.fromkeys(("puts", "gets", "lists", "heads", "deletes"), 0)
         carried = 0

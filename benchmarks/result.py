@@ -1,4 +1,4 @@
-"""What was measured, as one JSON object per engine."""
+"""Measurements, as one JSON object per engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Spread(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, values: list[float]) -> Spread | None:
-        """Of measured values; None of none."""
+        """Compute the spread of measured values; None if there are no values."""
         if not values:
             return None
         p50, p95, p99 = np.percentile(np.array(values), [50, 95, 99])
@@ -46,7 +46,7 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class Requests(msgspec.Struct, frozen=True):
-    """What was asked of the S3 server for state during the measured batches, kinds as S3 charges for them.
+    """Requests to the S3 server for state during the measured batches, by kinds as S3 charges for them.
 
     Attributes:
         puts: objects put, parts and copies with them.

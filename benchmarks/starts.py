@@ -127,7 +127,7 @@ class Query:
         return newest is not None and self._last_file(newest) >= file
 
     def wrong(self) -> str | None:
-        """What is wrong with the rows that were given, or None."""
+        """Describe an error in the rows that were given, or return None."""
         batches: dict[int, tuple[int, list[list[int]]]] = {}
         for line in self.given.read_text().splitlines():
             number, last, rows = json.loads(line)
@@ -155,7 +155,7 @@ class Query:
 
 
 def be_application(folder: Path, starts: int, seed: int) -> None:
-    """Start and stop this application's queries; tell of each on the standard output, one JSON line a start."""
+    """Start and stop this application's queries; report each on the standard output, one JSON line a start."""
     from pyspark.sql import SparkSession
 
     spark = (
@@ -195,7 +195,7 @@ def be_application(folder: Path, starts: int, seed: int) -> None:
 
 
 class Tally:
-    """What has happened so far."""
+    """The results of all starts so far."""
 
     def __init__(self, wanted: int) -> None:
         self.wanted = wanted

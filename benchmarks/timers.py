@@ -1,7 +1,7 @@
-"""What timers cost by how many are due: `python -m benchmarks.timers --engines millpond,spark`.
+"""Cost of timers by how many are due: `python -m benchmarks.timers --engines millpond,spark`.
 
 The workload `processor_timers` with a thousandth, a hundredth and a tenth of all timers due in each batch, which has
-but a hundred rows: events are so much further apart in event time.
+but a hundred rows: events are further apart in event time by that factor.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from benchmarks.config import RunConfig
 from benchmarks.result import Result
 
 SHARES = (1000, 100, 10)
-"""One in so many timers is due in each batch."""
+"""One timer in each of these numbers is due in each batch."""
 
 
 def config(engine: str, share: int, options: argparse.Namespace, work: Path) -> RunConfig:
-    """A run in which one in `share` timers is due in each batch: in so many milliseconds of event time, as one is due
-    in each.
+    """A run in which one in `share` timers is due in each batch.
+
+    One timer is due in each millisecond of event time; so a batch spans as many milliseconds as timers are due in it.
     """
     return RunConfig(
         engine=engine,
@@ -67,7 +68,7 @@ def main(
     parser.add_argument("--rows-per-batch", type=count, default=100_000, metavar="N", help="of those that set timers")
     parser.add_argument("--seconds", type=float, default=30.0, help="to measure each")
     parser.add_argument(
-        "--shares", type=count, nargs="+", default=SHARES, metavar="N", help="one in so many timers is due in a batch"
+        "--shares", type=count, nargs="+", default=SHARES, metavar="N", help="one in N timers is due in a batch"
     )
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception ends what this process has started

@@ -34,7 +34,7 @@ _PARTITIONS = 2
 
 
 class Streamed(NamedTuple):
-    """What some batches of a stream gave: rows, each with the number of its batch; and their last watermark."""
+    """Output of some batches of a stream: rows, each with the number of its batch; and their last watermark."""
 
     rows: DataFrame
     watermark: datetime | None
@@ -54,7 +54,7 @@ class Checked(NamedTuple):
 
 
 def check(spark: SparkSession, query: Query, config: NexmarkConfig, rows: int, batches: int, folder: Path) -> Checked:
-    """Run a query over so many batches of so many events, and compare it, or what a processor stands for, with batch.
+    """Run a query over `batches` batches of `rows` events, and compare it, or a processor's equivalent, with batch.
 
     Args:
         folder: for the checkpoint and the rows.

@@ -1,1 +1,1 @@
-"""What the documentation is made with."""
+"""Tools that make pages from the code, and check pages and code."""

@@ -250,7 +250,7 @@ def cast(function: str, ddl: str) -> str | None:
 
 
 def cell(function: str, kind: str) -> str:
-    """What the table says of a function over a type, by its heading."""
+    """The table's cell for a function over a type, by the column's heading."""
     ddl = TYPES[kind]
     if other := cast(function, ddl):
         return f"{cell(function, other)}, as {other}"

@@ -34,7 +34,7 @@ def _lines() -> Iterator[str]:
 
 
 def default(setting: Setting) -> str:
-    """What holds where the user says nothing, in Markdown: a text that could be set, or what is decided by."""
+    """A setting's default in Markdown: a text that could be set, or the rule that decides."""
     value = getattr(Settings(), setting.field)
     if value is None:
         return setting.default

@@ -8,15 +8,15 @@ from pathlib import Path
 
 from millpond.checkpoint.forks.parents import open_state
 from millpond.checkpoint.generation import claim
-from millpond.checkpoint.pinned import PinnedOperator, PinnedQuery, pin, plain
 from millpond.checkpoint.recovery import Recovery
-from millpond.files.backends.filesystem import open_filesystem
+from millpond.checkpoint.state_schema import OperatorSchema, StateSchema, pin, plain
+from millpond.files.locations.opening import open_filesystem
 from millpond.operators.kinds.registry import state_tables
-from millpond.query.ledger.ledger import Ledger, RollBack
-from millpond.query.starting.start import begin
-from millpond.slot.batch.task import PipeTask, SlotSettings
+from millpond.query.logs.query_logs import QueryLogs, RollBack
+from millpond.query.starting.recovery_point import begin
 from millpond.slot.partition.partitions import PartitionServer
 from millpond.spec.kinds.union import OperatorSpec
+from millpond.tasks.operator_task import OperatorTask, SlotSettings
 
 
 class Application(ABC):
@@ -32,7 +32,7 @@ class Application(ABC):
         self.settings = settings or SlotSettings(directory=str(folder), open_timeout=0.0)
         self.files = open_state(self.location)
         checkpoint = open_filesystem(str(folder))
-        self.ledger = Ledger(checkpoint)
+        self.query_logs = QueryLogs(checkpoint)
         self.checkpoint = checkpoint
         self.server: PartitionServer | None = None
 
@@ -40,11 +40,11 @@ class Application(ABC):
         """Recover: afterwards the slot can run the batch behind the last committed one."""
         self.pin()
         generation = claim(self.files, run="run", partitions=self.partitions)
-        self.roll_back = RollBack(self.checkpoint, self.ledger, self.files, generation.number)
+        self.roll_back = RollBack(self.checkpoint, self.query_logs, self.files, generation.number)
         self.roll_back.undo_interrupted()
         recovery = Recovery(self.files, generation, 1)
-        again = begin(recovery, self.ledger, shape=self.shape(recovery))
-        self.task = PipeTask(
+        again = begin(recovery, self.query_logs, shape=self.shape(recovery))
+        self.task = OperatorTask(
             application="app",
             query="query",
             run="run",
@@ -68,7 +68,7 @@ class Application(ABC):
     def pin(self) -> None:
         """Pin the query."""
         tables = {name: plain(table.schema) for name, table in state_tables(self.spec).items()}
-        pin(self.files, PinnedQuery(1 << 15, (PinnedOperator("operator", plain(self.spec), tables),)))
+        pin(self.files, StateSchema(1 << 15, (OperatorSchema("operator", plain(self.spec), tables),)))
 
     def shape(self, recovery: Recovery) -> int:
         """The number of the query's shape, once it is known what there is."""
@@ -84,10 +84,10 @@ class Application(ABC):
 
     def go(self, batches: int) -> None:
         """Run and commit batches as Spark does, from the first one that is not committed."""
-        for batch in range(self.ledger.last("commits") + 1, batches):
-            self.ledger.put("offsets", batch, self.planned(batch))
+        for batch in range(self.query_logs.last("commits") + 1, batches):
+            self.query_logs.put("offsets", batch, self.planned(batch))
             self.run(batch)
-            self.ledger.put("commits", batch, b"commit %d" % batch)
+            self.query_logs.put("commits", batch, b"commit %d" % batch)
 
     def through(self, batches: int) -> None:
         """Start, go, and close, whatever happens."""

@@ -1,4 +1,4 @@
-"""What all tests share: one Spark session a worker, and nothing left behind."""
+"""Fixtures that all tests share: one Spark session a worker, and nothing left behind."""
 
 import os
 import sys
@@ -116,6 +116,7 @@ def spark() -> Iterator[object]:
         # The default starts two or three processes (chmod, readlink) for each file that a batch writes.
         .config("spark.sql.streaming.checkpointFileManagerClass", _FILE_MANAGER)
         .config("spark.millpond.slot.memory", "256m")
+        .config("spark.millpond.prefetch", "on")  # so that hints are sent beside everything else, too
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("ERROR")

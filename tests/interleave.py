@@ -21,10 +21,10 @@ Schedule = tuple[int, int, int]
 
 
 def schedules(steps: int, most: int = 250) -> Iterator[Schedule]:
-    """Interruptions of one of two pieces by the other, and back, of pieces with up to so many steps.
+    """Interruptions of one of two pieces by the other, and back, of pieces with up to `steps` steps.
 
     Args:
-        steps: of a piece. most: how many schedules; if there are more, every so manieth.
+        steps: of a piece. most: how many schedules; if there are more, every n-th of them, n odd.
     """
     count = 2 * steps * steps
     return itertools.islice(
@@ -47,7 +47,7 @@ class Interleaved:
         patch.setattr(fcntl, "flock", self._lock)
 
     def run(self, schedule: Schedule, pieces: Sequence[Callable[[], Any]]) -> list[Any]:
-        """What two pieces of work return; raises what one of them raises."""
+        """Run two pieces of work and return their results; raises the error of either."""
         first, before, between = schedule
         actors = [_Actor(piece, self._here) for piece in pieces]
         one, other = actors[first], actors[1 - first]
@@ -90,7 +90,7 @@ class Interleaved:
 
 
 class _Actor:
-    """One piece of work, in a thread that goes on only when told to."""
+    """One piece of work, in a thread that goes on only when it is its turn."""
 
     def __init__(self, piece: Callable[[], Any], here: threading.local) -> None:
         self._turn, self._stopped = threading.Semaphore(0), threading.Semaphore(0)

@@ -67,7 +67,7 @@ class Proxy:
         self.carried: Counter[str] = Counter()
 
     def draw(self, method: str, target: str) -> tuple[str, float]:
-        """What happens to a request, and for how many seconds if it is delayed."""
+        """Draw the fault of a request, and for how many seconds it is delayed, if it is."""
         asked = _name(method, target)
         self.asked[asked] += 1
         rng = random.Random(f"{self._seed} {asked} {self.asked[asked]}")
@@ -181,7 +181,7 @@ async def _message(
 
     Args:
         bodiless: it is the answer to a request for a head.
-        client: who sends the request, if it is one: some wait to be told that their body is wanted.
+        client: who sends the request, if it is one: some wait for the answer that their body is wanted.
     """
     try:
         head = await reader.readuntil(b"\r\n\r\n")

@@ -90,7 +90,7 @@ class Server:
 def running() -> Iterator[Server]:
     """A server with an empty database; it is killed at the end.
 
-    Its folder is none of pytest's: another run that starts takes the rights on those away from all other users.
+    Its folder is not one of pytest's: another run that starts takes the rights on those away from all other users.
     """
     with tempfile.TemporaryDirectory(prefix="millpond-postgres-", ignore_cleanup_errors=True) as folder:
         server = Server(Path(folder))

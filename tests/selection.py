@@ -83,7 +83,7 @@ def _marks(item: pytest.Item) -> list[str]:
 
 
 def _part(ranks: Mapping[str, int], share: int) -> set[str]:
-    """Choose one in so many names, at least one: those of low ranks, among equals by digest."""
+    """Choose one in `share` names, at least one: those of low ranks, among equals by digest."""
     ordered = sorted(ranks, key=lambda name: (ranks[name], hashlib.sha256(name.encode()).digest()))
     return set(ordered[: -(-len(ordered) // share)])
 

@@ -1,4 +1,4 @@
-"""What the quick suite is made of, and how Spark's answers are recorded."""
+"""The selection of the quick suite, and the recording of Spark's answers."""
 
 from __future__ import annotations
 

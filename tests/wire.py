@@ -48,7 +48,7 @@ class Wire:
                 await target.drain()
 
     async def _bring(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-        """What is said arrives in order, each piece `delay` after it was said."""
+        """Forward bytes in order, each piece `delay` after it was sent."""
         loop = asyncio.get_running_loop()
         coming: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
 

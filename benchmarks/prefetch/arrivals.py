@@ -76,7 +76,7 @@ class Arrivals:
 
     @contextmanager
     def clocked(self, files: list[Path], rate: float) -> Iterator[threading.Event]:
-        """Let files come one by one at a rate in events a second, on a thread; the event tells that all have come."""
+        """Let files come one by one at a rate in events a second, on a thread; the event is set when all have come."""
         over, stop = threading.Event(), threading.Event()
         start = time.monotonic()
 

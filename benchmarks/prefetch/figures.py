@@ -70,7 +70,7 @@ def highest(options: argparse.Namespace, measure: Measure) -> Iterator[Measured]
 
 
 def costs(options: argparse.Namespace, measure: Measure) -> Iterator[Measured]:
-    """What hints cost where all state is in memory: as many events as are taken, with and without."""
+    """Cost of hints where all state is in memory: as many events as are taken, with and without."""
     for query in options.query:
         for prefetch in ("on", "off") * 2:
             yield measure("memory", query=query, rate=0, settings={"prefetch": prefetch})
@@ -143,7 +143,7 @@ def _bars(axis: Axes, name: str, results: Sequence[Measured]) -> None:
 
 
 def line(found: Measured) -> dict[str, Any]:
-    """What is told of a run."""
+    """Figures of a run."""
     figures = found.figures
     read, used = figures.get("prefetched_keys", 0.0), figures.get("prefetched_used", 0.0)
     asked = figures.get("cache_misses", 0.0)

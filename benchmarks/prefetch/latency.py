@@ -23,7 +23,7 @@ class Latency(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Latency:
-        """Of durations in seconds."""
+        """Compute the percentiles of durations in seconds."""
         values = np.percentile(np.asarray(seconds, float) * 1000, [50, 99, 99.9, 100])
         return cls(*(round(float(value), 1) for value in values))
 

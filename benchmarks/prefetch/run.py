@@ -45,7 +45,7 @@ _BID = 180
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run.
+    """Configuration of a run.
 
     Attributes:
         query: of NEXMark. variant: one of `VARIANTS`. work: a folder of its own. events: where events are kept.
@@ -77,13 +77,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, kw_only=True):
-    """What came out.
+    """Result of a run.
 
     Attributes:
         rows: latencies of rows. batches: durations of batches.
         events_per_second: that were taken. kept_up: whether that is as fast as they came.
         cpu: cores in use, on the whole machine.
-        figures: sums over the measured batches of what Millpond tells of itself; the largest of sizes and of `*_ms`.
+        figures: sums over the measured batches of Millpond's own metrics; the largest of sizes and of `*_ms`.
         hint_share: bytes of hints for each of the bids that went to slots.
         trace: of each measured batch its end, duration in ms, and events.
     """
@@ -149,14 +149,14 @@ def query(spark: SparkSession, config: Config, source: Path) -> DataFrame:
 
 
 def progresses(running: StreamingQuery) -> list[dict[str, Any]]:
-    """Of every batch that had rows."""
+    """Progress of every batch that had rows."""
     if (failure := running.exception()) is not None:
         raise failure
     return [one for one in (json.loads(each.json) for each in running.recentProgress) if one["numInputRows"]]
 
 
 def cpu_seconds() -> float:
-    """Of the whole machine, which has nothing else to do."""
+    """CPU time of the whole machine, which has nothing else to do."""
     times = psutil.cpu_times()
     return float(times.user + times.system + times.nice)
 
@@ -231,7 +231,7 @@ def summary(
     window: tuple[float, float],
     cores: float,
 ) -> Measured:
-    """What came out, between two points in time."""
+    """Summarize the results between two points in time."""
     begin, end = window
     measured = [one for one in found if begin <= ended(one) <= end]
     ends = {name: ended(one) for one in found for name in read_by(checkpoint, one["batchId"])}

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from millpond.lookup.table import LookupTable
     from millpond.query.importing import Import
     from millpond.query.writer import StreamWriter
-    from millpond.slot.pipe.processors.asynchronous.base import AsyncStatefulProcessor
-    from millpond.slot.pipe.processors.asynchronous.reads import gather
+    from millpond.worker.processors.asynchronous.base import AsyncStatefulProcessor
+    from millpond.worker.processors.asynchronous.reads import gather
 
 __all__ = [
     "AsyncStatefulProcessor",
@@ -35,13 +35,13 @@ __version__: str
 
 
 def __getattr__(name: str) -> Any:
-    """Look up when it is asked for what Spark's Python workers, which import this package, seldom ask for."""
+    """Import an attribute on first access, to keep the import short in Spark's Python workers."""
     if name == "AsyncStatefulProcessor":
-        from millpond.slot.pipe.processors.asynchronous.base import AsyncStatefulProcessor
+        from millpond.worker.processors.asynchronous.base import AsyncStatefulProcessor
 
         return AsyncStatefulProcessor
     if name == "gather":
-        from millpond.slot.pipe.processors.asynchronous.reads import gather
+        from millpond.worker.processors.asynchronous.reads import gather
 
         return gather
     if name != "__version__":
@@ -52,16 +52,26 @@ def __getattr__(name: str) -> Any:
 
 
 def writeStream(df: DataFrame) -> StreamWriter:
-    """Write a streaming DataFrame, with its state on Millpond: use it where `df.writeStream` stood.
+    """Write a streaming DataFrame with its state on Millpond; replaces `df.writeStream`.
 
     Args:
         df: any streaming DataFrame of a classic (not Spark Connect) session.
 
     Returns:
-        Spark's `DataStreamWriter`, whose `start()` gives Spark's own `StreamingQuery`.
+        A `DataStreamWriter` of Spark. Its `start()` returns Spark's own `StreamingQuery`.
 
     Raises:
-        UsageError: the session is a Spark Connect session, or of a version of Spark that was never tested.
+        UsageError: the session is a Spark Connect session, or its version of Spark was never tested.
+
+    Example:
+        counts = spark.readStream.format("rate").load().groupBy("value").count()
+        query = (
+            millpond.writeStream(counts)
+            .outputMode("update")
+            .format("console")
+            .option("checkpointLocation", "/tmp/counts")
+            .start()
+        )
     """
     from millpond.query.writer import StreamWriter
 
@@ -69,13 +79,18 @@ def writeStream(df: DataFrame) -> StreamWriter:
 
 
 def install(spark: SparkSession) -> None:
-    """Make `df.writeStream` itself do what `millpond.writeStream(df)` does, for all DataFrames of this session.
+    """Make `df.writeStream` do what `millpond.writeStream(df)` does, for all DataFrames of one session.
 
     Args:
-        spark: a classic session; others are not affected.
+        spark: a classic session; other sessions are not affected.
 
     Raises:
-        UsageError: the session is a Spark Connect session, or of a version of Spark that was never tested.
+        UsageError: the session is a Spark Connect session, or its version of Spark was never tested.
+
+    Example:
+        millpond.install(spark)
+        counts = spark.readStream.format("rate").load().groupBy("value").count()
+        query = counts.writeStream.outputMode("update").format("console").start()
     """
     from millpond.query.install import install_session
 
@@ -87,16 +102,23 @@ def explain(df: DataFrame, output_mode: str = ..., *, as_dict: Literal[False] = 
 @overload
 def explain(df: DataFrame, output_mode: str = ..., *, as_dict: Literal[True]) -> dict[str, Any]: ...
 def explain(df: DataFrame, output_mode: str = "update", *, as_dict: bool = False) -> dict[str, Any] | None:
-    """Print where each stateful operator of a streaming DataFrame would run, with which access pattern, and why.
+    """Print where each stateful operator of a streaming DataFrame would run, its access pattern, and the reasons.
 
     Args:
         df: a streaming DataFrame of a classic session.
-        output_mode: the output mode that the query will be started with.
+        output_mode: the output mode of the query: `append`, `update` or `complete`.
         as_dict: return the decision as plain data instead of printing it.
 
+    Returns:
+        The decision with `as_dict`, else None.
+
     Raises:
-        UsageError: the DataFrame is none of a stream; there is no such output mode; the session is a Spark Connect
-            session, or of a version of Spark that was never tested.
+        UsageError: the DataFrame is not a stream; the output mode does not exist; the session is a Spark Connect
+            session, or its version of Spark was never tested.
+
+    Example:
+        counts = spark.readStream.format("rate").load().groupBy("value").count()
+        millpond.explain(counts, "update")
     """
     from millpond.conf import read_settings
     from millpond.errors import UsageError
@@ -107,7 +129,7 @@ def explain(df: DataFrame, output_mode: str = "update", *, as_dict: bool = False
 
     check_session(df)
     if not df.isStreaming:
-        raise UsageError("A streaming DataFrame is wanted, not one of batch.", action="Read it with spark.readStream.")
+        raise UsageError("The DataFrame is not a stream.", action="Read it with spark.readStream.")
     if output_mode.lower() not in ("append", "update", "complete"):
         raise UsageError(f"There is no output mode {output_mode!r}.", action="Give append, update or complete.")
     settings = read_settings(Catalyst(df.sparkSession).settings)
@@ -119,20 +141,28 @@ def explain(df: DataFrame, output_mode: str = "update", *, as_dict: bool = False
 
 
 def lookahead(df: DataFrame, *columns: str) -> DataFrame:
-    """Announce keys to stateful operators as rows pass this place of the plan, before what follows works on them.
+    """Send prefetch hints to stateful operators when rows pass this place of the plan.
 
-    Rows and columns are the same, and Spark alone does nothing. Under `writeStream` this is one more lookahead
-    (Keyed Prefetching §IV-A) of the operators that its rows get to, if what they are keyed by is among the columns, or
-    computed from them by expressions of Spark. Its hints are used when keys are missing from memory, and those of later
-    lookaheads come too late; `millpond.explain` says whose keys it may announce.
+    Rows and columns do not change, and without Millpond the call has no effect. Under `writeStream`, it adds a
+    lookahead (Keyed Prefetching §IV-A) to the stateful operators above. An operator gets hints if its keys are among
+    the columns, or if Spark computes its keys from them. Hints are used while keys are missing from memory and the
+    hints of later lookaheads come too late. `millpond.explain` shows the operators that may get hints.
 
     Args:
-        df: a stream or a batch DataFrame.
-        columns: names of the columns that make up the keys.
+        df: a streaming or batch DataFrame.
+        columns: names of the columns that the keys consist of.
+
+    Returns:
+        A DataFrame with the rows and columns of `df`.
 
     Raises:
-        UsageError: no column is named, or one that there is not, or of which there are two; the session is a Spark
-            Connect session, or of a version of Spark that was never tested.
+        UsageError: no column is named, a column does not exist or is ambiguous; the session is a Spark Connect
+            session, or its version of Spark was never tested.
+
+    Example:
+        events = spark.readStream.format("rate").load()
+        hinted = millpond.lookahead(events, "value")
+        counts = hinted.groupBy("value").count()
     """
     from millpond.plan.lookahead.stages import staged
     from millpond.query.starting.checks import check_session
@@ -148,24 +178,31 @@ def read_state(
     version: int | None = None,
     variable: str | None = None,
 ) -> DataFrame:
-    """The state of one operator as a DataFrame: its keys and, for aggregates, their results.
+    """Return the state of one operator as a DataFrame: its keys and, for aggregates, their results.
 
-    A `window` that the query groups by is shown as one timestamp, when it begins. Windows that slide are kept as the
-    panes that several of them share: there it is when a pane begins. Session windows have start and end.
+    Windows are structs of `start` and `end`. Sliding windows are mostly kept as panes, which several windows share; the
+    struct then holds the bounds of a pane.
 
-    Of a processor (`transformWithState`) one variable is read: a row for each key, with its value, its list, or its map
-    as a list of entries. With a time to live each part has its `expiry`, and what has expired may still be there.
+    A processor (`transformWithState`) is read one state variable at a time: a row for each key, with its value, its
+    list, or its map as a list of entries. With a time to live, each part has its `expiry`, and expired parts may still
+    be present.
 
     Args:
         spark: a classic session.
         checkpoint: the query's checkpoint location (or, with `spark.millpond.state.location`, its folder there).
-        operator: which of the query's operators, as `explain` numbers them; the first that has state by default.
-        version: the state after batch `version - 1`; the newest durable one by default.
-        variable: of a processor, the name of a state variable, or `timers`: the times at which they are due.
+        operator: the operator's number in `explain`; the first operator with state by default.
+        version: the state after batch `version - 1`; the newest durable version by default.
+        variable: for a processor, the name of a state variable, or `timers` for the times at which timers are due.
+
+    Returns:
+        A DataFrame that Spark's executors read from the state's files.
 
     Raises:
-        UsageError: there is no such state, operator, version or variable; the message says what there is.
+        UsageError: the state, operator, version or variable does not exist; the message lists those that exist.
         StateDamagedError: the version is not whole, and some of its commits are damaged.
+
+    Example:
+        millpond.read_state(spark, "/tmp/counts").orderBy("value").show()
     """
     from millpond.query.state import read_state as read
 
@@ -175,25 +212,30 @@ def read_state(
 def import_checkpoint(
     df: DataFrame, source: str | PathLike[str], checkpoint: str | PathLike[str], output_mode: str = "append"
 ) -> Import:
-    """Make a checkpoint with which a query that ran on Spark's own state store goes on with its state on Millpond.
+    """Make a Millpond checkpoint from the checkpoint of a query that ran on Spark's own state store.
 
-    Start the query with `writeStream` and the new checkpoint then: it goes on with the batch after the last one that
-    was committed, or, if one was planned and not committed, with that. The old checkpoint stays as it is. The query
-    keeps its id, so that sinks which know it skip what they have; do not start it on both.
+    Then start the query with `writeStream` and the new checkpoint. It goes on with the planned batch if that was not
+    committed, else with the batch after the last committed one. The old checkpoint does not change. The query keeps its
+    id, so that a sink that knows the id skips batches that it has; do not start the query on both checkpoints.
 
     Args:
-        df: the query's streaming DataFrame, as it was natively.
+        df: the query's streaming DataFrame, as it ran natively.
         source: the checkpoint location of the native query, which must not run.
-        checkpoint: the new checkpoint location, where there is nothing yet.
-        output_mode: of the query.
+        checkpoint: the new checkpoint location, which must be empty.
+        output_mode: the output mode of the query.
 
     Returns:
-        Where it is, the query's id, the version and the number of partitions of the state.
+        An `Import`: the new location, the query's id, the version, the number of partitions and of operators.
 
     Raises:
-        UsageError: there is no such checkpoint, something is at the new place, or the query is running.
-        StateIncompatibleError: the state is of another query, or some of it cannot be taken over. Nothing was written.
+        UsageError: the checkpoint does not exist, the new location is not empty, or the query is running.
+        StateIncompatibleError: the state is of another query, or part of it cannot be imported. Nothing was written.
         SettingError: `spark.millpond.state.location` is set.
+
+    Example:
+        counts = spark.readStream.format("rate").load().groupBy("value").count()
+        imported = millpond.import_checkpoint(counts, "/data/native", "/data/millpond", "update")
+        print(imported.query, imported.version)
     """
     from millpond.query.importing import import_checkpoint as import_
 
@@ -215,35 +257,43 @@ def enrich(
     batch: int = 500,
     on_error: Literal["fail", "null", "side"] = "fail",
 ) -> DataFrame:
-    """Join each row with what a table outside of Spark, a key-value store say, has of its key at that time.
+    """Join each row with the current row of its key in an external table, such as a key-value store (lookup join).
 
-    The DataFrame runs with Spark alone, as a stream or a batch. Under `writeStream` keys are looked up where they are
-    owned: from a cache in the slot's memory, else asynchronously, each once, many at a time.
+    The DataFrame also runs with Spark alone, as a stream or a batch. Under `writeStream`, the slot that owns a key
+    looks it up: in a cache in its memory, else by an asynchronous request for many keys, with each key once.
 
     Args:
-        df: a stream or a batch DataFrame. A watermark that it has goes on.
+        df: a streaming or batch DataFrame. Its watermark is kept.
         table: a `millpond.lookup.RedisTable`, a `PostgresTable`, or a class of your own (`LookupTable`).
-        on: the columns to look rows up by: one, several, or each with what the table calls it. The stream's are told
-            apart as Spark does it (`spark.sql.caseSensitive`), the table's are taken as they are written. A row in
-            which one of them is null has nothing in the table.
-        columns: what to look up, with types, as DDL: `name string, price decimal(10,2)`, or as a `StructType`.
-        how: `left` gives nulls where the table has nothing, `inner` leaves such rows out.
-        cache: keys that are kept in memory for each partition, at most; it is bounded by `spark.millpond.slot.memory`
-            besides. Those go first that were used longest ago.
-        ttl: seconds for which what was found is good, also that there was nothing; None for as long as it is kept.
-        timeout: seconds that one request may take. retries: how often it is made again when it fails, after 0.1 s, and
-            then after three times as long each time, up to 10 s: 4 of them cover 4 s.
-        concurrency: requests on their way at a time, for each slot. batch: keys of one request, at most.
-        on_error: what to do with keys that cannot be looked up: `fail` the batch; give `null`s, as if there were
-            nothing (but also with `inner`); or the same with a column `_error` on the `side`, a struct of `kind` and
-            `message` that is null for all other rows.
+        on: the key columns: one name, several names, or a mapping from the stream's names to the table's names. The
+            stream's names follow `spark.sql.caseSensitive`; the table's names are used as written. A row with a null in
+            a key column has no match.
+        columns: the columns to look up, with types, as DDL (`name string, price decimal(10,2)`) or as a `StructType`.
+        how: `left` gives nulls for a key without a match, `inner` drops such rows.
+        cache: the largest number of keys in memory for each partition; `spark.millpond.slot.memory` is a second bound.
+            The least recently used keys are evicted first.
+        ttl: seconds for which a result is valid, "no match" included; None: as long as it is cached.
+        timeout: seconds that one request may take.
+        retries: how often a failed request is repeated, first after 0.1 s, then after three times the last wait, up to
+            10 s; 4 retries cover 4 s.
+        concurrency: requests in flight at a time, for each slot.
+        batch: the largest number of keys in one request.
+        on_error: what happens to keys whose lookup fails. `fail` fails the batch. `null` gives nulls, with `inner`,
+            too. `side` gives nulls and adds a column `_error`, a struct of `kind` and `message` that is null for all
+            other rows.
 
     Returns:
-        The DataFrame's columns and those that were looked up.
+        A DataFrame with the columns of `df` and the columns that were looked up.
 
     Raises:
-        UsageError: an argument does not fit; the session is a Spark Connect session, or of a version of Spark that was
-            never tested.
+        UsageError: an argument is not valid; the session is a Spark Connect session, or its version of Spark was never
+            tested.
+
+    Example:
+        from millpond.lookup import RedisTable
+
+        ads = RedisTable("redis://redis.example.org:6379/0", key="ad:{ad_id}")
+        views = millpond.enrich(events, ads, on="ad_id", columns="campaign bigint, price decimal(10,2)")
     """
     from millpond.plan.enriching import enriched
     from millpond.query.starting.checks import check_session

@@ -35,7 +35,7 @@ Version = Annotated[int | None, typer.Option(help="The state after batch VERSION
 
 _out = Console()
 if not _out.is_terminal and "COLUMNS" not in os.environ:
-    _out.width = 1000  # lines of tables stay whole for what reads them
+    _out.width = 1000  # do not wrap tables in pipes and files
 
 
 def _tell_version(asked: bool) -> None:
@@ -59,33 +59,38 @@ def options(
 def list_state(location: Location) -> None:
     """List operators, partitions, versions and sizes."""
     from millpond.checkpoint.generation import newest_claim
-    from millpond.query.ledger.finding import find_state
-    from millpond.slot.reading.reader import StateReader, span
+    from millpond.query.logs.finding import find_state
+    from millpond.state_reader.reader import StateReader, span
     from millpond.time_slices import base_name
 
     reader = StateReader(find_state(location))
     versions, damage, newest = reader.versions(), reader.damage(), reader.newest()
-    none = "no whole version" if damage else "no durable version yet"
-    there = span(versions) if newest else none
-    there += f", damaged commits: {len(damage)} (`millpond state verify` names them)" if damage else ""
+    no_version = "no whole version" if damage else "no durable version yet"
+    summary = span(versions) if newest else no_version
+    summary += f", damaged commits: {len(damage)} (`millpond state verify` names them)" if damage else ""
     partitions = counted(reader.partitions, "partition")
     claimed = newest_claim(reader.files)
     if claimed is not None and claimed.partitions != reader.partitions:
         partitions += f" ({claimed.partitions:,} from the next start on)"
-    _out.print(f"{reader.files.url}: generation {reader.claim.number}, {partitions}, {there}")
+    _out.print(f"{reader.files.url}: generation {reader.claim.number}, {partitions}, {summary}")
     table = Table("operator", "table", "runs", "run rows", "run bytes", "deltas", "delta bytes")
     for operator in reader.operators:
-        if not newest:  # tables come into being with the first version
+        if not newest:  # tables exist from the first version on
             table.add_row(f"{operator.index}: {operator.title}", ", ".join(operator.tables), *("–" * 5))
             continue
         manifests = [reader.manifest(operator.index, p, newest) for p in range(reader.partitions)]
         for name in operator.tables:
-            # State by event time lies in a table for each slice, called after the table and the slice.
-            held = [(at, one) for each in manifests for at, one in each.tables.items() if base_name(at) == name]
-            slices = len({at for at, _ in held if at != name})
-            # A pending run is not part of the state yet: what it holds is counted where it came from.
-            runs = [run for run in _runs(one for _, one in held) if not run.pending]
-            deltas = _deltas(one for _, one in held)
+            # State by event time has a table for each slice, whose name is that of the base table and the slice.
+            states = [
+                (table_name, table_state)
+                for manifest in manifests
+                for table_name, table_state in manifest.tables.items()
+                if base_name(table_name) == name
+            ]
+            slices = len({table_name for table_name, _ in states if table_name != name})
+            # A pending run is not part of the state yet: its rows are still counted in its inputs.
+            runs = [run for run in _runs(table_state for _, table_state in states) if not run.pending]
+            deltas = _deltas(table_state for _, table_state in states)
             table.add_row(
                 f"{operator.index}: {operator.title}",
                 f"{name} ({counted(slices, 'slice')})" if slices else name,
@@ -105,44 +110,44 @@ def show_state(
     variable: Annotated[str | None, typer.Option(help="Of a processor, the state variable, or timers.")] = None,
 ) -> None:
     """Print rows of an operator's state."""
-    from millpond.query.ledger.finding import find_state
-    from millpond.slot.reading.reader import StateReader
+    from millpond.query.logs.finding import find_state
+    from millpond.state_reader.reader import StateReader
 
     reader = StateReader(find_state(location))
     chosen = reader.choose(version)
-    one = reader.choose_operator(chosen, operator)
-    name, _ = one.part(variable)
-    table, left = None, rows
+    chosen_operator = reader.choose_operator(chosen, operator)
+    name, _ = chosen_operator.part(variable)
+    table, rows_left = None, rows
     for number in range(reader.partitions_at(chosen)) if partition is None else [partition]:
-        for batch in reader.read(one.index, number, chosen, name):
-            table = table or Table(*batch.schema.names, title=f"operator {one.index}, version {chosen}")
-            for row in batch.slice(0, left).to_pylist():
+        for batch in reader.read(chosen_operator.index, number, chosen, name):
+            table = table or Table(*batch.schema.names, title=f"operator {chosen_operator.index}, version {chosen}")
+            for row in batch.slice(0, rows_left).to_pylist():
                 table.add_row(*("null" if value is None else str(value) for value in row.values()))
-            left -= min(left, batch.num_rows)
-            if not left:
+            rows_left -= min(rows_left, batch.num_rows)
+            if not rows_left:
                 break
-        if not left:
+        if not rows_left:
             break
     _out.print(table or "no rows")
 
 
 @state.command("verify")
 def verify_state(location: Location, version: Version = None) -> None:
-    """Read everything that a version consists of and check every checksum.
+    """Read all files of a version and check every checksum.
 
-    Without --version, that is the newest whole version, and the head of every commit of the newest run is checked, too.
+    Without --version, this is the newest whole version, and the head of every commit of the newest run is checked, too.
     """
-    from millpond.query.ledger.finding import find_state
-    from millpond.slot.reading.reader import StateReader
+    from millpond.query.logs.finding import find_state
+    from millpond.state_reader.reader import StateReader
 
     reader = StateReader(find_state(location))
     damage = reader.damage(version)
     for error in damage:
-        _complain(error)
+        _print_error(error)
     failed, rows = len(damage), 0
     try:
         chosen = reader.choose(version)
-    except StateDamagedError:  # it is among those just named
+    except StateDamagedError:  # already printed above
         _out.print(f"{'no version is' if version is None else f'version {version} is not'} whole, {failed} damaged")
         raise typer.Exit(1) from None
     operators, partitions = reader.operators_at(chosen), reader.partitions_at(chosen)
@@ -153,7 +158,7 @@ def verify_state(location: Location, version: Version = None) -> None:
                     rows += sum(b.num_rows for b in reader.read(operator.index, partition, chosen, name))
                 except MillpondError as error:
                     failed += 1
-                    _complain(error.at(operator=str(operator.index), partition=partition, version=chosen))
+                    _print_error(error.at(operator=str(operator.index), partition=partition, version=chosen))
     places = counted(partitions, "partition")
     places += f" of {counted(len(operators), 'operator')}" if len(operators) > 1 else ""
     _out.print(f"version {chosen}: {places}, {counted(rows, 'row')}, {failed} damaged")
@@ -164,38 +169,40 @@ def verify_state(location: Location, version: Version = None) -> None:
 @state.command("rescale")
 def rescale_state(
     location: Location,
-    partitions: Annotated[int, typer.Option(min=1, max=1 << KEY_GROUP_BITS, help="How many there shall be.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what each would be made of.")] = False,
+    partitions: Annotated[int, typer.Option(min=1, max=1 << KEY_GROUP_BITS, help="The new number of partitions.")],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print the parts that each partition would be made of.")
+    ] = False,
 ) -> None:
-    """Give the state another number of partitions from the query's next start on; no data moves.
+    """Change the number of partitions of the state from the query's next start on; no data moves.
 
     The query must not be running: its run is fenced. (spark.millpond.partitions does the same at a start.)
     """
     from millpond.checkpoint.generation import claim
     from millpond.checkpoint.rescale import rescaled
-    from millpond.query.ledger.finding import find_state
-    from millpond.slot.reading.reader import StateReader
+    from millpond.query.logs.finding import find_state
+    from millpond.state_reader.reader import StateReader
 
     reader = StateReader(find_state(location))
     version = reader.choose()
     before = counted(reader.partitions, "partition")
     names = ("runs", "of them shared", "deltas", "of them shared", "delta bytes")
     table = Table("operator", "partition", "made of", "keys, about", *names)
-    everywhere: dict[tuple[str, int], int] = {}
+    lengths: dict[tuple[str, int], int] = {}
     for operator in reader.operators:
 
         def manifest(partition: int, index: int = operator.index) -> PartitionManifest:
             return reader.manifest(index, partition, version)
 
-        for made in rescaled(reader.claim, partitions, operator.index, version, manifest):
-            tables = made.manifest.tables.values()
+        for part in rescaled(reader.claim, partitions, operator.index, version, manifest):
+            tables = part.manifest.tables.values()
             runs, deltas = _runs(tables), _deltas(tables)
-            everywhere |= {(delta.commit, delta.offset): delta.length for delta in deltas}
+            lengths |= {(delta.commit, delta.offset): delta.length for delta in deltas}
             table.add_row(
                 f"{operator.index}: {operator.title}",
-                str(made.partition),
-                ", ".join(map(str, made.parents)),
-                f"{sum(one.runs.keys for one in tables):,}",
+                str(part.partition),
+                ", ".join(map(str, part.parents)),
+                f"{sum(state_of_table.runs.keys for state_of_table in tables):,}",
                 f"{len(runs):,}",
                 f"{sum(run.window is not None for run in runs):,}",
                 f"{len(deltas):,}",
@@ -204,7 +211,7 @@ def rescale_state(
             )
     _out.print(f"{reader.files.url}: version {version}, {before}, to become {partitions}")
     _out.print(table)
-    deltas_of_all = f"{counted(len(everywhere), 'delta')} of {sum(everywhere.values()):,} bytes"
+    deltas_of_all = f"{counted(len(lengths), 'delta')} of {sum(lengths.values()):,} bytes"
     _out.print(f"{deltas_of_all} in all; what partitions share stands in the line of each")
     if not dry_run:
         claim(
@@ -220,14 +227,15 @@ def rescale_state(
 @state.command("gc")
 def collect_state(
     checkpoint: Checkpoint,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the files that would be removed.")] = False,
 ) -> None:
-    """Remove files of the state that nobody needs any more; the query may run meanwhile.
+    """Remove unneeded files of the state; the query may run meanwhile.
 
-    What retained versions need and is not there is named: then nothing is removed, and the exit status is 1.
+    If files are missing that retained versions need, their names are printed, no file is removed, and the exit status
+    is 1.
     """
     from millpond.files.backends.filesystem import MissingFileError
-    from millpond.query.ledger.orphans import orphans_of, still_shared
+    from millpond.query.logs.orphans import orphans_of, still_shared
 
     files, orphans = orphans_of(checkpoint)
     table = Table("kind", "objects", "bytes")
@@ -236,13 +244,13 @@ def collect_state(
     _out.print(f"{files.url}:")
     _out.print(table)
     for name, pin in orphans.pins.items():
-        held = counted(len(pin.objects), "object")
-        _out.print(f"{held} of version {pin.version} kept for {pin.fork} ({files.locate(name)})", soft_wrap=True)
+        pinned = counted(len(pin.objects), "object")
+        _out.print(f"{pinned} of version {pin.version} kept for {pin.fork} ({files.locate(name)})", soft_wrap=True)
     for name, version in orphans.missing.items():
         try:
             files.size(name)
-        except MissingFileError as error:  # as whoever reads it is told: it may be of another checkpoint
-            _complain(error.at(version=version))
+        except MissingFileError as error:  # the error that a reader gets: the file may be of another checkpoint
+            _print_error(error.at(version=version))
     if orphans.missing:
         _out.print(f"{counted(len(orphans.missing), 'file')} missing, nothing was removed")
         raise typer.Exit(1)
@@ -259,46 +267,48 @@ def collect_state(
 @state.command("fork")
 def fork_state(
     checkpoint: Checkpoint,
-    new: Annotated[str, typer.Argument(help="The checkpointLocation to be made.")],
+    new: Annotated[str, typer.Argument(help="The new checkpointLocation.")],
     version: Version = None,
 ) -> None:
-    """Make a checkpoint that goes on from the state of another, sharing its files; the query may run meanwhile.
+    """Make a checkpoint that goes on from the state of another one and shares its files; the query may run meanwhile.
 
-    It is a query of its own from then on: give it a sink of its own, and keep the original where it is.
+    The fork is an independent query: give it its own sink, and do not move the original checkpoint.
     """
-    from millpond.query.ledger.fork import fork
+    from millpond.query.logs.fork import fork
 
-    made = fork(checkpoint, new, version)
-    shared = f"{counted(made.partitions, 'partition')}, {counted(made.objects, 'object')} shared"
-    _out.print(f"{made.checkpoint}: query {made.query}, version {made.version}, {shared}", soft_wrap=True)
+    forked = fork(checkpoint, new, version)
+    shared = f"{counted(forked.partitions, 'partition')}, {counted(forked.objects, 'object')} shared"
+    _out.print(f"{forked.checkpoint}: query {forked.query}, version {forked.version}, {shared}", soft_wrap=True)
 
 
 @state.command("export")
 def export_state(
     location: Location,
-    target: Annotated[str, typer.Argument(help="A folder (path or URL) without any file.")],
+    target: Annotated[str, typer.Argument(help="An empty folder (path or URL).")],
     version: Version = None,
     operator: Annotated[int | None, typer.Option(help="Only this operator; all by default.")] = None,
 ) -> None:
     """Write the state of a version to Parquet files, with the columns of read_state; the query may run meanwhile.
 
-    There is a folder for each operator, with a file for each partition, and at last a file _SUCCESS.
+    Each operator has a folder with a file for each partition. A file _SUCCESS is written last.
     """
-    from millpond.query.ledger.finding import find_state
-    from millpond.slot.reading.export import export_state as export
+    from millpond.query.logs.finding import find_state
+    from millpond.state_reader.export import export_state as export
 
-    made = export(find_state(location), target, version, operator)
-    what = f"version {made.version}, {counted(made.files, 'file')}, {counted(made.rows, 'row')}"
-    _out.print(f"{made.target}: {what}", soft_wrap=True)
+    exported = export(find_state(location), target, version, operator)
+    summary = f"version {exported.version}, {counted(exported.files, 'file')}, {counted(exported.rows, 'row')}"
+    _out.print(f"{exported.target}: {summary}", soft_wrap=True)
 
 
 @app.command()
 def top(
     checkpoint: Checkpoint,
-    once: Annotated[bool, typer.Option("--once", help="Print one frame and end; so it is without a terminal.")] = False,
-    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 2.0,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one frame and exit; the default without a terminal.")
+    ] = False,
+    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two frames.")] = 2.0,
 ) -> None:
-    """Show how a query gets on, from outside and without Spark: rows a second, batch time, state, commit lag."""
+    """Show the progress of a running query, without Spark: rows a second, batch time, state, commit lag."""
     from millpond.top import watch
 
     watch(checkpoint, _out, interval, once=once)
@@ -310,20 +320,23 @@ def compactor(
         list[str],
         typer.Argument(help="Checkpoints of queries with spark.millpond.compaction=remote, or their folders of state."),
     ],
-    once: Annotated[bool, typer.Option("--once", help="Do what there is to do, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Do all open requests, and exit.")] = False,
     idle_exit: Annotated[
-        float | None, typer.Option(min=0.0, help="End when there was nothing to do for so many seconds.")
+        float | None, typer.Option(min=0.0, help="Exit after this number of seconds without a request.")
     ] = None,
-    poll: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks for something to do.")] = 2.0,
+    poll: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks for requests.")] = 2.0,
     lease: Annotated[
-        float, typer.Option(min=1.0, help="Seconds of silence after which another compactor's work is taken over.")
+        float,
+        typer.Option(
+            min=1.0, help="Seconds without a new lease after which another compactor's request is taken over."
+        ),
     ] = 30.0,
 ) -> None:
-    """Compact the state of queries in their place, on any machine that reads and writes it; run as many as you like.
+    """Compact the state of queries remotely, on any machine that can read and write it; run any number of compactors.
 
-    A compactor keeps nothing: it may be killed at any time. SIGTERM ends it cleanly.
+    A compactor keeps no state and may be killed at any time. SIGTERM ends it cleanly.
     """
-    from millpond.compactor import work
+    from millpond.compactor.process import work
 
     work(locations, poll=poll, lease=lease, once=once, idle_exit=idle_exit)
 
@@ -331,10 +344,10 @@ def compactor(
 @app.command()
 def docs(
     topic: Annotated[
-        str | None, typer.Argument(help="The page, as `troubleshooting`; without it the pages are listed.")
+        str | None, typer.Argument(help="The page, e.g. `troubleshooting`; all pages are listed without it.")
     ] = None,
 ) -> None:
-    """Print a page of the documentation of this version: errors name those that help."""
+    """Print a page of the documentation of this version; error messages name the pages that help."""
     from millpond.documentation import page, pages, title
 
     if topic is None:
@@ -347,14 +360,14 @@ def docs(
 
         _out.print(Markdown(page(topic)))
     else:
-        typer.echo(page(topic), nl=False)  # the source, for what reads it
+        typer.echo(page(topic), nl=False)  # the Markdown source, for pipes and files
 
 
 @app.command()
 def demo(
-    query: Annotated[str, typer.Option(help="`clicks`, or a NEXMark query as `q17`.")] = "clicks",
+    query: Annotated[str, typer.Option(help="`clicks`, or a NEXMark query, e.g. `q17`.")] = "clicks",
     report: Annotated[Path | None, typer.Option(help="The folder for the report; millpond-demo by default.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="An SVG file to draw the result into as well.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="An SVG file to draw the result into, too.")] = None,
 ) -> None:
     """Run a query on Spark's RocksDB and on Millpond, kill both in mid-stream, and compare every row."""
     from millpond.demo.run import run_demo
@@ -367,7 +380,7 @@ def demo(
     options_metavar="WORKLOAD [OPTIONS]",
 )
 def bench(context: typer.Context) -> None:
-    """Measure Millpond and other engines side by side (`--help` tells the workloads and options)."""
+    """Measure Millpond and other engines side by side (`--help` lists the workloads and options)."""
     root = Path(__file__).resolve().parents[2]
     if not (root / "benchmarks" / "__main__.py").is_file():
         raise UsageError(
@@ -379,24 +392,24 @@ def bench(context: typer.Context) -> None:
 
 
 def _runs(tables: Iterable[TableState]) -> list[RunRef]:
-    """The run files of some tables, each once: what partitions share is named several times, for other hashes each."""
-    return list({run.name: run for one in tables for run in one.runs.runs}.values())
+    """Return the run files of tables without duplicates: partitions share files, each with its own hash interval."""
+    return list({run.name: run for table in tables for run in table.runs.runs}.values())
 
 
 def _deltas(tables: Iterable[TableState]) -> list[DeltaRef]:
-    """The deltas of some tables, likewise."""
-    return list({(delta.commit, delta.offset): delta for one in tables for delta in one.deltas}.values())
+    """Return the deltas of tables without duplicates."""
+    return list({(delta.commit, delta.offset): delta for table in tables for delta in table.deltas}.values())
 
 
-def _complain(error: MillpondError) -> None:
-    """Print an error: as one line, so that the name of a file in it can be copied."""
+def _print_error(error: MillpondError) -> None:
+    """Print an error as one line, so that the name of a file in it can be copied."""
     _out.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 def main() -> None:
-    """Run the command line; errors of Millpond are printed without a traceback."""
+    """Run the command line; print errors of Millpond without a traceback."""
     try:
         app()
     except MillpondError as error:
-        _complain(error)
+        _print_error(error)
         raise SystemExit(1) from None

@@ -3,391 +3,369 @@
 from __future__ import annotations
 
 import difflib
-import math
-import os
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping
+from types import UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
 
 from millpond.errors import SettingError
+from millpond.setting_values import Count, Location, Positive, Share, Size, parse_value
 
 PREFIX = "spark.millpond."
 KEY_GROUP_BITS = 15
-"""The key space is divided into 2¹⁵ key groups; a partition is a contiguous range of them."""
+"""The key space has 2¹⁵ key groups; a partition is a contiguous range of key groups."""
 
 OnChangedState = Literal["error", "keep", "evolve"]
-"""What happens where a query has changed in what its state holds."""
+"""Reaction to a query whose state schema has changed."""
 
 OnWrongInSpark = Literal["auto", "error", "warn"]
-"""What happens where a query has a shape for which Spark gives wrong rows."""
-
-_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_SIZE = re.compile(r"(\d+)\s*([kmgt]?)i?b?", re.IGNORECASE)
+"""Reaction to a query shape for which Spark gives wrong rows."""
 
 
-@dataclass(frozen=True)
-class Settings:
-    """All settings of one query: a field for each of `SETTINGS`, which say what they mean.
+def setting(name: str, meaning: str, default: str = "") -> Meta:
+    """Describe a field of `Settings`.
 
-    Sizes are in bytes; None is what the user has left open.
+    Args:
+        name: the setting's name below `spark.millpond.`.
+        meaning: its effect, in Markdown.
+        default: in Markdown, what applies if the field is None.
+
+    Returns:
+        Metadata for `Annotated`.
     """
-
-    enabled: bool = True
-    state_location: str | None = None
-    partitions: int | None = None
-    slots: int | None = None
-    slot_memory: int = 1 << 30
-    cache_disk: int | None = None
-    cache_admission: float = 2.0
-    requests_hedged: float = 0.05
-    read_batch_ratio: float = 0.02
-    max_space_amplification: float = 1.5
-    commit_mode: Literal["async", "sync"] | None = None
-    compaction: Literal["local", "remote"] = "local"
-    compaction_timeout: float = 60.0
-    on_unsupported: str = "spark"
-    on_wrong_in_spark: OnWrongInSpark = "auto"
-    on_changed_replay: Literal["error", "run"] = "error"
-    on_changed_state: OnChangedState = "error"
-    state_retain: int = 0
-    explain: str = "fallback"
-    key_groups: int = 1 << KEY_GROUP_BITS
-    batch_rows: int = 100_000
-    exchange: Literal["auto", "local", "spark"] = "auto"
-    combine: Literal["auto", "on", "off"] = "auto"
-    cache_policy: Literal["timestamp", "lru", "clock"] = "timestamp"
-    prefetch: Literal["on", "off"] = "on"
-    prefetch_hot: int = 8
-    changes: Literal["upsert", "all"] = "upsert"
-    store_pattern: Literal["auto", "append", "rmw"] = "auto"
-    map_groups: Literal["batch", "window"] = "batch"
-    async_in_flight: int = 6000
-    metrics_port: int | None = None
-    metrics_host: str = "127.0.0.1"
+    return Meta(title=name, description=meaning, extra={"default": default})
 
 
-def parse_size(text: str) -> int:
-    """Bytes in `512`, `64k`, `100 MB`, `1g`.
+class Settings(msgspec.Struct, frozen=True):
+    """All settings of one query, in the order of docs/settings.md. Sizes are in bytes; None: not set by the user."""
 
-    Raises:
-        ValueError: the text is no size.
-    """
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise ValueError("a size such as 512m or 1g")
-    return int(match[1]) * _UNITS[match[2].lower()]
+    enabled: Annotated[
+        bool,
+        setting("enabled", "`false` leaves every query to Spark"),
+    ] = True
 
+    state_location: Annotated[
+        Location | None,
+        setting(
+            "state.location",
+            "URL of the folder for state: `file:`, `s3:`, `gs:`, `az:`, `hdfs:`, `webhdfs:`, or a path. Each query has "
+            "a folder below it, named after its id (`query.id`)",
+            default="the checkpoint",
+        ),
+    ] = None
 
-def _boolean(text: str) -> bool:
-    if text.strip().lower() not in ("true", "false"):
-        raise ValueError("true or false")
-    return text.strip().lower() == "true"
+    partitions: Annotated[
+        Annotated[int, Meta(ge=1, le=1 << KEY_GROUP_BITS)] | None,
+        setting(
+            "partitions",
+            "partitions of the state, 1 to 32768; a few per core are enough. Another number at a later start "
+            "rescales the state: no data moves, each partition reads its part of the old ones",
+            default="the number that the state has; at the first start `spark.sql.shuffle.partitions`",
+        ),
+    ] = None
 
+    slots: Annotated[
+        Positive | None,
+        setting("slots", "slots per host", default="cores of a host"),
+    ] = None
 
-def _positive(text: str) -> int:
-    if not text.strip().isdigit() or int(text) < 1:
-        raise ValueError("a whole number above 0")
-    return int(text)
+    slot_memory: Annotated[
+        Annotated[Size, Meta(ge=16 << 20)],
+        setting(
+            "slot.memory",
+            "memory of one slot, at least `16m`, for tables, caches and the work on them, in addition to the memory of "
+            "an idle slot. The first query of an application sets it for all queries; a query with another value logs "
+            "a warning. It lies outside executor memory, so leave room for it (YARN, Kubernetes: memory overhead)",
+        ),
+    ] = 1 << 30
 
+    cache_disk: Annotated[
+        Size | None,
+        setting(
+            "cache.disk",
+            "for state on an object store: local disk for copies of its files, per slot (`10g`); `0` for none",
+            default="half of the free space, shared by the slots",
+        ),
+    ] = None
 
-def _count(text: str) -> int:
-    if not text.strip().isdigit():
-        raise ValueError("a whole number, 0 or more")
-    return int(text)
+    cache_admission: Annotated[
+        Annotated[float, Meta(ge=0, le=1000)],
+        setting(
+            "cache.admission",
+            "for state on an object store: when a file gets a local copy. Within a minute, more than this number of "
+            "times the file's length must have been read of it, in addition to the bytes read of the copies that it "
+            "evicts (0 to 1000)",
+        ),
+    ] = 2.0
 
+    requests_hedged: Annotated[
+        Share,
+        setting(
+            "requests.hedged",
+            "for state on an object store: the share of range reads that may be hedged, that is sent a second time "
+            "when the first answer takes longer than 95 % of them (0 to 1); `0`: no read is sent twice",
+        ),
+    ] = 0.05
 
-def _partitions(text: str) -> int:
-    number = _positive(text)
-    if number > 1 << KEY_GROUP_BITS:
-        raise ValueError(f"a whole number from 1 to {1 << KEY_GROUP_BITS}, the number of key groups")
-    return number
+    cache_policy: Annotated[
+        Literal["timestamp", "lru", "clock"],
+        setting(
+            "cache.policy",
+            "for state larger than memory: which rows are evicted first. `timestamp`: the least recently used rows, by "
+            "batch or event time, without keys that have prefetch hints; `lru`: the least recently used rows; `clock`: "
+            "rows not used since the last eviction ([prefetching](guides/prefetching.md))",
+        ),
+    ] = "timestamp"
 
+    prefetch: Annotated[
+        Literal["auto", "on", "off"],
+        setting(
+            "prefetch",
+            "for state larger than memory: whether slots get prefetch hints, keys whose rows come later, and read "
+            "their state in advance ([prefetching](guides/prefetching.md)). `auto`: in queries that call "
+            "`millpond.lookahead`; `on`: wherever keys are known early; `off`: never",
+        ),
+    ] = "auto"
 
-def _port(text: str) -> int:
-    if not text.strip().isdigit() or not 1 <= int(text) <= 65535:
-        raise ValueError("a port, from 1 to 65535")
-    return int(text)
+    prefetch_hot: Annotated[
+        Count,
+        setting(
+            "prefetch.hot", "keys that recently came this number of times count as in memory, and get no prefetch hint"
+        ),
+    ] = 8
 
+    read_batch_ratio: Annotated[
+        Share,
+        setting(
+            "store.readBatchRatio",
+            "for sessions that keep their rows until they close: the share of the open sessions whose rows are read "
+            "ahead when rows on disk have to be read, in the order in which sessions are expected to close (0 to 1); "
+            "`0`: no read-ahead",
+        ),
+    ] = 0.02
 
-def _host(text: str) -> str:
-    if not text.strip():
-        raise ValueError("an address of this host, as 127.0.0.1 or 0.0.0.0")
-    return text.strip()
+    max_space_amplification: Annotated[
+        Annotated[float, Meta(ge=1.1, le=100)],
+        setting(
+            "store.maxSpaceAmplification",
+            "for sessions that keep their rows until they close: the number of rows on disk, per row of an open "
+            "session, that starts a compaction (1.1 to 100)",
+        ),
+    ] = 1.5
 
+    store_pattern: Annotated[
+        Literal["auto", "append", "rmw"],
+        setting(
+            "store.pattern",
+            "how aggregates over windows and sessions in append mode keep their state, where the functions leave a "
+            "choice. `append`: all rows, until their window closes; `rmw` (read-modify-write): partial results, "
+            "changed by each row; `auto`: by the functions (`explain` shows the choice), or, for distinct inputs of "
+            "tumbling windows, by the data while the query runs. The first start of a query fixes it",
+        ),
+    ] = "auto"
 
-def _memory(text: str) -> int:
-    number = parse_size(text)
-    if number < 16 << 20:
-        raise ValueError("a size of at least 16m")
-    return number
+    commit_mode: Annotated[
+        Literal["async", "sync"] | None,
+        setting(
+            "commit.mode",
+            "`async`: commits lag by at most one batch; `sync`: each batch waits for its own commit. The default is "
+            "`sync` for a query whose input cannot be repeated, else `async`",
+            default="by query",
+        ),
+    ] = None
 
+    compaction: Annotated[
+        Literal["local", "remote"],
+        setting(
+            "compaction",
+            "`local`: slots compact the files of the state themselves, in the background; `remote`: processes of "
+            "`millpond compactor` do it, on any machine, and a slot does it only if no compactor does "
+            "([remote compaction](guides/state-files.md#remote-compaction))",
+        ),
+    ] = "local"
 
-def _number(text: str, least: float, most: float, what: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not least <= number <= most:
-        raise ValueError(what)
-    return number
+    compaction_timeout: Annotated[
+        Annotated[float, Meta(ge=1, le=3600)],
+        setting(
+            "compaction.timeout",
+            "with `compaction=remote`: seconds without a sign of life from a compactor after which a slot does the "
+            "work itself, 1 to 3600",
+        ),
+    ] = 60.0
 
+    on_unsupported: Annotated[
+        Literal["spark", "error"],
+        setting(
+            "onUnsupported", "`spark` leaves unsupported operators to Spark with a warning, `error` refuses the query"
+        ),
+    ] = "spark"
 
-def _share(text: str) -> float:
-    return _number(text, 0.0, 1.0, "a number from 0 to 1")
+    on_wrong_in_spark: Annotated[
+        OnWrongInSpark,
+        setting(
+            "onWrongInSpark",
+            "reaction to a query shape for which Spark gives wrong rows, and Millpond the same ones "
+            "([list](compatibility.md#where-spark-is-wrong)). `error` refuses the query; `warn` runs it with a "
+            "warning; `auto` refuses shapes that are wrong for all data, and warns of shapes that are wrong for some "
+            "data",
+        ),
+    ] = "auto"
 
+    on_changed_replay: Annotated[
+        Literal["error", "run"],
+        setting(
+            "onChangedReplay",
+            "reaction to a query that has changed in or below its stateful operators, when its last batch has to run "
+            "again after a crash. `error` refuses the start; `run` makes the state from the query as it is now "
+            "([restarts](guides/restarts-and-changes.md#what-may-change-between-two-starts))",
+        ),
+    ] = "error"
 
-def _lengths(text: str) -> float:
-    return _number(text, 0.0, 1000.0, "a number from 0 to 1000")
+    on_changed_state: Annotated[
+        OnChangedState,
+        setting(
+            "onChangedState",
+            "reaction to a query whose state has changed. `error` refuses the start; `keep` lets functions with "
+            "changed arguments keep their old values, as Spark does; `evolve` goes on with the old state where that is "
+            "possible: functions that stay keep their values, and new functions see the rows from now on "
+            "([changing a query](guides/changing-a-query.md))",
+        ),
+    ] = "error"
 
+    state_retain: Annotated[
+        Count,
+        setting(
+            "state.retain",
+            "number of versions of the state that stay readable by `millpond.read_state(…, version=…)`, if that is "
+            "more than Spark's `spark.sql.streaming.minBatchesToRetain`",
+        ),
+    ] = 0
 
-def _amplification(text: str) -> float:
-    return _number(text, 1.1, 100.0, "a number from 1.1 to 100")
+    explain: Annotated[
+        Literal["none", "fallback", "all"],
+        setting("explain", "the operators that are logged at start: `none`, `fallback` (those on Spark), `all`"),
+    ] = "fallback"
 
+    batch_rows: Annotated[
+        Positive,
+        setting(
+            "batch.rows",
+            "rows of one Arrow batch between Spark and its Python workers; at most 4096 if there are columns of "
+            "variable length. It applies to the whole query, your own Arrow and pandas functions included",
+        ),
+    ] = 100_000
 
-def _seconds(text: str) -> float:
-    return _number(text, 1.0, 3600.0, "a number of seconds from 1 to 3600")
+    changes: Annotated[
+        Literal["upsert", "all"],
+        setting(
+            "changes",
+            "the changelog that update mode shows. `upsert`: inserts and the new images of updates; `all`: deletes, "
+            "too, with a column `_op` (see [changes](changes.md))",
+        ),
+    ] = "upsert"
 
+    map_groups: Annotated[
+        Literal["batch", "window"],
+        setting(
+            "mapGroups",
+            "the rows of one call of `applyInPandas` and `applyInArrow` on a stream. `batch`: a group's rows in one "
+            "micro-batch, as in Spark; `window`: all rows of a group, once, when its window has closed (see "
+            "[functions](functions.md))",
+        ),
+    ] = "batch"
 
-def _location(text: str) -> str:
-    """A URL, or the absolute path that a path means to this process: slots are others, with other working folders."""
-    text = text.strip()
-    scheme, colon, _ = text.partition(":")
-    if not text or scheme == "memory":
-        raise ValueError("a path, or a URL that other processes can reach: file:, s3:, gs:, az: or hdfs:")
-    return text if colon and "/" not in scheme else os.path.abspath(text)
+    async_in_flight: Annotated[
+        Positive,
+        setting(
+            "async.inFlight",
+            "for asynchronous processors: the number of keys that may wait for state at a time, in each partition "
+            "([processors](guides/processors.md#asynchronous-processors))",
+        ),
+    ] = 6000
 
+    exchange: Annotated[
+        Literal["auto", "local", "spark"],
+        setting(
+            "exchange",
+            "`spark`: rows reach their partition through Spark's shuffle; `local`: through files on the host, which "
+            "requires all tasks to run on one host; `auto`: `local` under a `local[…]` master, else `spark`",
+        ),
+    ] = "auto"
 
-def _one_of(*choices: str) -> Any:
-    def parse(text: str) -> str:
-        if text.strip().lower() not in choices:
-            raise ValueError(" or ".join(choices))
-        return text.strip().lower()
+    combine: Annotated[
+        Literal["auto", "on", "off"],
+        setting(
+            "combine",
+            "whether Spark combines the rows of each group before the exchange, where the functions allow it "
+            "([combining](guides/combining.md)). `auto`: in batches where that leaves few rows; `on`: in every batch; "
+            "`off`: never",
+        ),
+    ] = "auto"
 
-    return parse
+    metrics_port: Annotated[
+        Annotated[int, Meta(ge=1, le=65535)] | None,
+        setting(
+            "metrics.port",
+            "the driver's port from which Prometheus scrapes the query's metrics "
+            "([Prometheus](guides/watching-a-query.md#for-prometheus)); requires the extra `prometheus`",
+            default="not set",
+        ),
+    ] = None
 
-
-def _key_groups(text: str) -> int:
-    if text.strip() != str(1 << KEY_GROUP_BITS):
-        raise ValueError(f"{1 << KEY_GROUP_BITS}, the only number of key groups in this version")
-    return int(text)
+    metrics_host: Annotated[
+        Annotated[str, Meta(min_length=1)],
+        setting("metrics.host", "the address to listen on; `0.0.0.0` makes the port reachable from other hosts"),
+    ] = "127.0.0.1"
 
 
 class Setting(NamedTuple):
-    """What is known of one setting.
+    """Description of one setting.
 
     Attributes:
-        field: the field of `Settings` that holds it.
-        parse: makes the value from the user's text; raises ValueError, saying what is wanted.
-        meaning: what it does, in Markdown, for docs/settings.md.
-        default: what holds where the field is None, likewise.
+        field: the name of its field in `Settings`.
+        type: the type of its value.
+        meaning, default: see `setting`.
     """
 
     field: str
-    parse: Callable[[str], Any]
+    type: Any
     meaning: str
-    default: str = ""
+    default: str
+
+    def parse(self, text: str) -> Any:
+        """Convert the user's text to a value.
+
+        Raises:
+            ValueError: the text is not valid; the message describes valid texts.
+        """
+        return parse_value(text, self.type)
 
 
-SETTINGS = {
-    "enabled": Setting("enabled", _boolean, "`false` leaves every query to Spark"),
-    "state.location": Setting(
-        "state_location",
-        _location,
-        "URL below which state lies, in a folder called after the id of each query (`query.id`): `file:`, `s3:`, "
-        "`gs:`, `az:`, `hdfs:`, `webhdfs:`, or a path",
-        default="the checkpoint",
-    ),
-    "partitions": Setting(
-        "partitions",
-        _partitions,
-        "partitions of the state, 1 to 32768; a few per core are enough. Another number at a later start rescales the "
-        "state: no data moves, each partition reads its part of the old ones",
-        default="as many as there are; at the first start `spark.sql.shuffle.partitions`",
-    ),
-    "slots": Setting("slots", _positive, "slots per host", default="cores of a host"),
-    "slot.memory": Setting(
-        "slot_memory",
-        _memory,
-        "memory of one slot, at least `16m`, for tables, caches and what works on them, above what an idle slot "
-        "takes; the first query of an application sets it for all, others that differ are told so; it lies outside "
-        "executor memory, so leave room for it (YARN, Kubernetes: memory overhead)",
-    ),
-    "cache.disk": Setting(
-        "cache_disk",
-        parse_size,
-        "where the state is on an object store: local disk for copies of its files, per slot (`10g`); `0` for none",
-        default="half of what is free, shared by the slots",
-    ),
-    "cache.admission": Setting(
-        "cache_admission",
-        _lengths,
-        "likewise: a file that is read from the store gets a local copy once more than so many times its length was "
-        "read of it within a minute, on top of what was read of the copies that have to go for it (0 to 1000)",
-    ),
-    "requests.hedged": Setting(
-        "requests_hedged",
-        _share,
-        "likewise: of the requests that read parts of files, the share that may be made a second time because the "
-        "first answer takes longer than 95 of 100 do (0 to 1); 0 makes none twice",
-    ),
-    "cache.policy": Setting(
-        "cache_policy",
-        _one_of("timestamp", "lru", "clock"),
-        "where state is larger than memory, which rows leave it first: `timestamp`: those used longest ago, by batch "
-        "or event time, unless their keys are announced; `lru`: those used longest ago; `clock`: those not used since "
-        "rows left last ([prefetching](guides/prefetching.md))",
-    ),
-    "prefetch": Setting(
-        "prefetch",
-        _one_of("on", "off"),
-        "`on`: where state is larger than memory, keys are announced to their slot before their rows reach it, so that "
-        "their state is read meanwhile ([prefetching](guides/prefetching.md)); `off`: it is read when they come",
-    ),
-    "prefetch.hot": Setting(
-        "prefetch_hot",
-        _count,
-        "keys that came so many times lately are surely in memory, and are not announced",
-    ),
-    "store.readBatchRatio": Setting(
-        "read_batch_ratio",
-        _share,
-        "where rows are kept until their session closes: of the open sessions, the share whose rows are read "
-        "ahead, those first that are expected to close next, when rows on disk have to be read at all (0 to 1); 0 "
-        "reads nothing ahead",
-    ),
-    "store.maxSpaceAmplification": Setting(
-        "max_space_amplification",
-        _amplification,
-        "likewise: rows on disk per row of an open session from which they are compacted (1.1 to 100)",
-    ),
-    "store.pattern": Setting(
-        "store_pattern",
-        _one_of("auto", "append", "rmw"),
-        "how aggregates over windows and sessions in append mode keep what is shown once, where their functions "
-        "leave a choice: `append`: all rows, until their window closes; `rmw` (read-modify-write): partial "
-        "results, changed by each row; `auto`: as the functions suggest, which `explain` tells, or, for distinct "
-        "inputs of tumbling windows, as the data suggest while the query runs. The first start of a query fixes it",
-    ),
-    "commit.mode": Setting(
-        "commit_mode",
-        _one_of("async", "sync"),
-        "`async`: commits lag by at most one batch; `sync`: each batch waits for its own. Chosen `sync` where the "
-        "input cannot be repeated",
-        default="by query",
-    ),
-    "compaction": Setting(
-        "compaction",
-        _one_of("local", "remote"),
-        "`local`: slots compact the files of the state themselves, behind the batches; `remote`: processes of "
-        "`millpond compactor` do, wherever they run, and slots only if none of them does "
-        "([operations](operations.md#compaction-elsewhere))",
-    ),
-    "compaction.timeout": Setting(
-        "compaction_timeout",
-        _seconds,
-        "with `compaction=remote`: seconds without a sign of life from a compactor after which a slot does the work "
-        "itself, 1 to 3600",
-    ),
-    "onUnsupported": Setting(
-        "on_unsupported",
-        _one_of("spark", "error"),
-        "`spark` leaves unsupported operators to Spark with a warning, `error` refuses the query",
-    ),
-    "onWrongInSpark": Setting(
-        "on_wrong_in_spark",
-        _one_of("auto", "error", "warn"),
-        "where the query has a shape for which Spark gives wrong rows, and Millpond the same ones "
-        "([which](compatibility.md#where-spark-is-wrong)): `error` refuses it, `warn` runs it with a warning; `auto` "
-        "refuses shapes that are wrong whatever the data, and warns of those that are wrong for some data",
-    ),
-    "onChangedReplay": Setting(
-        "on_changed_replay",
-        _one_of("error", "run"),
-        "after a crash, when the last batch has to run once more and the query has changed up to its stateful "
-        "operators: `error` refuses the start, `run` makes the state from the query as it is now "
-        "([operations](operations.md))",
-    ),
-    "onChangedState": Setting(
-        "on_changed_state",
-        _one_of("error", "keep", "evolve"),
-        "where the query has changed in what its state holds: `error` refuses the start; `keep` lets functions that "
-        "are called with something else go on with the values that they have, as Spark does; `evolve` goes on with the "
-        "old state where it can be followed: functions that stay keep their values, new ones see the rows from now on "
-        "([changing a query](guides/changing-a-query.md))",
-    ),
-    "state.retain": Setting(
-        "state_retain",
-        _count,
-        "versions of the state that stay readable by `millpond.read_state(…, version=…)`, where that is more than "
-        "Spark's `spark.sql.streaming.minBatchesToRetain`",
-    ),
-    "explain": Setting(
-        "explain",
-        _one_of("none", "fallback", "all"),
-        "what is logged at start: `none`, `fallback` (operators that stay on Spark), `all`",
-    ),
-    "keyGroups": Setting("key_groups", _key_groups, "fixed in this version"),
-    "batch.rows": Setting(
-        "batch_rows",
-        _positive,
-        "rows of one Arrow batch between Spark and a pipe; at most 4096 where there are columns of variable "
-        "length. It holds for the whole query, your own Arrow and pandas functions included",
-    ),
-    "changes": Setting(
-        "changes",
-        _one_of("upsert", "all"),
-        "what update mode shows of rows that change: `upsert`: their new images; `all`: also rows that are gone, "
-        "and a column `_op` (see [changes](changes.md))",
-    ),
-    "mapGroups": Setting(
-        "map_groups",
-        _one_of("batch", "window"),
-        "what `applyInPandas` and `applyInArrow` on a stream are called with: `batch`: the rows that a micro-batch "
-        "has of a group, as by Spark; `window`: all rows of a group, once, when its window has closed (see "
-        "[functions](functions.md))",
-    ),
-    "async.inFlight": Setting(
-        "async_in_flight",
-        _positive,
-        "of an asynchronous processor, how many keys may wait for state at a time, in each partition "
-        "([processors](guides/processors.md#asynchronous-processors))",
-    ),
-    "exchange": Setting(
-        "exchange",
-        _one_of("auto", "local", "spark"),
-        "`spark`: rows reach their partition through Spark's shuffle; `local`: through files of the host, which "
-        "all tasks have to share; `auto`: `local` under a `local[…]` master, else `spark`",
-    ),
-    "combine": Setting(
-        "combine",
-        _one_of("auto", "on", "off"),
-        "whether Spark combines the rows of each group before the exchange, where the functions allow it "
-        "([combining](guides/combining.md)): `auto`: in batches of which it leaves few rows; `on`: in all; `off`: in "
-        "none",
-    ),
-    "metrics.port": Setting(
-        "metrics_port",
-        _port,
-        "a port of the driver's on which Prometheus finds the query's figures ([operations](operations.md)); needs the "
-        "extra `prometheus`",
-        default="not set",
-    ),
-    "metrics.host": Setting(
-        "metrics_host", _host, "the address to listen on: others than the driver's host reach it on `0.0.0.0`"
-    ),
-}
-"""Every setting, by its name below `spark.millpond.`, in the order of docs/settings.md."""
+def _settings() -> dict[str, Setting]:
+    settings = {}
+    for field, hint in get_type_hints(Settings, include_extras=True).items():
+        *own, meta = hint.__metadata__
+        type_ = Annotated[hint.__origin__, *own] if own else hint.__origin__
+        if get_origin(type_) in (Union, UnionType):  # drop None: no text stands for it
+            type_ = get_args(type_)[0]
+        settings[meta.title] = Setting(field, type_, meta.description, meta.extra["default"])
+    return settings
+
+
+SETTINGS = _settings()
+"""All settings by their names below `spark.millpond.`, in the order of docs/settings.md."""
 
 
 def read_settings(conf: Mapping[str, str]) -> Settings:
-    """The settings among Spark settings; others than `spark.millpond.*` are ignored.
+    """Read Millpond's settings; other settings of Spark are ignored.
 
     Args:
-        conf: Spark settings by full name.
+        conf: all settings of a session, by full name.
 
     Raises:
-        SettingError: a setting is unknown or malformed; the message tells which ones are meant, or are known.
+        SettingError: a setting is unknown or malformed; the message lists similar and known settings.
     """
     values: dict[str, Any] = {}
     for name, text in conf.items():
@@ -408,13 +386,13 @@ def read_settings(conf: Mapping[str, str]) -> Settings:
 
 
 def _meant(name: str) -> bool:
-    """Whether a name that has not the prefix is one that should have it."""
+    """Return whether a name without the prefix is a misspelt setting of Millpond."""
     first, _, rest = name.lower().removeprefix("spark.").partition(".")
     return bool(rest and difflib.get_close_matches(first, [PREFIX.split(".")[1]], cutoff=0.8))
 
 
 def _unknown(name: str) -> SettingError:
-    """The error for a setting that does not exist: what may have been meant, then all there are, in short."""
+    """Return the error for an unknown setting; its action names similar settings, then all settings."""
     lowered = {key.lower(): key for key in SETTINGS}
     below = name.lower().removeprefix("spark.").partition(".")[2]
     meant = difflib.get_close_matches(below, lowered, n=2, cutoff=0.6)

@@ -1,4 +1,4 @@
-"""Names and types as Spark's SQL reads them."""
+"""Names and types as Spark SQL text."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import re
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
-"""Names that need no quotes."""
+"""Names that need no backticks."""
 
 
 def quoted(name: str) -> str:
-    """A column name as SQL."""
+    """Return a column name in backticks."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def ddl(dtype: DataType) -> str:
-    """A type with the names of its fields quoted where they have to be, as Spark's own text of it is not."""
+    """Return a type as DDL, with field names quoted where that is necessary (Spark's `simpleString` never quotes)."""
     if isinstance(dtype, StructType):
         names = (f.name if PLAIN_NAME.fullmatch(f.name) else quoted(f.name) for f in dtype.fields)
         return f"struct<{','.join(f'{n}:{ddl(f.dataType)}' for n, f in zip(names, dtype.fields, strict=True))}>"

@@ -1,4 +1,4 @@
-"""The pages of the documentation, of this very version: `millpond docs TOPIC` prints one."""
+"""The pages of the documentation of the installed version: `millpond docs TOPIC` prints one."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from millpond.errors import UsageError
 
 
 def pages() -> dict[str, Path]:
-    """Return the file of each page by its topic, the file's name without its ending.
+    """Return the file of each page by topic: the name of the file without its extension.
 
     Raises:
         UsageError: the installation has no pages.
     """
     here = Path(__file__)
-    # A wheel brings a copy along (setup.py); an editable installation reads the source tree's own.
+    # A wheel contains a copy of the pages (setup.py); an editable installation reads those of the source tree.
     folders = [folder for folder in (here.with_name("docs"), here.parents[2] / "docs") if folder.is_dir()]
-    found = {path.stem: path for folder in folders[:1] for path in sorted(folder.rglob("*.md"))}
-    if not found:
+    files = {path.stem: path for folder in folders[:1] for path in sorted(folder.rglob("*.md"))}
+    if not files:
         raise UsageError("This installation has no documentation.", action="Install millpond from its wheel.")
-    return dict(sorted(found.items()))
+    return dict(sorted(files.items()))
 
 
 def title(page: Path) -> str:
@@ -31,13 +31,13 @@ def page(topic: str) -> str:
     """Return the text of a page, as Markdown.
 
     Args:
-        topic: as `pages` has it; the path of the page below `docs/` is understood, too.
+        topic: a key of `pages`, or the path of the page below `docs/`.
 
     Raises:
-        UsageError: there is no such page.
+        UsageError: the page does not exist.
     """
-    found = pages()
-    path = found.get(Path(topic).name.removesuffix(".md").lower())
+    topics = pages()
+    path = topics.get(Path(topic).name.removesuffix(".md").lower())
     if path is None:
-        raise UsageError(f"There is no page {topic!r}.", action=f"There are: {', '.join(found)}.")
+        raise UsageError(f"There is no page {topic!r}.", action=f"There are: {', '.join(topics)}.")
     return path.read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
-"""Every error that Millpond raises, split by what the caller should do.
+"""The errors that Millpond raises, one class for each reaction of the caller.
 
-Errors carry a stable code and the place they come from (query, operator, partition, version, file), say the next step,
-and pickle, so that they cross from a slot through Spark's worker to the driver unchanged.
+An error carries a stable code, the place that it comes from (query, operator, partition, version, file) and the next
+step. Errors pickle, so that they cross from a slot through Spark's Python worker to the driver unchanged.
 """
 
 from __future__ import annotations
@@ -12,17 +12,23 @@ _PLACES = ("query", "operator", "variable", "partition", "version", "file")
 
 
 class MillpondError(Exception):
-    """What happened, where, and what to do about it.
+    """Base class of all errors: what happened, where, and what to do next.
 
     Args:
-        message: what happened, one sentence.
-        action: what the reader should do next, one sentence.
-        query: where it happened, as far as known: the id of the query;
-        operator: the number of the operator, as `explain` gives it;
-        variable: of a processor's state, or `timers`;
-        partition: of the state;
-        version: of the state, which batch `version` reads and batch `version - 1` made;
-        file: as a full URL or path.
+        message: what happened, in one sentence.
+        action: what the reader should do next, in one sentence.
+        query: the id of the query. This and the following are None where they are not known.
+        operator: the number of the operator in `explain`.
+        variable: the state variable of a processor, or `timers`.
+        partition: the partition of the state.
+        version: the version of the state, which batch `version - 1` made and batch `version` reads.
+        file: the file, as a full URL or path.
+
+    Example:
+        try:
+            millpond.read_state(spark, "/tmp/counts", version=3)
+        except MillpondError as error:
+            print(error.code, error.version, error.action)
     """
 
     code: ClassVar[str] = "MILLPOND"
@@ -50,19 +56,30 @@ class MillpondError(Exception):
         self.file = file
 
     def __str__(self) -> str:
-        # A URL of a file begins with the word that would stand before it.
-        known = {name: getattr(self, name) for name in _PLACES if getattr(self, name) is not None}
+        known = {name: str(getattr(self, name)) for name in _PLACES if getattr(self, name) is not None}
+        # The URL of a local file begins with the word that would stand before it.
         place = ", ".join(
-            str(value) if str(value).startswith(f"{name}:") else f"{name} {value}" for name, value in known.items()
+            value if name == "file" and value.startswith("file:") else f"{name} {value}"
+            for name, value in known.items()
         )
-        said = f"[{self.code}] " + (f"{self.message.removesuffix('.')} ({place})." if place else self.message)
-        return f"{said} {self.action}" if self.action else said
+        text = f"[{self.code}] " + (f"{self.message.removesuffix('.')} ({place})." if place else self.message)
+        return f"{text} {self.action}" if self.action else text
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.message, {n: getattr(self, n) for n in ("action", *_PLACES)})
 
     def at(self, **place: str | int | None) -> MillpondError:
-        """Fill in places that are not known yet, and return the same error."""
+        """Fill in the parts of the place that are not known yet.
+
+        Args:
+            place: values by name: `query`, `operator`, `variable`, `partition`, `version`, `file`.
+
+        Returns:
+            This error.
+
+        Example:
+            raise error.at(operator="0", partition=3)
+        """
         for name, value in place.items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
@@ -74,66 +91,120 @@ def _rebuild(kind: type[MillpondError], message: str, fields: dict[str, object])
 
 
 class TransientError(MillpondError):
-    """Something failed that may work when tried again: a slow store, a slot that died."""
+    """A failure that may not happen again: a slow store, a slot that died. Retry the call or the query.
+
+    Example:
+        error = TransientError("The store does not answer.", action="Start the query again.")
+        str(error)  # "[TRANSIENT] The store does not answer. Start the query again."
+    """
 
     code = "TRANSIENT"
 
 
 class UsageError(MillpondError):
-    """The call or the query has to change."""
+    """A mistake in a call or a query, which has to change.
+
+    Example:
+        try:
+            millpond.explain(counts, "upsert")
+        except UsageError as error:
+            print(error.action)  # "Give append, update or complete."
+    """
 
     code = "USAGE"
 
 
 class SettingError(MillpondError):
-    """A `spark.millpond.*` setting is unknown, malformed or contradicts another."""
+    """A `spark.millpond.*` setting that is unknown, malformed or contradicts another one.
+
+    Example:
+        spark.conf.set("spark.millpond.slots", "many")
+        millpond.explain(counts)  # raises SettingError
+    """
 
     code = "SETTING"
 
 
 class UnsupportedError(UsageError):
-    """The query holds an operator that Millpond does not run, and `onUnsupported` is `error`."""
+    """An operator that Millpond does not run, while `spark.millpond.onUnsupported` is `error`.
+
+    Example:
+        spark.conf.set("spark.millpond.onUnsupported", "error")
+        millpond.writeStream(results).start()  # raises UnsupportedError if an operator would stay on Spark
+    """
 
     code = "UNSUPPORTED"
 
 
 class WrongInSparkError(UsageError):
-    """The query has a shape for which Spark gives wrong rows, and Millpond the same ones."""
+    """A query shape for which Spark gives wrong rows, and Millpond the same ones.
+
+    Example:
+        spark.conf.set("spark.millpond.onWrongInSpark", "warn")  # run such a query, with a warning
+    """
 
     code = "WRONG_IN_SPARK"
 
 
 class StateIncompatibleError(UsageError):
-    """The query differs from the one that wrote the checkpoint."""
+    """A query that differs from the one that wrote the checkpoint.
+
+    Example:
+        spark.conf.set("spark.millpond.onChangedState", "evolve")  # go on with the old state where that is possible
+    """
 
     code = "STATE_INCOMPATIBLE"
 
 
 class StateDamagedError(MillpondError):
-    """A state file is missing, cut short or altered."""
+    """A state file that is missing, truncated or altered.
+
+    Example:
+        try:
+            millpond.read_state(spark, "/tmp/counts")
+        except StateDamagedError as error:
+            print(error.file)  # `millpond state verify /tmp/counts` lists all damaged files
+    """
 
     code = "STATE_DAMAGED"
 
 
 class FencedError(MillpondError):
-    """A newer run of the same query has taken over the checkpoint."""
+    """A write that was refused because a newer run of the same query has taken over the checkpoint.
+
+    Example:
+        error = FencedError("A newer run has taken over.", query="0f3c", version=7)
+        str(error)  # "[FENCED] A newer run has taken over (query 0f3c, version 7)."
+    """
 
     code = "FENCED"
 
 
 class ArithmeticOverflowError(UsageError):
-    """A value left the range of its type in ANSI mode; the code is Spark's error class for it."""
+    """A value out of the range of its type in ANSI mode; the code is Spark's error class.
+
+    Example:
+        ArithmeticOverflowError.code  # "ARITHMETIC_OVERFLOW"
+    """
 
     code = "ARITHMETIC_OVERFLOW"
 
 
 class NumericRangeError(ArithmeticOverflowError):
-    """A decimal result does not fit its type in ANSI mode."""
+    """A decimal result that does not fit its type in ANSI mode; the code is Spark's error class.
+
+    Example:
+        issubclass(NumericRangeError, ArithmeticOverflowError)  # True
+    """
 
     code = "NUMERIC_VALUE_OUT_OF_RANGE.WITH_SUGGESTION"
 
 
 class DivideByZeroError(UsageError):
-    """A result is divided by zero in ANSI mode."""
+    """A division by zero in ANSI mode; the code is Spark's error class.
+
+    Example:
+        DivideByZeroError.code  # "DIVIDE_BY_ZERO"
+    """
 
     code = "DIVIDE_BY_ZERO"

@@ -1,4 +1,4 @@
-"""How a row of state lies in memory and in files: fixed 8-byte words, the same everywhere.
+"""The layout of a row of state in memory and in files: fixed 8-byte words, the same everywhere.
 
 A row is `[hash, meta, null bits…, key columns…, value columns…]`. A `word` column takes one word, a `wide` one two
 (128-bit decimals), a `bytes` one two: length and first four bytes, then either the next eight bytes (length ≤ 12) or
@@ -24,13 +24,13 @@ META = 1
 NULLS = 2
 
 INLINE = 12
-"""`bytes` values of at most this many bytes live inside the row."""
+"""Largest length, in bytes, of a `bytes` value that is stored inside the row."""
 
 LENGTH = np.uint64(0xFFFFFFFF)
 """Mask of the first word of a `bytes` value: its length."""
 
 NEVER = (1 << 63) - 1
-"""The time of rows that have none: later than every other."""
+"""The time of a row without a time: later than all other times."""
 
 LAST_HASH = (1 << 64) - 1
 
@@ -42,25 +42,25 @@ class HashRange(NamedTuple):
     hi: int = LAST_HASH + 1
 
     def meet(self, other: HashRange) -> HashRange:
-        """The hashes that are in both; an empty range if there are none."""
+        """Return the intersection with another range; an empty range if they are disjoint."""
         lo = max(self.lo, other.lo)
         return HashRange(lo, max(lo, min(self.hi, other.hi)))
 
     def has(self, other: HashRange) -> bool:
-        """Whether all of another range is in this one."""
+        """Return whether this range contains another one."""
         return self.lo <= other.lo and other.hi <= self.hi
 
     def meets(self, other: HashRange) -> bool:
-        """Whether any hash is in both."""
+        """Return whether the ranges overlap."""
         return max(self.lo, other.lo) < min(self.hi, other.hi)
 
     @property
     def whole(self) -> bool:
-        """Whether no hash is left out."""
+        """Whether the range contains all hashes."""
         return self.lo == 0 and self.hi > LAST_HASH
 
     def covers(self, hashes: Words) -> NDArray[np.bool_]:
-        """Which of some hashes are in the range."""
+        """Return a mask of the hashes that are in the range."""
         if self.lo >= self.hi:
             return np.zeros(len(hashes), np.bool_)
         inside: NDArray[np.bool_] = (hashes >= np.uint64(self.lo)) & (hashes <= np.uint64(self.hi - 1))
@@ -68,7 +68,7 @@ class HashRange(NamedTuple):
 
 
 class Column(msgspec.Struct, frozen=True):
-    """A stored column: its name, how many words it takes, and whether a fresh row has null there (else zeros)."""
+    """A stored column: its name, its kind, and whether a new row has null there (else zeros)."""
 
     name: str
     kind: Kind
@@ -76,7 +76,7 @@ class Column(msgspec.Struct, frozen=True):
 
 
 class TableSchema(msgspec.Struct, frozen=True):
-    """The stored columns of one table: the key, compared whole, and the value."""
+    """The stored columns of one table: those of the key, which is compared as a whole, and those of the value."""
 
     keys: tuple[Column, ...]
     values: tuple[Column, ...]
@@ -84,13 +84,13 @@ class TableSchema(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Where each column of a `TableSchema` stands in a row.
+    """The position of each column of a `TableSchema` in a row.
 
     Attributes:
         width: words per row.
         null_words: words of null bits, from word `NULLS` on; bit *i* set means column *i* (keys first) is null.
-        offsets: first word of each column, keys first.
-        key_start, key_stop: the words that hold the key columns (null bits excluded).
+        offsets: the first word of each column, keys first.
+        key_start, key_stop: the range of words that hold the key columns (without null bits).
         bytes_columns: offsets of the `bytes` columns, keys first; `key_bytes` says how many of them belong to the key.
     """
 
@@ -130,9 +130,9 @@ class RowLayout:
 
 
 class Rows(NamedTuple):
-    """Rows of one layout and the heap that their long `bytes` values point into.
+    """Rows of one layout, and the heap that their long `bytes` values point into.
 
-    `words` has shape (rows, width); `heap` is a byte array. Whether rows are ordered by hash is for the holder to say.
+    `words` has shape (rows, width) and dtype uint64; `heap` is an array of uint8. The holder defines the order of rows.
     """
 
     words: Words
@@ -142,3 +142,13 @@ class Rows(NamedTuple):
     def count(self) -> int:  # type: ignore[override]
         """Number of rows."""
         return len(self.words)
+
+    def contiguous(self) -> Rows:
+        """Return rows with contiguous words, as kernels require; copy only if they are not contiguous."""
+        words = contiguous(self.words)
+        return self if words is self.words else Rows(words, self.heap)
+
+
+def contiguous(words: Words) -> Words:
+    """Return words of shape (rows, width) in which each row is contiguous; there may be gaps between rows."""
+    return np.ascontiguousarray(words) if words.strides[1] != 8 or words.strides[0] % 8 else words

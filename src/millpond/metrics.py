@@ -1,142 +1,188 @@
-"""The figures that slots report with each batch, how they travel to Spark's listeners, and what commits keep of them.
+"""The metrics that slots report with each batch: one record for each metric, and their path to Spark's listeners.
 
-A pipe ends its output with rows that are null but for one column, `__figure`; the transplanted plan observes that
-column and filters the rows out again. Packing a figure's number and value into one nullable bigint keeps the cost for
-ordinary rows at one null check per figure (about 8 ns a row and figure; a struct costs twice that, a string more).
+A slot's client ends its output with rows that are null but for one column, `__figure`. The rewritten plan observes that
+column and filters the rows out again. Packing a metric's number and value into one nullable bigint keeps the cost for
+ordinary rows at one null check per metric (about 8 ns a row and metric; a struct costs twice that, a string more).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 FIGURE_COLUMN = "__figure"
 _BITS = 6
 
-SUMMED = ("input_rows", "output_rows", "late_rows", "state_rows", "state_bytes", "cache_hits", "cache_misses")
-"""Figures added up over partitions: rows in and out in this batch, and dropped as late; rows and bytes of the state;
-keys that were looked for and were in memory; those that were sought in files."""
 
-LAG, COMMIT = "commit_lag_ms", "commit_ms"
-FETCH = "fetch_ms"
-LOOKAHEAD, PREFETCH = "lookahead", "prefetch_ms"
-GREATEST = (LAG, COMMIT, FETCH, LOOKAHEAD, PREFETCH)
-"""Figures of which the greatest counts: how long the batch waited for the commit of the one before; how long the slot's
-last commit took, from sealed state to the durable one; how long the slowest request of a lookup join took, with its
-further tries; see `AHEAD` for the others."""
+class Metric(NamedTuple):
+    """One metric of an operator, in one batch.
 
-SLACK = "slack_ms"
-LEAST = (SLACK,)
-"""Figures of which the least counts: see `AHEAD`."""
+    Attributes:
+        name: as in Spark's `observedMetrics`.
+        group: the operators that report it (see `GROUPS`).
+        text: what it counts or measures.
+        unit: the unit of its values.
+        reducer: how the partitions' values are aggregated: `sum`, `max` or `min`.
+        durable: whether the manifest of a partition keeps it, for readers outside of the application.
+        scale: the factor that makes its values whole numbers.
+    """
 
-READ_AHEAD = ("read_ahead_hits", "read_ahead_misses", "fetched_rows", "taken_rows")
-"""Figures added up likewise, of operators that keep rows until a session closes: lists on disk that were asked for and
-had been read ahead, or had not; rows read from disk, for those that closed and ahead of time; rows on disk of lists
-that were asked for. The hit ratio is hits / (hits + misses), the read amplification fetched / taken rows."""
+    name: str
+    group: str
+    text: str
+    unit: str = "count"
+    reducer: Callable[[Iterable[float]], float] = sum
+    durable: bool = False
+    scale: int = 1
 
-OBSERVED = ("appending", "moved_rows", "left_rows")
-"""Figures added up likewise, of operators whose store is chosen while they run: partitions whose rows are appended;
-appended rows that the batch has made groups of; those that are still to become groups."""
 
-REQUESTS = ("puts", "put_bytes", "gets", "get_bytes", "lists", "heads", "request_cost", "hedges")
-"""Figures added up likewise, where the state is on an object store, of what slots have asked of it since the figures
-before: objects (or parts of large ones) put, and their bytes; ranges got, and bytes; pages of lists; looks whether an
-object is there; what that costs, in micro-dollars; and how many of the ranges were asked for a second time, because the
-first answer took long. Operators of a slot share them: who reports first has all."""
+GROUPS = {
+    "every": "every operator",
+    "combined": "aggregates whose rows Spark may combine before the exchange ([combining](guides/combining.md))",
+    "lists": "sessions that keep rows until they close",
+    "observed": "aggregates whose store is chosen while the query runs (`explain` says `observed`)",
+    "hints": "operators whose keys may be prefetched ([prefetching](guides/prefetching.md#figures))",
+    "lookups": "lookup joins ([figures](guides/enrichment.md#figures))",
+    "processors": "processors of the user",
+    "requests": "state on an object store: requests of the slots since their last report",
+    "tiers": "state on an object store: blocks of runs (32 KiB) and their filters, by the tier that had them",
+    "commit": "state on an object store",
+    "compactions": "`spark.millpond.compaction=remote`: compactions since the slots' last report",
+    "manifest": "kept in manifests only",
+}
+"""Groups of metrics, and the operators that report each group."""
 
-TIERS = ("memory_blocks", "disk_blocks", "remote_blocks", "copied_bytes")
-"""Figures added up and shared likewise: blocks of files, and filters of such, that were read from the cache in memory,
-from local copies, and from the object store; bytes of local copies that were made of files there."""
-
+LAG, COMMIT, FETCH = "commit_lag_ms", "commit_ms", "fetch_ms"
+LOOKAHEAD, PREFETCH, SLACK = "lookahead", "prefetch_ms", "slack_ms"
 WAITING = "waiting_compactions"
-COMPACTIONS = (WAITING, "remote_compactions", "local_compactions", "remote_compacted_bytes", "compaction_ms")
-"""Figures added up and shared likewise, with `spark.millpond.compaction=remote`: compactions that wait for a compactor
-at the end of the batch; those that compactors have done, whose results the slots have taken; those that slots have done
-themselves, as no compactor did; bytes of the files that were taken; processor time of compactions in slots."""
-
-AHEAD = ("prefetched_keys", "prefetched_used", "dropped_hints", "hint_bytes", PREFETCH, SLACK, LOOKAHEAD)
-"""Figures of operators whose keys may be announced before their rows come. Added up: keys that were not in memory and
-were read ahead; how many of them the batch asked for; keys that were announced in vain, as there was no memory for them
-or their batch was over; bytes of all hints that came. The greatest counts of `prefetch_ms`, how long the longest read
-took, the least of `slack_ms`, how long before its first row the first hint for a batch came, if one came. `lookahead`
-says who was asked to announce the keys of the batch: see `LOOKAHEADS`."""
 
 LOOKAHEADS = ("off", "exchange", "source, exchange", "stage, exchange")
-"""What the figure `lookahead` stands for; a stage is one of the user's plan (`millpond.lookahead`)."""
+"""Values of the metric `lookahead`; a stage is one of the user's plan (`millpond.lookahead`)."""
 
-PROCESSORS = ("called_keys", "due_timers")
-"""Figures added up likewise, of processors of the user: keys with rows that one was called for; due timers."""
+METRICS = (
+    Metric("input_rows", "every", "rows that the operator read"),
+    Metric("output_rows", "every", "rows that it wrote"),
+    Metric("late_rows", "every", "rows that it dropped because they were late (Spark counts groups)", durable=True),
+    Metric("state_rows", "every", "keys held", durable=True),
+    Metric("state_bytes", "every", "the state in memory and in files", "bytes"),
+    Metric("cache_hits", "every", "keys that were looked up and were in memory", durable=True),
+    Metric("cache_misses", "every", "keys that had to be looked up in files", durable=True),
+    Metric(LAG, "every", "how long the batch waited for the commit of the batch before", "ms", max),
+    Metric("read_ahead_hits", "lists", "lists of rows on disk that were asked for and had been read ahead"),
+    Metric("read_ahead_misses", "lists", "lists of rows on disk that were asked for and had not been read ahead"),
+    Metric("fetched_rows", "lists", "rows read from disk, ahead of time or not"),
+    Metric("taken_rows", "lists", "rows on disk that were asked for; fetched by taken rows is the read amplification"),
+    Metric("appending", "observed", "partitions that append rows instead of keeping groups"),
+    Metric("moved_rows", "observed", "appended rows that became groups in this batch"),
+    Metric("left_rows", "observed", "appended rows that still have to become groups, about"),
+    Metric("puts", "requests", "requests that put an object, or a part of a large one", durable=True),
+    Metric("put_bytes", "requests", "bytes put", "bytes"),
+    Metric("gets", "requests", "requests that read; ranges less than 1 MiB apart are one request", durable=True),
+    Metric("get_bytes", "requests", "bytes read", "bytes"),
+    Metric("lists", "requests", "pages of listings", durable=True),
+    Metric("heads", "requests", "requests whether an object exists", durable=True),
+    Metric(
+        "request_cost", "requests", "their [list price](guides/state-on-s3.md#what-it-costs)", "micro-dollars", scale=10
+    ),
+    Metric("hedges", "requests", "reads that were sent a second time because the first answer took long"),
+    Metric("memory_blocks", "tiers", "blocks read from the cache in memory", durable=True),
+    Metric("disk_blocks", "tiers", "blocks read from local copies", durable=True),
+    Metric("remote_blocks", "tiers", "blocks read from the object store", durable=True),
+    Metric("copied_bytes", "tiers", "bytes of local copies made of files in the store", "bytes", durable=True),
+    Metric(COMMIT, "commit", "how long the slot's last commit took, from sealed to durable", "ms", max),
+    Metric(WAITING, "compactions", "compactions that wait for a compactor when the batch ends", durable=True),
+    Metric("remote_compactions", "compactions", "compactions that compactors did", durable=True),
+    Metric("local_compactions", "compactions", "compactions that slots did because no compactor did", durable=True),
+    Metric("remote_compacted_bytes", "compactions", "files that compactors made", "bytes", durable=True),
+    Metric("compaction_ms", "compactions", "processor time of compactions in slots", "ms", durable=True),
+    Metric("called_keys", "processors", "keys with rows that the processor was called for"),
+    Metric("due_timers", "processors", "timers that were due"),
+    Metric("prefetched_keys", "hints", "keys that were not in memory and were read before their rows", durable=True),
+    Metric("prefetched_used", "hints", "prefetched keys that the batch asked for", durable=True),
+    Metric("dropped_hints", "hints", "hints that came too late or had no memory", durable=True),
+    Metric("hint_bytes", "hints", "bytes of all hints", "bytes", durable=True),
+    Metric(PREFETCH, "hints", "how long the longest prefetch took", "ms", max, durable=True),
+    Metric(SLACK, "hints", "how long before the first row the first hint came", "ms", min, durable=True),
+    Metric(
+        LOOKAHEAD, "hints", f"who sends hints: {', '.join(map('`{}`'.format, LOOKAHEADS))}", "code", max, durable=True
+    ),
+    Metric("fetches", "lookups", "requests to the table", durable=True),
+    Metric("fetched_keys", "lookups", "keys that the requests asked for", durable=True),
+    Metric(FETCH, "lookups", "how long the slowest request took, with its retries", "ms", max, durable=True),
+    Metric("announced_keys", "lookups", "requested keys that were hinted before their rows came", durable=True),
+    Metric("failed_keys", "lookups", "keys that could not be looked up", durable=True),
+    Metric("exchanged_rows", "combined", "rows that reached the slots, combined or not"),
+    Metric("combined_rows", "combined", "rows of the source that were combined"),
+    Metric("changed_rows", "combined", "rows of the state that the batch changed"),
+    Metric("memory_bytes", "manifest", "the state in memory", "bytes", durable=True),
+    Metric("process_ms", "manifest", "how long the operator took over the batch", "ms", durable=True),
+)
+"""All metrics. A metric's position is its number between slot and plan, which are always of one version."""
 
-LOOKUPS = ("fetches", "fetched_keys", FETCH, "announced_keys", "failed_keys")
-"""Figures added up likewise, but for `FETCH`, of lookup joins: requests to a table outside of Spark; keys that they
-asked for; those of the keys that were announced before their rows came; keys that could not be looked up."""
+_METRICS = {metric.name: metric for metric in METRICS}
 
-COMBINED = ("exchanged_rows", "combined_rows", "changed_rows")
-"""Figures added up likewise, of operators whose rows may be combined before the exchange: rows that reached the slots,
-combined or not; rows of the source that were combined; rows of the state that the batch changed."""
+
+def _group(*groups: str) -> tuple[str, ...]:
+    return tuple(metric.name for metric in METRICS if metric.group in groups)
+
+
+FIGURES = _group("every")
+READ_AHEAD = _group("lists")
+OBSERVED = _group("observed")
+REQUESTS = _group("requests")
+TIERS = _group("tiers")
+REMOTE = _group("requests", "tiers", "commit")
+COMPACTIONS = _group("compactions")
+AHEAD = _group("hints")
+PROCESSORS = _group("processors")
+LOOKUPS = _group("lookups")
+COMBINED = _group("combined")
+DURABLE = tuple(metric.name for metric in METRICS if metric.durable)
+
+COUNTED = ("input_rows", "output_rows", "late_rows", "cache_hits", "cache_misses")
+"""Metrics of every operator that add up over batches."""
 
 PRICES = {"puts": 5.0, "gets": 0.4, "lists": 5.0, "heads": 0.4}
 """Micro-dollars a request: the list price of S3 Standard in us-east-1 as of November 2026, 0.005 dollars for 1,000 PUT,
 COPY, POST and LIST requests, 0.0004 for 1,000 of any other kind; deletions are free (https://aws.amazon.com/s3/pricing).
-docs/guides/state-on-s3.md says so, too."""
-
-COUNTED = ("input_rows", "output_rows", "late_rows", "cache_hits", "cache_misses")
-"""Of the figures, those that count what happened in a batch: they add up over batches."""
-
-FIGURES = (*SUMMED, LAG)
-"""What every operator reports."""
-
-REMOTE = (*REQUESTS, *TIERS, COMMIT)
-"""What it reports where the state is on an object store."""
-
-DURABLE = (
-    "late_rows",
-    "state_rows",
-    "memory_bytes",
-    "cache_hits",
-    "cache_misses",
-    "process_ms",
-    *AHEAD,
-    *LOOKUPS,
-    *PRICES,
-    *TIERS,
-    *COMPACTIONS,
-)
-"""Figures that a partition's manifest keeps beside its input rows, for those who look from outside: `memory_bytes` of
-the state in memory; `process_ms`, how long the operator took over the batch; what is told of hints, lookups, requests,
-tiers and compactions, where there are any."""
-
-_NUMBERED = FIGURES + READ_AHEAD + OBSERVED + REMOTE + COMPACTIONS + PROCESSORS + AHEAD + LOOKUPS + COMBINED
-_SCALES = {"request_cost": 10}
-"""Of figures that are no whole numbers, what makes them so."""
+docs/guides/state-on-s3.md has the same figures."""
 
 
 def observation(operator: int) -> str:
-    """Under which name Spark's `observedMetrics` have an operator's figures."""
+    """Return the name of an operator's metrics in Spark's `observedMetrics`."""
     return f"millpond-{operator}" if operator else "millpond"
 
 
-def together(name: str) -> Callable[[Iterable[int]], int]:
-    """How the partitions' values of a figure become the operator's."""
-    return max if name in GREATEST else min if name in LEAST else sum
+def text(name: str) -> str:
+    """Return a metric's description as a sentence."""
+    sentence = _METRICS[name].text
+    return f"{sentence[0].upper()}{sentence[1:]}."
+
+
+def reducer(name: str) -> Callable[[Iterable[float]], float]:
+    """Return how the partitions' values of a metric are aggregated: `sum`, `max` or `min`; `sum` for unknown names."""
+    metric = _METRICS.get(name)
+    return sum if metric is None else metric.reducer
 
 
 def pack(metrics: Mapping[str, float]) -> list[int]:
-    """The `__figure` values of one partition's figures; unknown ones are left out."""
+    """Return the `__figure` values for one partition's metrics; unknown metrics are dropped."""
     return [
-        round(metrics[name] * _SCALES.get(name, 1)) << _BITS | number
-        for number, name in enumerate(_NUMBERED)
-        if name in metrics
+        round(metrics[metric.name] * metric.scale) << _BITS | number
+        for number, metric in enumerate(METRICS)
+        if metric.name in metrics and metric.group != "manifest"
     ]
 
 
 def unpacking(name: str) -> str:
-    """SQL that gives one figure from the column of its partitions' values."""
-    mine = f"{FIGURE_COLUMN} & {(1 << _BITS) - 1} = {_NUMBERED.index(name)}"
-    value = f"if({mine}, shiftright({FIGURE_COLUMN}, {_BITS}), null)"
-    total = f"{together(name).__name__}({value})"
-    return f"{total} / {_SCALES[name]}" if name in _SCALES else total
+    """Return SQL that computes one metric from the column of the partitions' values."""
+    metric = _METRICS[name]
+    chosen = f"{FIGURE_COLUMN} & {(1 << _BITS) - 1} = {METRICS.index(metric)}"
+    value = f"if({chosen}, shiftright({FIGURE_COLUMN}, {_BITS}), null)"
+    total = f"{metric.reducer.__name__}({value})"
+    return f"{total} / {metric.scale}" if metric.scale != 1 else total
 
 
 def request_cost(figures: Mapping[str, float]) -> float:
-    """What the requests among some figures cost, in micro-dollars."""
+    """Return the cost of the requests that the metrics count, in micro-dollars."""
     return sum(price * figures.get(name, 0.0) for name, price in PRICES.items())

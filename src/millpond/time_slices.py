@@ -1,4 +1,4 @@
-"""Names of tables that hold a slice of event time: `main@0:9999999` has the rows of `main` of these microseconds."""
+"""Names of tables for one slice of event time: `main@0:9999999` holds the rows of `main` of these microseconds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 SLICE = "@"
-"""What stands between a table's name and that of the slice of event time that it holds."""
+"""Separator between the name of a table and the name of its slice."""
 
 
 class TimeSlice(NamedTuple):
@@ -17,25 +17,31 @@ class TimeSlice(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What tells the slice's tables from those of others."""
+        """The suffix of the names of the slice's tables."""
         return f"{self.low}:{self.last}"
 
     @staticmethod
     def parse(name: str) -> TimeSlice:
-        """The slice of a `name`."""
+        """Parse the `name` of a slice."""
         low, last = name.split(":")
         return TimeSlice(int(low), int(last))
 
 
 def base_name(table: str) -> str:
-    """The name under which a table's schema is known: that of the table without its slice of event time."""
+    """Return the name of a table without its slice, under which its schema is known."""
     return table.partition(SLICE)[0]
 
 
 def disjoint(tables: Iterable[str]) -> dict[str, str]:
-    """For each of some tables the one that it belongs to if no two slices may overlap.
+    """Map tables to tables of slices that do not overlap.
 
-    Slices that overlap become one: from the first of their times to the last.
+    Overlapping slices become one slice, from the first of their times to the last.
+
+    Args:
+        tables: names, with or without slices.
+
+    Returns:
+        For each name, the table that its rows belong to.
     """
     names = list(tables)
     slices = {name: TimeSlice.parse(name.partition(SLICE)[2]) for name in names if SLICE in name}
@@ -45,8 +51,8 @@ def disjoint(tables: Iterable[str]) -> dict[str, str]:
             covers[-1] = TimeSlice(covers[-1].low, max(covers[-1].last, last))
         else:
             covers.append(TimeSlice(low, last))
-    found = {name: name for name in names}
-    for name, one in slices.items():
-        cover = next(cover for cover in covers if cover.low <= one.low <= cover.last)
-        found[name] = f"{base_name(name)}{SLICE}{cover.name}"
-    return found
+    targets = {name: name for name in names}
+    for name, time_slice in slices.items():
+        cover = next(cover for cover in covers if cover.low <= time_slice.low <= cover.last)
+        targets[name] = f"{base_name(name)}{SLICE}{cover.name}"
+    return targets

@@ -1,4 +1,4 @@
-"""`millpond top`: a running query in the terminal, seen from outside."""
+"""`millpond top`: the progress of a running query in the terminal, read from outside."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from millpond.metrics import (
     request_cost,
 )
 from millpond.query.progress.reader import BatchProgress, Progress, ProgressReader
-from millpond.slot.pipe.client import CommitHealth, commit_health
 from millpond.slot.process.queries import find_query
 from millpond.words import counted
+from millpond.worker.client import CommitHealth, commit_health
 
 _SILENCE_SECONDS = 3.0
 _BARS = "▁▂▃▄▅▆▇█"
@@ -36,21 +36,21 @@ _LENGTHS = (("d", 86_400), ("h", 3_600), ("min", 60))
 
 
 def watch(checkpoint: str, console: Console, interval: float, *, once: bool) -> None:
-    """Show a query until the user interrupts; one frame where the output is no terminal, or `once` is set.
+    """Show a query until the user interrupts; show one frame if the output is not a terminal or `once` is set.
 
     Args:
         checkpoint: the query's checkpoint location.
-        console: where to.
-        interval: seconds between two looks.
+        console: the output.
+        interval: seconds between two frames.
         once: whether to show one frame only.
 
     Raises:
-        UsageError: there is no Millpond state, or this is not the checkpoint.
+        UsageError: the location has no Millpond state, or is not the checkpoint.
     """
     reader = ProgressReader(checkpoint)
-    if not reader.has_ledger:
+    if not reader.has_logs:
         raise UsageError(
-            "There is no ledger of Spark's here, which tells how the query gets on.",
+            "There are no offset log and commit log of Spark here, which show the query's progress.",
             action="Give the query's checkpointLocation, also if its state lies elsewhere.",
             file=checkpoint,
         )
@@ -67,24 +67,24 @@ def watch(checkpoint: str, console: Console, interval: float, *, once: bool) -> 
 
 
 def _running(state: str) -> tuple[int | None, CommitHealth | None]:
-    """The process of the query's application, if it runs on this host, and what its slots say of commits."""
-    found = find_query(state)
-    if found is None:
+    """Return the process of the query's application, if it runs on this host, and the commit health of its slots."""
+    running = find_query(state)
+    if running is None:
         return None, None
-    directory, note = found
+    directory, note = running
     try:
         return note.process.pid, commit_health(directory, note.query, _SILENCE_SECONDS)
-    except MillpondError:  # a slot is busy, or gone; whoever needs it deals with that
+    except MillpondError:  # a slot is busy or has ended: its next caller handles that
         return note.process.pid, None
 
 
 def picture(progress: Progress, process: int | None, health: CommitHealth | None) -> RenderableType:
-    """One frame.
+    """Draw one frame.
 
     Args:
-        progress: the query as its checkpoint tells.
-        process: of its application on this host; None if it does not run here.
-        health: what its slots say of commits; None if they do not.
+        progress: the query's progress, from its checkpoint.
+        process: the process id of its application; None if it does not run on this host.
+        health: the commit health of its slots; None if they did not answer.
     """
     parts: list[RenderableType] = [_head(progress, process)]
     if health is not None and health.troubles:
@@ -94,9 +94,9 @@ def picture(progress: Progress, process: int | None, health: CommitHealth | None
     timed = [batch for batch in progress.batches if batch.seconds]
     parts.append(_batches(progress, timed, health))
     parts.append(_operators(progress.batches[-1], timed[-1] if timed else None))
-    if any(one.prefetched for one in progress.batches[-1].operators):
+    if any(operator.prefetched for operator in progress.batches[-1].operators):
         parts.append(_prefetching(progress.batches[-10:]))
-    if any(one.looked_up for one in progress.batches[-1].operators):
+    if any(operator.looked_up for operator in progress.batches[-1].operators):
         parts.append(_lookups(progress.batches[-10:]))
     return Group(*parts)
 
@@ -131,15 +131,15 @@ def _batches(progress: Progress, timed: list[BatchProgress], health: CommitHealt
     table.add_row("commit lag", f"{counted(progress.commit_lag, 'version')}{failed}")
     if recent and recent[-1].requests:
         table.add_row("requests", _requests(recent))
-    if said := _tiers(recent):
-        table.add_row("blocks", said)
-    if said := _compactions(progress.batches[-10:]):
-        table.add_row("compactions", said)
+    if line := _tiers(recent):
+        table.add_row("blocks", line)
+    if line := _compactions(progress.batches[-10:]):
+        table.add_row("compactions", line)
     return table
 
 
 def _tiers(recent: list[BatchProgress]) -> str:
-    """Where blocks of files were read; empty if none were."""
+    """Describe the tiers that blocks were read from; empty without reads."""
     counts = {name: sum(batch.tiers.get(name, 0) for batch in recent) for name in TIERS}
     places = {"memory_blocks": "memory", "disk_blocks": "local copies", "remote_blocks": "the object store"}
     read = sum(counts[name] for name in places)
@@ -150,7 +150,7 @@ def _tiers(recent: list[BatchProgress]) -> str:
 
 
 def _compactions(recent: Sequence[BatchProgress]) -> str:
-    """Who has compacted, and how much; empty if compactors are not asked."""
+    """Describe compactions, by compactors and by slots; empty without `compaction=remote`."""
     last = recent[-1].compactions
     if WAITING not in last:
         return ""
@@ -163,63 +163,61 @@ def _compactions(recent: Sequence[BatchProgress]) -> str:
 
 
 def _requests(recent: list[BatchProgress]) -> str:
-    """What slots ask of the object store a batch; from two batches on, what that costs if it goes on like this."""
+    """Describe the requests to the object store for each batch; from two batches on, their cost a day at this rate."""
     counts = [batch.requests for batch in recent]
     means = {name: sum(count.get(name, 0) for count in counts) / len(counts) for name in PRICES}
-    said = ", ".join(f"{mean:.3g} {name}" for name, mean in means.items()) + " a batch"
+    per_batch = ", ".join(f"{mean:.3g} {name}" for name, mean in means.items()) + " a batch"
     span = (recent[-1].planned or 0.0) - (recent[0].planned or 0.0)
     if span <= 0.0:
-        return said
-    # The first one's figures are of the time before it.
+        return per_batch
+    # The figures of the first batch are of the time before its plan, outside of the span.
     dollars = sum(request_cost(count) for count in counts[1:]) / 1e6 / span * 86_400
-    return f"{said}, {dollars:,.2f} dollars a day at the list price of S3 Standard in us-east-1"
+    return f"{per_batch}, {dollars:,.2f} dollars a day at the list price of S3 Standard in us-east-1"
 
 
 def _operators(last: BatchProgress, timed: BatchProgress | None) -> Table:
-    """The operators after the newest durable batch; rows a second in the last that has a time."""
+    """Return a table of the operators after the newest durable batch; rows a second are of the last timed batch."""
     table = Table(title=f"after batch {last.batch}", title_justify="left")
     table.add_column("operator")
     for name in ("rows/s", "rows", "late rows", "state rows", "in memory", "in files", "cache hits", "time"):
         table.add_column(name, justify="right")
-    for index, one in enumerate(last.operators):
-        sought = one.cache_hits + one.cache_misses
+    for index, operator in enumerate(last.operators):
+        lookups = operator.cache_hits + operator.cache_misses
         rate = None if timed is None else _per_second(timed.operators[index].rows, timed)
         table.add_row(
-            f"{index}: {one.title}",
+            f"{index}: {operator.title}",
             _rate(rate),
-            f"{one.rows:,}",
-            f"{one.late_rows:,}",
-            f"{one.state_rows:,}",
-            _size(one.memory_bytes),
-            _size(one.file_bytes),
-            f"{one.cache_hits / sought:.1%}" if sought else "–",
-            _time(one.seconds),
+            f"{operator.rows:,}",
+            f"{operator.late_rows:,}",
+            f"{operator.state_rows:,}",
+            _size(operator.memory_bytes),
+            _size(operator.file_bytes),
+            f"{operator.cache_hits / lookups:.1%}" if lookups else "–",
+            _time(operator.seconds),
         )
     return table
 
 
 def _prefetching(recent: Sequence[BatchProgress]) -> Table:
-    """What came of hints in the last batches, for the operators whose keys may be announced; whose they were in the
-    newest.
-    """
+    """Return a table of prefetching in the last batches; the sender of the hints is that of the newest batch."""
     table = Table(title=f"prefetching in {counted(len(recent), 'batch', 'batches')}", title_justify="left")
     table.add_column("operator")
     table.add_column("announced by")
     for name in ("read ahead", "used", "dropped hints", "longest read", "least slack"):
         table.add_column(name, justify="right")
-    for index, one in enumerate(recent[-1].operators):
-        if not one.prefetched:
+    for index, operator in enumerate(recent[-1].operators):
+        if not operator.prefetched:
             continue
-        told = [batch.operators[index].prefetched for batch in recent]
+        batches = [batch.operators[index].prefetched for batch in recent]
         read, used, dropped = (
-            sum(figures.get(name, 0) for figures in told)
+            sum(figures.get(name, 0) for figures in batches)
             for name in ("prefetched_keys", "prefetched_used", "dropped_hints")
         )
-        slack = [figures[SLACK] for figures in told if SLACK in figures]
-        longest = max(figures.get(PREFETCH, 0) for figures in told)
+        slack = [figures[SLACK] for figures in batches if SLACK in figures]
+        longest = max(figures.get(PREFETCH, 0) for figures in batches)
         table.add_row(
-            f"{index}: {one.title}",
-            LOOKAHEADS[one.prefetched[LOOKAHEAD]],
+            f"{index}: {operator.title}",
+            LOOKAHEADS[operator.prefetched[LOOKAHEAD]],
             f"{read:,}",
             f"{used / read:.1%}" if read else "–",
             f"{dropped:,}",
@@ -230,22 +228,22 @@ def _prefetching(recent: Sequence[BatchProgress]) -> Table:
 
 
 def _lookups(recent: Sequence[BatchProgress]) -> Table:
-    """What lookup joins asked of their tables in the last batches."""
+    """Return a table of the requests of lookup joins in the last batches."""
     table = Table(title=f"lookups in {counted(len(recent), 'batch', 'batches')}", title_justify="left")
     table.add_column("operator")
     for name in ("requests", "keys", "announced", "failed", "longest request"):
         table.add_column(name, justify="right")
-    for index, one in enumerate(recent[-1].operators):
-        if not one.looked_up:
+    for index, operator in enumerate(recent[-1].operators):
+        if not operator.looked_up:
             continue
-        told = [batch.operators[index].looked_up for batch in recent]
+        batches = [batch.operators[index].looked_up for batch in recent]
         requests, *keys = (
-            sum(figures.get(name, 0) for figures in told)
+            sum(figures.get(name, 0) for figures in batches)
             for name in ("fetches", "fetched_keys", "announced_keys", "failed_keys")
         )
-        longest = max(figures.get(FETCH, 0) for figures in told)
-        asked = [f"{requests:,}", *(f"{each:,}" for each in keys), _time(longest / 1000) if requests else "–"]
-        table.add_row(f"{index}: {one.title}", *asked)
+        longest = max(figures.get(FETCH, 0) for figures in batches)
+        cells = [f"{requests:,}", *(f"{count:,}" for count in keys), _time(longest / 1000) if requests else "–"]
+        table.add_row(f"{index}: {operator.title}", *cells)
     return table
 
 

@@ -1,4 +1,4 @@
-"""Counts and lengths of time as people say them."""
+"""Formatting of counts and lengths of time for people."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _LENGTHS = (
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """`1 batch`, `2,000 batches`; without `plural`, it is the noun with an s."""
+    """Format a count, e.g. `1 batch` or `2,000 batches`; without `plural`, the plural is the noun with an s."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def length(microseconds: int) -> str:
-    """A length of time, e.g. `1 minute 30 seconds`."""
+    """Format a length of time in microseconds, e.g. `1 minute 30 seconds`."""
     sign, rest = ("−" if microseconds < 0 else ""), abs(microseconds)
     parts = []
     for name, unit in _LENGTHS:

@@ -1,6 +1,6 @@
 """Stands for an engine of the demo where the demo itself is tested: known times and rows, and a detached child.
 
-Told of no end, it does six batches and hangs in the seventh, for the demo to kill it there.
+If the plan names no end, it does six batches and hangs in the seventh, for the demo to kill it there.
 
 `python demo_engine.py [WRONG] PLAN.json PARENT`; batch WRONG of Millpond has one row that is not of Spark. If it is
 `fail`, Millpond's process fails in its second batch.
@@ -25,7 +25,7 @@ told = folder / "figures.jsonl"
 done = len(told.read_bytes().splitlines()) if told.exists() else 0
 about = {"versions": "Spark 4.3 · Java 17", "explained": "[millpond 0] <aggregate>"}
 (folder / "about.json").write_bytes(msgspec.json.encode(about))
-# As slots do, it leaves the session of its parent; its name tells the test whose it is.
+# As slots do, it leaves the session of its parent; the test recognizes it by its name.
 child = subprocess.Popen(["sleep", "600"], start_new_session=True, cwd=folder)
 while not plan["batches"] or done < plan["batches"]:
     start = time.time()

@@ -1,4 +1,4 @@
-"""What the command line accepts and what it refuses."""
+"""Arguments that the command line accepts, and those that it refuses."""
 
 import argparse
 

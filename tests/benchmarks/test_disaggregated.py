@@ -90,7 +90,7 @@ def test_a_figure_is_drawn_of_what_was_measured(figure: str, tmp_path: Path) -> 
 
 
 def test_each_figure_runs_what_it_compares(tmp_path: Path) -> None:
-    """What is measured, by a measure that runs nothing."""
+    """List the runs of each figure, with a measure that runs nothing."""
     options = type("Options", (), {"keys": [10, 20], "engines": ["millpond", "spark"], "query": ["q4"]})()
     options.slot_memory = "32m"
     for figure, (runs, _) in disaggregated.FIGURES.items():

@@ -95,7 +95,7 @@ def test_entries_are_looked_up() -> None:
 
 
 def batches(spark: Any, config: RunConfig, count: int, folder: Path) -> list[list[Any]]:
-    """What the first batches of a workload give on Millpond."""
+    """Return the rows of a workload's first batches on Millpond."""
     spark = spark.newSession()
     spark.conf.set("spark.millpond.onUnsupported", "error")
     found: dict[int, list[Any]] = {}

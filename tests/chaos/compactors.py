@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from millpond.checkpoint.compaction.requests import Done, Request, claim_lease
+from millpond.compactor.worker import Worker
 from millpond.errors import TransientError
 from millpond.files.backends.filesystem import FileSystem
 from millpond.files.refs import RunRef
-from millpond.slot.compaction.worker import Worker
 from millpond.stores.runs.pace import Pace
 from tests.chaos.sums import Merge, merge
 

@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.operators.protocol import Times
-from millpond.slot.pipe.processors.processor import UserProcessor
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.kinds.deduplicate import DeduplicateSpec, WithinSpec
 from millpond.spec.kinds.join import JoinSpec
@@ -23,10 +22,11 @@ from millpond.spec.kinds.session import SessionSpec
 from millpond.spec.kinds.union import OperatorSpec
 from millpond.spec.operators import AggregateCall, EventTime, Field, Order, Windows
 from millpond.spec.types import parse_type
+from millpond.tasks.user_processor import UserProcessor
 from tests.chaos.processors import Keeping
 from tests.operators.join_rig import side
 from tests.operators.rig import fields, hash_of
-from tests.slot.pipe_processors.mini_slot import user_processor
+from tests.worker.processors.mini_slot import user_processor
 
 SECOND = 1_000_000
 STEP = 4
@@ -41,7 +41,7 @@ Rows = list[tuple[Any, ...]]
 
 
 class Batch(NamedTuple):
-    """What one batch brings: the pipe's rows, without markers, and the times that the operator is told."""
+    """Input of one batch: rows without markers, and the times that the operator gets."""
 
     rows: pa.RecordBatch
     times: Times
@@ -68,7 +68,7 @@ class Kind:
     user: UserProcessor | None = field(default=None, repr=False)
 
     def stream(self, seed: int, batches: int, bits: int = 64) -> list[Batch]:
-        """A stream of batches, some without rows; of the hashes of keys so many bits vary."""
+        """Draw a stream of batches, some without rows; `bits` bits of the keys' hashes vary."""
         choice = random.Random(seed)
         out, late, closed, latest = [], 0, 0, 0
         for number in range(batches):
@@ -102,7 +102,7 @@ class Kind:
 
 
 def part_of(rows: pa.RecordBatch, partition: int, partitions: int) -> pa.RecordBatch:
-    """The rows of a batch that fall into one of so many partitions."""
+    """The rows of a batch that fall into one of `partitions` partitions."""
     groups = rows.column(0).to_numpy(zero_copy_only=False).astype(np.int64).view(np.uint64) >> np.uint64(49)
     return rows.filter(pa.array((groups * np.uint64(partitions)) >> np.uint64(15) == np.uint64(partition)))
 

@@ -35,7 +35,7 @@ class Life:
         self.known: set[int] = set()
 
     def run(self, victim: str | None, rng: random.Random, after: int | None = None) -> tuple[bool, bool]:
-        """Whether the kill was carried out (`after` so many lines, or one to three), and whether the job has ended."""
+        """Whether the kill was carried out (after `after` lines, or one to three), and whether the job has ended."""
         assert self.process.stdout is not None
         lines_left, pause, killed, done = after or rng.randint(1, 3), rng.uniform(0.0, 0.4), False, False
         for line in self.process.stdout:
@@ -57,7 +57,7 @@ class Life:
         if victim == "driver":
             targets = [*self.known, self.process.pid]
         else:
-            named = {"slot": "millpond.slot.template", "worker": "millpond.slot.pipe.daemon"}[victim]
+            named = {"slot": "millpond.slot.template", "worker": "millpond.worker.daemon"}[victim]
             candidates = [p.pid for p in psutil.process_iter() if _says(p, named) and self._ours(p)]
             targets = [rng.choice(sorted(candidates))] if candidates else []
         for pid in targets:

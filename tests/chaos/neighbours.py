@@ -1,7 +1,7 @@
-"""Who else looks at the location of a world at any time: who forks it, reads it, and collects its garbage from outside.
+"""Other processes at the location of a world: they fork it, read it, and collect its garbage from outside.
 
 All is the real code. A fork is a world of its own; it goes on beside the one that it was made from, is forked itself,
-or is deleted. What nobody needs any more has to be gone at the end, and nothing else.
+or is deleted. At the end exactly the files that are no longer needed must be gone.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from millpond.checkpoint.retention.collector import _GENERATIONS
 from millpond.checkpoint.retention.needs import IN_FLIGHT, committed_at, read_needs
 from millpond.checkpoint.retention.orphans import UPLOAD, find_orphans
 from millpond.errors import FencedError, StateDamagedError, TransientError, UsageError
-from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem, open_filesystem
-from millpond.files.backends.forked import parse_shared
-from millpond.query.ledger.fork import fork
-from millpond.query.ledger.ledger import METADATA
-from millpond.query.ledger.orphans import orphans_of
-from millpond.slot.reading.reader import StateReader
+from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem
+from millpond.files.locations.forked import parse_shared
+from millpond.files.locations.opening import open_filesystem
+from millpond.query.logs.fork import fork
+from millpond.query.logs.orphans import orphans_of
+from millpond.query.logs.query_logs import METADATA
+from millpond.state_reader.reader import StateReader
 from tests.chaos.sums import State, deltas_of, runs_of
 from tests.chaos.tripwire import Crash
 from tests.chaos.world import TaskFailed, World
@@ -73,7 +74,7 @@ class Neighbours:
         self._unfinished: list[str] = []  # where forks were interrupted
 
     def look_in(self) -> None:
-        """Between two batches of the world one of them does something, or nobody does."""
+        """Between two batches of the world at most one of them does something."""
         what = self.random.random()
         try:
             if what < 0.2:
@@ -236,7 +237,7 @@ class Neighbours:
     # --- the end
 
     def end(self) -> None:
-        """All has ended: forks are whole, and what nobody needs is gone everywhere."""
+        """Check at the end that forks are whole and that files that are not needed are gone everywhere."""
         for place in self._unfinished:
             self._delete(place)
         for made in self.family[1:]:

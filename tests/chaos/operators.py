@@ -2,7 +2,7 @@
 
 The truth is an uncrashed run of the same operator over the same batches, in one partition whose state never leaves
 memory: whatever happens, each batch has to give the same rows. What the slot's threads do in the background is done
-when the world says so, so that a seed tells everything.
+when the world says so, so that a seed determines everything.
 """
 
 from __future__ import annotations
@@ -27,18 +27,16 @@ from millpond.checkpoint.formats import deltas
 from millpond.checkpoint.sealed import SealedFiles
 from millpond.conf import KEY_GROUP_BITS
 from millpond.errors import MillpondError, StateDamagedError
-from millpond.files.backends import patience
+from millpond.files.backends import retry
 from millpond.files.backends.filesystem import FileSystem
 from millpond.files.backends.local import LocalFiles
 from millpond.operators.aggregate import cardinality_observer
 from millpond.operators.processors import input as processor_input
-from millpond.slot.batch.offsets import Planned
-from millpond.slot.batch.task import PipeTask, SlotSettings
-from millpond.slot.compaction.remote import RemoteCompaction
+from millpond.slot.partition.attempt_lock import Attempt
 from millpond.slot.partition.partition import Partition
-from millpond.slot.partition.running import Means, RunningQuery
+from millpond.slot.partition.remote_compaction import RemoteCompaction
+from millpond.slot.partition.running import RunningQuery, SlotResources
 from millpond.slot.partition.timed import Timed
-from millpond.slot.partition.turns import Attempt
 from millpond.spec.kinds.join import JoinSpec
 from millpond.stores import append_files, event_time_slices
 from millpond.stores.aligned import hash_intervals
@@ -50,6 +48,8 @@ from millpond.stores.rmw import eviction_buffer, flush
 from millpond.stores.runs import run_store
 from millpond.stores.runs.run_store import RunStore
 from millpond.stores.unaligned import table as unaligned
+from millpond.tasks.offset_log import Planned
+from millpond.tasks.operator_task import OperatorTask, SlotSettings
 from tests.chaos.compactors import Compactor, made_for
 from tests.chaos.kinds import KINDS, Batch, Kind, Rows, ordered, part_of, shown
 from tests.chaos.later import Later, at_once, wait_for
@@ -70,7 +70,7 @@ _attempts = itertools.count()
 
 @contextmanager
 def small(most_deltas: int = 2, many_slices: int = 32) -> Iterator[None]:
-    """Stores write, flush and merge files after a few batches; nothing runs in a thread, and nobody sleeps.
+    """Stores write, flush and merge files after a few batches; nothing runs in a thread, and nothing sleeps.
 
     Slices of event time get wider once there are `many_slices`, by partitions each as its rows come.
     """
@@ -84,7 +84,7 @@ def small(most_deltas: int = 2, many_slices: int = 32) -> Iterator[None]:
         for name, value in {"SAMPLED": 0, "_ENOUGH": 4, "_REPEATING": 2, "_GROWN": 1 << 13, "_SMALL": 1 << 12}.items():
             patch.setattr(cardinality_observer, name, value)
         patch.setattr(processor_input, "KEYS", 3)
-        patch.setattr(patience, "_PAUSE", 0.0)
+        patch.setattr(retry, "_PAUSE", 0.0)
         for module in (deltas, run_store, append_files):
             patch.setattr(module, "ThreadPoolExecutor", at_once)
         patch.setattr(eviction_buffer, "wait", wait_for)
@@ -93,30 +93,30 @@ def small(most_deltas: int = 2, many_slices: int = 32) -> Iterator[None]:
 
 
 class Query(RunningQuery):
-    """What a slot's partitions share, over the world's stores; `later` does what threads would."""
+    """Resources that a slot's partitions share, over the world's stores; `later` does the work of threads."""
 
-    def __init__(self, task: PipeTask, means: Means, slot: OperatorSlot) -> None:
+    def __init__(self, task: OperatorTask, resources: SlotResources, slot: OperatorSlot) -> None:
         self._slot = slot
-        super().__init__(task, means)
+        super().__init__(task, resources)
 
     def __post_init__(self) -> None:
-        slot, means, world = self._slot, self.means, self._slot.world
+        slot, resources, world = self._slot, self.resources, self._slot.world
         self.files = world.state
         self.checkpoint = Checkpoint(world.state, self.task.generation)
-        self.spill = means.directory
-        cache = means.directory / f"cache{means.number}"
+        self.spill = resources.directory
+        cache = resources.directory / f"cache{resources.number}"
         cache.mkdir(parents=True, exist_ok=True)
         self.runs = RunStore(world.state, str(cache), disk=world.disk, memory=1 << 20)
         self.runs._requests, self.runs._hydrator = Later(), slot.later  # type: ignore[assignment]
         self.append_files = AppendFiles(world.state, str(cache), copies=self.runs.copies)
         self.append_files._requests = self.append_files._readers = self.append_files._copier = Later()  # type: ignore[assignment]
         self.remote = None
-        self.merges = Timed(self.means.merges)
+        self.merges = Timed(self.resources.merges)
         if world.workers:
             self.remote = RemoteCompaction(
                 world.state, self.task.generation, threaded=False, clock=world.clock, stats=world.compactions
             )
-        self._account = means.budget.open()
+        self._account = resources.budget.open()
         self._reported: dict[str, float] = {}
         self._lock = threading.Lock()
         self.sealed = slot.sealed
@@ -131,7 +131,7 @@ class Query(RunningQuery):
 
 
 class OperatorSlot:
-    """What a slot does, with real partitions."""
+    """A slot with real partitions."""
 
     committer: WatchedCommitter
 
@@ -148,9 +148,9 @@ class OperatorSlot:
         sealed.mkdir(parents=True, exist_ok=True)
         self.sealed = SealedFiles(str(sealed), self.name, self._folder)
         budget = MemoryBudget(world.memory)
-        means = Means(self.name, index, directory, budget, budget.open(), self.later, self.later, Later())
+        resources = SlotResources(self.name, index, directory, budget, budget.open(), self.later, self.later, Later())
         try:
-            self.query = Query(world.task(generation), means, self)
+            self.query = Query(world.task(generation), resources, self)
         except BaseException:
             self.vanish()
             raise
@@ -163,7 +163,7 @@ class OperatorSlot:
         if partition not in self.partitions:
             self.partitions[partition] = Partition(self.query, self.query.task, partition)
         attempt = Attempt(batch, next(_attempts), lambda: None)
-        self._announce(batch, partition, pieces)
+        self._send_hints(batch, partition, pieces)
         user = self.world.kind.user
         caller = None if user is None else Called(user, self._called)
         output = self.partitions[partition].run(attempt, self._fed(pieces), sync=self.sync, caller=caller)
@@ -173,7 +173,7 @@ class OperatorSlot:
             raise TaskFailed("The output was not read.")
         return {partition: shown(list(output))}
 
-    def _announce(self, batch: int, partition: int, pieces: list[pa.RecordBatch]) -> None:
+    def _send_hints(self, batch: int, partition: int, pieces: list[pa.RecordBatch]) -> None:
         """Sometimes keys are announced: of these rows or others, for this batch or another."""
         random = self.world.random
         if random.random() < 0.4:
@@ -253,12 +253,12 @@ class OperatorWorld(World):
             self.times = time.time
             self.workers = [made_for(self, Compactor) for _ in self.workers]
 
-    def task(self, generation: int) -> PipeTask:
-        """What the pipes of a run carry."""
+    def task(self, generation: int) -> OperatorTask:
+        """The task that a run's slot stages carry."""
         return task_of(self.kind, self.partitions, generation)
 
     def plan(self, batch: int) -> Planned:
-        """What Spark has planned for a batch."""
+        """Times that Spark has planned for a batch."""
         return Planned(0, 0) if batch < 0 else Planned(*self.stream[batch].times[1:])
 
     def new_slot(self, index: int, sync: bool) -> OperatorSlot:
@@ -274,8 +274,8 @@ class OperatorWorld(World):
         cut = self.random.randrange(rows.num_rows + 1)
         return [marked(rows.slice(0, cut), partition, self.partitions), unmarked(rows.slice(cut))]
 
-    def run_task(self, batch: int, partition: int, *, sync: bool, elsewhere: int = 0) -> Any:
-        index = (partition + elsewhere) % self.slot_count
+    def run_task(self, batch: int, partition: int, *, sync: bool, remote_compactor: int = 0) -> Any:
+        index = (partition + remote_compactor) % self.slot_count
         try:
             slot = self.slot(index, sync)
             found = slot.run(batch, partition, self.rows(batch, partition, self.run))
@@ -296,7 +296,7 @@ class OperatorWorld(World):
         self.sink.setdefault(batch, []).append((self.run, rows))
 
     def go_back(self, version: int) -> None:
-        """Have Spark's ledger end before a version, as if batches had been taken back by hand."""
+        """Have Spark's logs end before a version, as if batches had been taken back by hand."""
         for log in ("offsets", "commits"):
             for batch in range(version, self._raw_ledger.last(log) + 1):
                 self._raw_ledger.remove(log, batch)
@@ -310,12 +310,12 @@ class OperatorWorld(World):
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def task_of(kind: Kind, partitions: int, generation: int, **others: Any) -> PipeTask:
+def task_of(kind: Kind, partitions: int, generation: int, **others: Any) -> OperatorTask:
     """A task of an operator."""
     settings = SlotSettings(memory=MEMORY, open_timeout=0.0)
     given = {"location": "memory:nowhere", "offsets": "memory:nowhere", "settings": settings} | others
     given.setdefault("lookaheads", ("exchange",))
-    return PipeTask("app", "query", "run", 0, kind.spec, partitions, 1, generation=generation, **given)
+    return OperatorTask("app", "query", "run", 0, kind.spec, partitions, 1, generation=generation, **given)
 
 
 def marked(rows: pa.RecordBatch, partition: int, partitions: int) -> pa.RecordBatch:

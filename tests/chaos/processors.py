@@ -12,7 +12,7 @@ TEXT = "a text that fills some pages of a table, "
 
 
 class Keeping(StatefulProcessor):
-    """Tells each row, and each timer, with all that the key has; the order of a key's rows does not matter.
+    """Report each row, and each timer, with all that the key has; the order of a key's rows does not matter.
 
     Args:
         waits: milliseconds from a row to its timer; no timers if there are none.

@@ -21,7 +21,7 @@ SHOWN = "n bigint, said string"
 
 
 class Programs(StatefulProcessor):
-    """Does what rows say, and tells what came of it.
+    """Carry out the operations of rows, and report their results.
 
     Args:
         lives: milliseconds that each variable lives: `v`, `l` and `m`. due: what is done when a timer is due.
@@ -100,7 +100,7 @@ def binary(n: int | None) -> bytes:
 
 @dataclass
 class Kept:
-    """What the model has of one key; with each part the time when it expires."""
+    """The model's state of one key; with each part the time when it expires."""
 
     v: tuple[Any, float] | None = None
     l: list[tuple[Any, float]] = field(default_factory=list)  # noqa: E741
@@ -108,7 +108,7 @@ class Kept:
     timers: set[int] = field(default_factory=set)
 
     def live(self, now: float) -> Kept:
-        """What has not expired."""
+        """The parts that have not expired."""
         value = self.v if self.v is not None and self.v[1] > now else None
         entries = {key: one for key, one in self.m.items() if one[1] > now}
         return Kept(value, [one for one in self.l if one[1] > now], entries, set(self.timers))
@@ -200,7 +200,7 @@ class Model:
         now: int,
         limit: int | None,
     ) -> dict[Any, list[Told]]:
-        """What is told of each key, in order.
+        """Return the reports of each key, in order.
 
         Args:
             rows: key, number, operations. due: what is done when a timer is due.
@@ -228,7 +228,7 @@ class Model:
         return told
 
     def of(self, name: str) -> dict[Any, Any]:
-        """What keys have of a variable, or of timers: those that have something."""
+        """Values of a variable, or timers, by key: only of keys that have some."""
         plain: dict[str, Callable[[Kept], Any]] = {
             "v": lambda one: one.v and one.v[0],
             "l": lambda one: [n for n, _ in one.l],

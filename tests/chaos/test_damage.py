@@ -19,11 +19,11 @@ import pytest
 
 from millpond.checkpoint.recovery import Recovery
 from millpond.errors import StateDamagedError
-from millpond.slot.batch.task import SlotSettings
 from millpond.slot.process.messages import Run
 from millpond.stores.aligned import table as aligned
 from millpond.stores.ordered import files as ordered_files
 from millpond.stores.rmw import flush
+from millpond.tasks.operator_task import SlotSettings
 from tests.application import Application
 from tests.chaos.kinds import KINDS, ordered, part_of, shown
 from tests.chaos.operators import marked, truth
@@ -36,7 +36,7 @@ BATCHES = 9
 """Batches that Spark has committed."""
 MORE = 4
 """Batches that run on what is damaged: time enough for all of it to be read or to expire."""
-SOON = 30.0
+SHORT_RETRY = 30.0
 """Seconds in which all of this must end."""
 THOROUGH = "MILLPOND_SCHEDULES" in os.environ
 CHOSEN = (
@@ -93,13 +93,13 @@ class Job(Application):
         assert ordered(found) == self.expected[batch], f"batch {batch}"
 
     def go_back(self, version: int) -> None:
-        """Have Spark's ledger end before a version."""
-        for batch in range(version, self.ledger.last("offsets") + 1):
-            self.ledger.remove("offsets", batch)
-            self.ledger.remove("commits", batch)
+        """Have Spark's logs end before a version."""
+        for batch in range(version, self.query_logs.last("offsets") + 1):
+            self.query_logs.remove("offsets", batch)
+            self.query_logs.remove("commits", batch)
 
     def live(self) -> list[Live]:
-        """What the newest version of the state consists of."""
+        """The files of the newest version of the state."""
         recovery = Recovery(self.files)
         version = recovery.newest()
         found = set()
@@ -153,7 +153,7 @@ def damage(folder: Path, victim: Live, how: str, choice: random.Random) -> None:
 
 
 def outcome(folder: Path, kind: str, scheme: str, victim: str = "") -> str:
-    """What becomes of a start on this state, and of some batches: `named` (the damaged file), or `harmless`."""
+    """Start on this state and run some batches: the error has `named` the damaged file, or it is `harmless`."""
     application = Job(folder, kind, scheme)
     began = time.monotonic()
     try:
@@ -169,7 +169,7 @@ def outcome(folder: Path, kind: str, scheme: str, victim: str = "") -> str:
             assert error.file.endswith(victim), error  # noqa: PT017
         return "named"
     finally:
-        assert time.monotonic() - began < SOON
+        assert time.monotonic() - began < SHORT_RETRY
     return "harmless"
 
 

@@ -33,13 +33,13 @@ from millpond.checkpoint.forks.parents import open_state
 from millpond.checkpoint.formats.documents import FORMAT
 from millpond.checkpoint.generation import newest_claim
 from millpond.checkpoint.retention.collector import Collector
+from millpond.compactor.worker import Worker
 from millpond.errors import StateDamagedError, StateIncompatibleError
 from millpond.files.refs import RunRef
 from millpond.layout import TableSchema
-from millpond.query.ledger.fork import fork
-from millpond.slot.compaction.remote import RemoteCompaction
-from millpond.slot.compaction.worker import Worker
-from millpond.slot.reading.reader import StateReader
+from millpond.query.logs.fork import fork
+from millpond.slot.partition.remote_compaction import RemoteCompaction
+from millpond.state_reader.reader import StateReader
 from millpond.stores.jobs import MergeRuns
 from millpond.stores.rmw import flush
 from tests.slot.test_damage import BATCHES, Counts, rows_of
@@ -78,7 +78,7 @@ class Fork(Counts):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint that two runs have left, and a fork of it that nobody has started."""
+    """A checkpoint that two runs have left, and a fork of it that has not been started."""
     folder = tmp_path_factory.mktemp("made")
     (folder / "original").mkdir()
     with pytest.MonkeyPatch.context() as patch:
@@ -108,7 +108,7 @@ def needed_runs(folder: Path) -> list[Path]:
 
 
 def newer(content: bytes) -> bytes:
-    """What a Millpond of the next format would have written."""
+    """The same content as a Millpond of the next format would write it."""
     if content[:8] == b"MILLCMIT":
         return content[:8] + (FORMAT + 1).to_bytes(4, "little") + content[12:]
     body = json.dumps(json.loads(content.partition(b"\n")[0]) | {"format": FORMAT + 1}).encode()
@@ -129,7 +129,7 @@ def damage(path: Path, how: str, choice: random.Random) -> None:
         path.write_bytes(content[: 0 if how == "empty" else choice.randrange(1, len(content))])
 
 
-# A mark is there or not; a run's format is told by its footer, whose checksum manifests have.
+# A mark is there or not; a run's format is in its footer, whose checksum is in manifests.
 CASES = [(kind, how) for kind in KINDS for how in HOW if how != "newer" or kind not in ("run", "fence")]
 
 

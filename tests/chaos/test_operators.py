@@ -1,6 +1,6 @@
 """Seeded schedules of crashes and failures for every kind of operator: each batch gives the rows of an uncrashed run.
 
-`MILLPOND_SEED=n` repeats one of them; with `MILLPOND_SCHEDULES=5000` (`make chaos`) so many are run, over all kinds.
+`MILLPOND_SEED=n` repeats one of them; `MILLPOND_SCHEDULES=5000` (`make chaos`) runs 5,000, over all kinds.
 """
 
 from __future__ import annotations

@@ -23,14 +23,14 @@ from millpond.operators.kinds.registry import read_rows, read_whole
 from millpond.operators.processors import input as processor_input
 from millpond.operators.processors import operator as processor_operator
 from millpond.operators.protocol import Times
-from millpond.slot.pipe.processors.processor import UserProcessor
 from millpond.spec.kinds.processor import TIMERS, TimeMode
 from millpond.spec.kinds.union import OperatorSpec
 from millpond.spec.operators import EventTime
+from millpond.tasks.user_processor import UserProcessor
 from tests.chaos.programs import COLUMNS, SHOWN, Model, Operation, Programs, binary
 from tests.operators.called import Called
 from tests.operators.rig import Rig, as_rows, normal, record_batch
-from tests.slot.pipe_processors.mini_slot import few_at_a_time, user_processor
+from tests.worker.processors.mini_slot import few_at_a_time, user_processor
 
 EXAMPLES = int(os.environ.get("MILLPOND_SCHEDULES", "25"))
 TIMES = [0, 1, 8, 9, 20, 21, 60]
@@ -63,7 +63,7 @@ class Batch(NamedTuple):
 
     Attributes:
         rows: key, event time, operations. later: milliseconds since the batch before.
-        restart: whether the partition is opened anew before. lives: what lives how long from then on.
+        restart: whether the partition is opened again before. lives: what lives how long from then on.
         fails: with which message to or from the user's code the first attempt ends; with none if there are fewer.
     """
 
@@ -139,7 +139,7 @@ def test_programs_do_as_the_model_says(mode: TimeMode, at_once: int | None, data
 
 
 def run(mode: TimeMode, data: st.DataObject, bits: int) -> None:
-    """Run any program, and compare all that it tells and leaves with the model."""
+    """Run any program, and compare its output and its state with the model."""
     column, pandas, due, batches = data.draw(programs(mode))
     made = user(mode, column, pandas, due, batches[0].lives)
     rig, model = Rig(made.spec), Model()
@@ -191,7 +191,7 @@ def check(out: list[tuple[Any, ...]], wanted: dict[Any, list[tuple[Any, ...]]], 
 
 
 def state(rig: Rig, name: str, lives: tuple[int, ...]) -> dict[Any, Any]:
-    """What the operator's table has of a variable, or of timers."""
+    """Rows of a variable, or of timers, in the operator's table."""
     found: dict[Any, Any] = {}
     table = name if name == TIMERS else f"variable.{name}"
     tables = rig.operator.tables

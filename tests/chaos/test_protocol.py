@@ -106,15 +106,15 @@ class Protocol(RuleBasedStateMachine):
         self.running = self.driver(lambda: self.world.start() or True) is True
 
     @precondition(lambda self: self.running)
-    @rule(elsewhere=st.integers(0, 3))
-    def advance(self, elsewhere: int) -> None:
+    @rule(remote_compactor=st.integers(0, 3))
+    def advance(self, remote_compactor: int) -> None:
         """Plan a batch, run its next task, or finish it."""
         if self.batch is None:
             self.batch, self.done = self.driver(self.world.next_batch), {}
             return
         missing = [p for p in range(self.world.partitions) if p not in self.done]
         if missing and not self.skipped():
-            self.task(missing[0], elsewhere // 3)
+            self.task(missing[0], remote_compactor // 3)
         else:
             self.finish(self.batch)
 
@@ -126,10 +126,10 @@ class Protocol(RuleBasedStateMachine):
                 self.driver(self.world.run_batch)
 
     @precondition(lambda self: self.batch is not None and self.done)
-    @rule(partition=st.integers(0, 2), elsewhere=st.integers(0, 1))
-    def second_attempt(self, partition: int, elsewhere: int) -> None:
+    @rule(partition=st.integers(0, 2), remote_compactor=st.integers(0, 1))
+    def second_attempt(self, partition: int, remote_compactor: int) -> None:
         if partition in self.done:
-            self.task(partition, elsewhere)
+            self.task(partition, remote_compactor)
 
     @rule(index=st.integers(0, 2))
     def commit_some(self, index: int) -> None:
@@ -142,7 +142,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(what=st.sampled_from(["fork", "live", "open", "read", "collect", "compact"]), which=st.integers(0, 2))
     def others(self, what: str, which: int) -> None:
-        """Who else is at the location does something; the time goes on."""
+        """Another process at the location does something; the time goes on."""
         others = self.neighbours
         world = others.family[which % len(others.family)]
         self.world.clock.now += 30.0
@@ -165,10 +165,12 @@ class Protocol(RuleBasedStateMachine):
     def collect(self) -> None:
         self.driver(self.world.collect)
 
-    def task(self, partition: int, elsewhere: int) -> None:
+    def task(self, partition: int, remote_compactor: int) -> None:
         assert self.batch is not None
         with suppress(TaskFailed):
-            self.done[partition] = self.world.run_task(self.batch, partition, sync=self.world.sync, elsewhere=elsewhere)
+            self.done[partition] = self.world.run_task(
+                self.batch, partition, sync=self.world.sync, remote_compactor=remote_compactor
+            )
 
     def finish(self, batch: int) -> None:
         if not self.skipped():
@@ -176,7 +178,7 @@ class Protocol(RuleBasedStateMachine):
             for piece in self.done.values():
                 rows |= piece
             self.world.write(batch, rows)
-        self.driver(lambda: self.world.ledger.put("commits", batch, b"{}"))
+        self.driver(lambda: self.world.query_logs.put("commits", batch, b"{}"))
         self.batch = None
 
     def skipped(self) -> bool:

@@ -1,6 +1,6 @@
 """Seeded schedules of crashes and failures, without Spark: restart until done, and the rows are right.
 
-`MILLPOND_SEED=n` repeats one of them; with `MILLPOND_SCHEDULES=5000` (`make chaos`) so many are run, from there on.
+`MILLPOND_SEED=n` repeats one of them; `MILLPOND_SCHEDULES=5000` (`make chaos`) runs 5,000, from there on.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ FAILURES = ("before failure", "after failure", "torn failure", "late failure", "
 
 
 def drive(world: World, batches: int, *, between: Callable[[], None] = lambda: None) -> int:
-    """Start, and start again, until Spark has committed so many batches; returns how many starts it took."""
+    """Start, and start again, until Spark has committed `batches` batches; returns how many starts it took."""
     for starts in range(1, 1000):
         try:
             world.start()
-            while world.ledger.last("commits") < batches - 1:
+            while world.query_logs.last("commits") < batches - 1:
                 between()
                 world.run_batch()
         except StateDamagedError:
-            raise  # nothing here damages files: the ledger must never be ahead of what can be recovered
+            raise  # nothing here damages files: Spark's logs must never be ahead of the recoverable state
         except (Crash, TaskFailed, TransientError, FencedError):
             world.end_application(world.random.choice(["kill", "stop", "drain"]))
             continue
@@ -102,7 +102,7 @@ def survive(
     others: Callable[[], None] = lambda: None,
     afterwards: Callable[[], None] = lambda: None,
 ) -> World:
-    """Run so many batches through the world's troubles and some more.
+    """Run a number of batches through the world's troubles and some more.
 
     Args:
         world: with what goes wrong in it. seed: of further troubles. batches: how many.

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from millpond.errors import StateDamagedError, TransientError
-from millpond.files.backends.filesystem import FileSystem, open_filesystem
+from millpond.files.backends.filesystem import FileSystem
 from millpond.files.backends.local import LocalFiles
+from millpond.files.locations.opening import open_filesystem
 from millpond.files.refs import TableManifest
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import MemoryBudget
@@ -39,7 +40,7 @@ Step = Append | Take | Freeze | Evict
 
 
 def script(seed: int) -> list[list[Step]]:
-    """What each batch does; the same whenever it runs."""
+    """Draw the steps of each batch; the same for each seed."""
     choice = random.Random(seed)
     return [[_step(choice) for _ in range(choice.randrange(1, 7))] for _ in range(BATCHES)]
 
@@ -109,7 +110,7 @@ def survive(rig: Life, batches: list[list[Any]], quiet: Callable[[], None]) -> N
 
 
 def back(rig: Life, versions: int) -> None:
-    """A new process opens the version that lies so many behind the last one."""
+    """A new process opens the version that lies `versions` behind the last one."""
     for _ in range(200):
         with suppress(Crash, TransientError):
             return rig.restart(max(0, len(rig.history) - 1 - versions))
@@ -157,7 +158,7 @@ def test_lists_survive(tmp_path: Path) -> None:
 @pytest.mark.parametrize("where", ["disk", "remote"])
 @pytest.mark.parametrize("how", ["flipped", "cut", "removed"])
 def test_damage_is_named_or_harmless(tmp_path: Path, how: str, where: str) -> None:
-    """Of the newest version's segments one is damaged: lists are right, or its name is told."""
+    """One segment of the newest version is damaged: lists are right, or the error names it."""
     outcomes = set()
     with small(), pytest.MonkeyPatch.context() as patch:
         shrink(patch)

@@ -112,7 +112,7 @@ class Tripwire:
 
     @contextmanager
     def upload(self, name: str) -> Iterator[Write]:
-        pieces: list[bytes] = []  # the parts; nobody sees them before they are put together
+        pieces: list[bytes] = []  # the parts; no reader sees them before they are put together
         with ExitStack() as begun:
             write = begun.enter_context(self.inner.upload(name))
             yield lambda data: pieces.append(bytes(memoryview(data)))

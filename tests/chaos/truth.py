@@ -61,7 +61,7 @@ def batches_of_files(checkpoint: Path) -> list[int]:
 
 
 def expected_updates(rows: pa.Table, checkpoint: Path) -> list[tuple[object, ...]]:
-    """What each batch must emit in update mode: every key it touches, with all its rows so far."""
+    """Rows that each batch must emit in update mode: every key it touches, with all its rows so far."""
     batches = batches_of_files(checkpoint)
     groups: dict[tuple[object, object], list[int]] = {}
     emitted: list[tuple[object, ...]] = []
@@ -110,7 +110,7 @@ def expected_pairs(rows: pa.Table) -> list[tuple[object, ...]]:
 
 
 def read_updates(folder: Path) -> list[tuple[object, ...]]:
-    """What the job's batches have written."""
+    """Rows that the job's batches have written."""
     written = [
         (int(batch.name.removeprefix("batch=")), *row.values())
         for batch in folder.iterdir()

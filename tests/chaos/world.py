@@ -1,8 +1,8 @@
-"""A whole application without Spark: driver, ledger, sink, slots, committers and store, moved step by step.
+"""A whole application without Spark: driver, query logs, sink, slots, committers and store, moved step by step.
 
 The parts under test are the real ones: file layer, checkpoint, committer, sealed files, recovery, other partitions at a
 start, compactions by workers, garbage collection, forks, and the start procedure's decisions and changes to Spark's
-ledger. Spark itself is a model of its rules: a batch is planned (`offsets/`), run, given to the sink, then committed
+logs. Spark itself is a model of its rules: a batch is planned (`offsets/`), run, given to the sink, then committed
 (`commits/`); a start goes on with the batch that is planned and not committed; a sink may skip a batch that it has, and
 then no task of it runs.
 
@@ -35,20 +35,20 @@ from millpond.checkpoint.committer import Committer
 from millpond.checkpoint.forks.parents import open_state
 from millpond.checkpoint.formats.manifest import PartitionManifest, seal
 from millpond.checkpoint.generation import claim
-from millpond.checkpoint.pinned import PinnedOperator, PinnedQuery, pin, plain
 from millpond.checkpoint.recovery import Recovery
 from millpond.checkpoint.retention.collector import Collector
 from millpond.checkpoint.sealed import SealedFiles
+from millpond.checkpoint.state_schema import OperatorSchema, StateSchema, pin, plain
+from millpond.compactor.worker import Worker
 from millpond.errors import MillpondError, StateDamagedError
 from millpond.files.backends import objects
 from millpond.files.backends.filesystem import FileSystem
 from millpond.files.backends.local import LocalFiles
 from millpond.files.refs import RunRef, TableManifest
-from millpond.query.ledger.fork import check_fork
-from millpond.query.ledger.ledger import LOGS, Ledger, RollBack
-from millpond.query.starting.start import begin
-from millpond.slot.compaction.remote import RemoteCompaction, RemoteStats
-from millpond.slot.compaction.worker import Worker
+from millpond.query.logs.fork import check_fork
+from millpond.query.logs.query_logs import LOGS, QueryLogs, RollBack
+from millpond.query.starting.recovery_point import begin
+from millpond.slot.partition.remote_compaction import RemoteCompaction, RemoteStats
 from millpond.spec.kinds.deduplicate import DeduplicateSpec
 from tests.chaos.compactors import Compactor, Merger, Stalled, made_for
 from tests.chaos.sums import (
@@ -66,7 +66,7 @@ from tests.chaos.sums import (
 from tests.chaos.tripwire import Clock, Crash, Timed, Tripwire
 from tests.operators.rig import fields
 
-PINNED = PinnedOperator("sums", plain(DeduplicateSpec(fields("k string"), (0,))), {"main": {}})
+PINNED = OperatorSchema("sums", plain(DeduplicateSpec(fields("k string"), (0,))), {"main": {}})
 _worlds = itertools.count()
 _memory_files = objects.memory_files
 
@@ -136,7 +136,7 @@ class WatchedCommitter(Committer):
 
 
 class Slot:
-    """What a slot does, over the real checkpoint classes."""
+    """A slot over the real checkpoint classes."""
 
     def __init__(self, world: World, host: int, generation: int, sync: bool) -> None:
         self.world = world
@@ -185,7 +185,7 @@ class Slot:
         return output
 
     def _open(self, partition: int, version: int) -> Held:
-        self._let_go(partition)
+        self._release(partition)
         self.committer.drain()
         manifest = self.checkpoint.open_partition(0, partition, version)
         self.committer.opened(manifest)
@@ -195,7 +195,7 @@ class Slot:
         self.world.check_state(partition, version, state)
         return Held(manifest, state, runs, recent)
 
-    def _let_go(self, partition: int) -> None:
+    def _release(self, partition: int) -> None:
         held = self.held.pop(partition, None)
         if held is not None and held.merging is not None:
             held.merging.cancel()
@@ -359,8 +359,8 @@ class World:
         with self.wired(safe=True):
             self.raw: FileSystem = open_state(self.location)
             self._raw_ledger_files = objects.memory_files(self.location.removeprefix("memory:"))
-        self.ledger = Ledger(self._ledger_files)
-        self._raw_ledger = Ledger(self._raw_ledger_files)
+        self.query_logs = QueryLogs(self._ledger_files)
+        self._raw_ledger = QueryLogs(self._raw_ledger_files)
         if origin is None:
             self._raw_ledger.identify()
         self._opening = False
@@ -384,7 +384,7 @@ class World:
         return {key: choice.randrange(1, 100) for key in HASHES if choice.random() < 0.6}
 
     def rows(self, batch: int, partition: int, run: int) -> Any:
-        """What of it goes to a partition."""
+        """Rows of a batch that go to a partition."""
         rows = self.all_rows(batch, run)
         return {key: amount for key, amount in rows.items() if partition_of(key, self.partitions) == partition}
 
@@ -400,7 +400,7 @@ class World:
         return state
 
     def output(self, batch: int, run: int) -> State:
-        """What the sink must get of a batch in a run."""
+        """Rows that the sink must get of a batch in a run."""
         state = self.truth(batch)
         return {key: state.get(key, 0) + amount for key, amount in self.all_rows(batch, run).items()}
 
@@ -411,12 +411,12 @@ class World:
 
     @property
     def committed(self) -> int:
-        """The last batch in Spark's ledger."""
+        """The last batch in Spark's commit log."""
         return self._raw_ledger.last("commits")
 
     @property
     def planned_batches(self) -> int:
-        """How many batches there are in Spark's ledger."""
+        """How many batches there are in Spark's offset log."""
         return self._raw_ledger.last("offsets") + 1
 
     @property
@@ -449,7 +449,7 @@ class World:
         self._quiet = value
 
     def decide(self, step: str) -> str:
-        """What becomes of one operation."""
+        """Decide the fate of one operation."""
         if self._opening:
             return "ok"
         if self.origin is not None:
@@ -460,7 +460,7 @@ class World:
             self.during = others
         fate = "ok" if self.quiet else self._choose(step)
         if not step.startswith(("state", "disk")) and fate.partition(" ")[0] in ("torn", "late", "twice"):
-            fate = "before " + (fate.partition(" ")[2] or "failure")  # ledger and sink are written atomically
+            fate = "before " + (fate.partition(" ")[2] or "failure")  # query logs and sink are written atomically
         if step.startswith("disk delete"):
             fate = fate.replace("late", "before")
         if not step.startswith(("state", "disk")):
@@ -589,21 +589,21 @@ class World:
     # --- the driver
 
     def start(self) -> None:
-        """What happens in `start()` before the real sink, on a driver that has no slots yet."""
+        """Do the steps of `start()` before the real sink, on a driver that has no slots yet."""
         if self.rescales and self.random.random() < 0.7:
             self.partitions = self.random.randrange(1, 6)
             self.slot_count = self.random.randrange(1, 4)
             self.trace.append(f"{self.partitions} partitions, {self.slot_count} slots")
         with self.wired():
             check_fork(self.location, self._ledger_files)
-        pin(self.state, PinnedQuery(self.key_groups, (PINNED,)))
+        pin(self.state, StateSchema(self.key_groups, (PINNED,)))
         generation = claim(self.state, run="chaos", partitions=self.partitions, key_groups=self.key_groups)
         # From here on it looks at what is durable.
         getattr(self.state, "own", self.state).claimed = generation.number
-        rollback = RollBack(self._ledger_files, self.ledger, self.state, generation.number)
+        rollback = RollBack(self._ledger_files, self.query_logs, self.state, generation.number)
         rollback.undo_interrupted()
         recovery = Recovery(self.state, generation, operators=1)
-        again = begin(recovery, self.ledger, retain=self.state_retain)
+        again = begin(recovery, self.query_logs, retain=self.state_retain)
         self.generation, self.run = generation.number, next(self._runs)
         self.runs.append(self.run)
         for batch in again:
@@ -618,22 +618,22 @@ class World:
         )
 
     def _replay(self, expected: int) -> None:
-        planned, committed = self.ledger.last("offsets"), self.ledger.last("commits")
+        planned, committed = self.query_logs.last("offsets"), self.query_logs.last("commits")
         assert planned == expected > committed, "Spark would not run the batch that is to be repeated"
         self.run_tasks(planned, sync=True)
-        self.ledger.put("commits", planned, b"{}")
+        self.query_logs.put("commits", planned, b"{}")
         self.replayed.append(planned)
 
     def next_batch(self) -> int:
         """The batch that runs next: the planned one that is not committed, else a new one, which this plans."""
-        planned, committed = self.ledger.last("offsets"), self.ledger.last("commits")
+        planned, committed = self.query_logs.last("offsets"), self.query_logs.last("commits")
         if planned == committed:
             planned += 1
-            self.ledger.put("offsets", planned, b"{}")
+            self.query_logs.put("offsets", planned, b"{}")
             for log in LOGS:
                 for batch in self._raw_ledger.written(log):
                     if batch < planned - self.retain:
-                        self.ledger.remove(log, batch)
+                        self.query_logs.remove(log, batch)
         assert planned == committed + 1
         return planned
 
@@ -647,13 +647,13 @@ class World:
                 self.write(batch, rows)
             if fate.endswith("crash"):
                 raise Crash("sink")
-        self.ledger.put("commits", batch, b"{}")
+        self.query_logs.put("commits", batch, b"{}")
         if self.random.random() < 0.5:
             self.collect()
 
     def collect(self, ago: int = 0) -> None:
-        """Remove what is not needed while a batch runs, the newest or one that did so many batches ago."""
-        planned = self.ledger.retained()
+        """Remove what is not needed while a batch runs: the newest, or the one `ago` batches before it."""
+        planned = self.query_logs.retained()
         try:
             with self.wired(), self.meanwhile(self._go_on):
                 self._collector.collect(planned.stop - 1 - ago, planned.start)
@@ -690,12 +690,12 @@ class World:
             found |= rows
         if self.random.random() < 0.2:  # a resubmitted stage, here or on another executor
             with suppress(TaskFailed):
-                self.run_task(batch, order[0], sync=sync, elsewhere=self.random.randrange(2))
+                self.run_task(batch, order[0], sync=sync, remote_compactor=self.random.randrange(2))
         return found
 
-    def run_task(self, batch: int, partition: int, *, sync: bool, elsewhere: int = 0) -> State:
-        """One attempt, in the partition's slot (or, after an executor is lost, in one that is `elsewhere`)."""
-        index = (partition + elsewhere) % self.slot_count
+    def run_task(self, batch: int, partition: int, *, sync: bool, remote_compactor: int = 0) -> State:
+        """One attempt, in the partition's slot (or, after an executor is lost, in one that is `remote_compactor`)."""
+        index = (partition + remote_compactor) % self.slot_count
         try:
             slot = self.slot(index, sync)
             return slot.run(batch, partition, self.rows(batch, partition, self.run))
@@ -755,7 +755,7 @@ class World:
         self.stalled.clear()
 
     def clean(self) -> None:
-        """Let go of everything on disk."""
+        """End all processes and delete their folders."""
         self.end_application("kill")
         self.kill_zombies()
         shutil.rmtree(self.hosts, ignore_errors=True)

@@ -13,7 +13,8 @@ from millpond.checkpoint.formats.manifest import PartitionManifest, Sealed, seal
 from millpond.checkpoint.generation import Generation, claim
 from millpond.checkpoint.recovery import Recovery
 from millpond.checkpoint.sealed import SealedFiles
-from millpond.files.backends.filesystem import FileSystem, open_filesystem
+from millpond.files.backends.filesystem import FileSystem
+from millpond.files.locations.opening import open_filesystem
 from millpond.files.refs import TableManifest
 
 _names = itertools.count()
@@ -38,7 +39,7 @@ def begin(
 
 @dataclass
 class Slot:
-    """A slot without a process: opens partitions, seals, commits when told to, until the test ends (`conftest.py`)."""
+    """A slot without a process: opens partitions, seals, commits when asked to, until the test ends (`conftest.py`)."""
 
     files: FileSystem
     generation: int
@@ -84,7 +85,7 @@ class Slot:
             pass
 
     def die(self) -> None:
-        """As SIGKILL: locks are let go, nothing else happens."""
+        """Die as of SIGKILL: locks are released, nothing else happens."""
         import os
 
         self.committer.close()

@@ -4,7 +4,7 @@ import pytest
 
 from millpond.checkpoint.generation import claim
 from millpond.errors import FencedError, StateDamagedError, TransientError
-from millpond.files.backends.faults import Faults, FaultyFiles
+from millpond.files.locations.faults import Faults, FaultyFiles
 from tests.checkpoint.rig import Slot, begin, memory
 
 

@@ -7,8 +7,8 @@ import pytest
 from millpond.checkpoint.formats.commit import read_header
 from millpond.checkpoint.generation import claim
 from millpond.errors import FencedError, TransientError
-from millpond.files.backends.faults import Faults, FaultyFiles
 from millpond.files.backends.filesystem import AlreadyExistsError
+from millpond.files.locations.faults import Faults, FaultyFiles
 from tests.checkpoint.rig import Slot, begin, memory
 
 

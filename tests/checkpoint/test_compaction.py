@@ -1,4 +1,4 @@
-"""What collections leave of requests to compactors and of what these make, and what they remove."""
+"""Garbage collection of requests to compactors and of the files that compactors make."""
 
 from __future__ import annotations
 

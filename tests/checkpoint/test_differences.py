@@ -1,4 +1,4 @@
-"""What a restart says of a query that is not the one that wrote the checkpoint, by plain specs."""
+"""Messages of a restart with a query other than the one that wrote the checkpoint, by plain specs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from millpond.checkpoint.differences import differences
-from millpond.checkpoint.pinned import PinnedBetween, PinnedOperator, PinnedQuery, plain
+from millpond.checkpoint.state_schema import BetweenSchema, OperatorSchema, StateSchema, plain
 from millpond.errors import StateIncompatibleError
 from millpond.query.starting.evolution import lasting, named
 from millpond.spec.kinds.union import OperatorSpec
@@ -30,7 +30,7 @@ SPECS = EXAMPLES | EXTRA
 
 
 def query(spec: OperatorSpec, name: str = "it", functions: tuple[str, ...] = ()) -> dict[str, Any]:
-    pinned: dict[str, Any] = plain(PinnedQuery(1 << 15, (PinnedOperator(name, lasting(spec), {}, functions),)))
+    pinned: dict[str, Any] = plain(StateSchema(1 << 15, (OperatorSchema(name, lasting(spec), {}, functions),)))
     return pinned
 
 
@@ -359,12 +359,12 @@ def test_a_spec_of_another_version_is_refused() -> None:
             "it: another version of Millpond made its state, which this one does not read"
         ]
     with pytest.raises(StateIncompatibleError, match="it: another version of Millpond made its state"):
-        named(RUNNING, PinnedOperator("it", broken["operators"][0]["spec"], {}))
+        named(RUNNING, OperatorSchema("it", broken["operators"][0]["spec"], {}))
 
 
 def test_operators_that_come_and_go() -> None:
     one, other, both = (
-        plain(PinnedQuery(1 << 15, tuple(PinnedOperator(name, plain(RUNNING), {}) for name in names)))
+        plain(StateSchema(1 << 15, tuple(OperatorSchema(name, plain(RUNNING), {}) for name in names)))
         for names in (("a",), ("a", "b"), ("b", "a"))
     )
     more = "the query has 2 stateful operators on Millpond; its checkpoint has 1 stateful operator"
@@ -377,17 +377,17 @@ def test_operators_that_come_and_go() -> None:
     kinds = differences(query(RUNNING, "aggregate by k"), query(EXAMPLES["deduplicate"], "deduplicate by k"))
     assert kinds == ["the query has 'deduplicate by k' where its checkpoint has 'aggregate by k'"]
     groups = {**one, "key_groups": 64}
-    assert differences(one, groups) == ["the query has spark.millpond.keyGroups=64; its checkpoint has 32768"]
+    assert differences(one, groups) == ["this version of Millpond has 64 key groups; the checkpoint has 32768"]
 
 
 def test_what_stands_between_operators() -> None:
     def between(computes: list[str], zone: str, ansi: str, *codes: str) -> dict[str, Any]:
         functions = tuple(("scored", code) for code in codes)
         digest = "".join(computes) + zone + ansi
-        one = PinnedBetween(
+        one = BetweenSchema(
             "aggregate by k", "aggregate", tuple(computes), functions, (zone,), {"spark.sql.ansi.enabled": ansi}, digest
         )
-        found: dict[str, Any] = plain(PinnedQuery(1 << 15, (), (one,)))
+        found: dict[str, Any] = plain(StateSchema(1 << 15, (), (one,)))
         return found
 
     where = "between 'aggregate by k' and 'aggregate': "

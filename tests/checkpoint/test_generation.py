@@ -14,8 +14,8 @@ from millpond.checkpoint.generation import (
     split_key_groups,
 )
 from millpond.errors import FencedError, SettingError, StateDamagedError, TransientError
-from millpond.files.backends.counted import CountedFiles
-from millpond.files.backends.faults import Faults, FaultyFiles
+from millpond.files.locations.counted import CountedFiles
+from millpond.files.locations.faults import Faults, FaultyFiles
 from tests.checkpoint.rig import begin, memory
 
 
@@ -86,7 +86,7 @@ def test_a_run_whose_checkpoint_was_deleted_is_fenced():
     first = claim(files, run="a", partitions=1, least=1000)
     for info in files.list(""):
         files.delete(info.name)
-    check_fence(files, first.number)  # nobody has begun in its place
+    check_fence(files, first.number)  # no other run has begun in its place
     claim(files, run="b", partitions=1, least=2000)
     with pytest.raises(FencedError, match="Generation 2000"):
         check_fence(files, first.number)

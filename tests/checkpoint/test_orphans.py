@@ -20,7 +20,7 @@ from tests.checkpoint.test_garbage import Job
 
 
 def look(job: Job, planned: range, *, since: float = AGE + 60, files: Any = None) -> Orphans:
-    """Look so many seconds after all of the batches were planned."""
+    """Look for orphans `since` seconds after all of the batches were planned."""
     at = max(info.modified for info in job.files.list(""))
     return find_orphans(files or job.files, dict.fromkeys(planned, at), now=at + since)
 

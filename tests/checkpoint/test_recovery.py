@@ -110,7 +110,7 @@ def test_commits_without_their_run_are_not_passed_over(tmp_path):
         with pytest.raises(StateDamagedError, match=rf"The file {base_name(generation.number)}.* is gone") as raised:
             find(files)
         assert raised.value.file == files.locate(base_name(generation.number))
-    assert look(files, anew=True).newest() == 0
+    assert look(files, from_scratch=True).newest() == 0
     files.put(base_name(generation.number), [base])
     assert look(files).newest() == 3
 
@@ -197,5 +197,5 @@ def test_only_durable_versions_can_begin(tmp_path):
 def test_other_key_groups_are_refused_with_both_numbers(tmp_path):
     files = memory()
     begin(files)
-    with pytest.raises(StateIncompatibleError, match=r"has 64 key groups; the query asks for 128"):
+    with pytest.raises(StateIncompatibleError, match=r"has 64 key groups; this version of Millpond has 128"):
         Recovery(files, claim(files, run="r", partitions=2, key_groups=128), operators=1)

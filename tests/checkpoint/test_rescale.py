@@ -29,7 +29,7 @@ def state(partition: int, partitions: int, table: TableState) -> PartitionManife
 
 
 def take(held: list[TableState], partition: int, partitions: int) -> PartitionManifest:
-    """What one of so many partitions has of a state that is held in some."""
+    """The manifest of one of `partitions` partitions, of a state that `len(held)` partitions hold."""
     manifests = [state(number, len(held), table) for number, table in enumerate(held)]
     tips = tuple(Tip(0, at, manifest.id, manifest.lineage, str(at), 1) for at, manifest in enumerate(manifests))
     base = BaseVersion(5, tips, split_key_groups(GROUPS, len(held)))

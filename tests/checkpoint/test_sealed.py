@@ -69,7 +69,7 @@ def leave(directory, slot):
 
 
 def use(directory, slot, generation=1, times=1):
-    """A slot that starts, takes over what it finds, makes it durable and lets go; `times` over."""
+    """Start a slot that takes over what it finds, makes it durable and releases it; `times` over."""
     found = []
     for _ in range(times):
         files = SealedFiles(str(directory), slot)

@@ -1,4 +1,4 @@
-"""What can stand between operators where rows change: expressions of every kind, and what takes up their values."""
+"""Plans between operators where rows change: expressions of every kind, and operators that take up their values."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ _OPAQUE = re.compile(
 
 @dataclass
 class Answer:
-    """What one run of a query gave.
+    """The outcome of one run of a query.
 
     Attributes:
         batches: rows of each batch.
@@ -78,7 +78,7 @@ class Answer:
 
 
 class Question:
-    """What decides an answer, as a digest that is the same in every process and on every machine."""
+    """The inputs of an answer, as a digest that is the same in every process and on every machine."""
 
     def __init__(self) -> None:
         self._digest = hashlib.sha256()

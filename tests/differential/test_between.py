@@ -1,6 +1,6 @@
 """Expressions, conditions and subqueries between operators where rows change: refused by name, or as in batch SQL.
 
-`MILLPOND_SCHEDULES=200` draws so many combinations.
+`MILLPOND_SCHEDULES=200` draws 200 combinations.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def session(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Sp
 
 
 def prepare(own: SparkSession, folder: Path) -> None:
-    """What the expressions name."""
+    """Create the tables and functions that the expressions name."""
     own.conf.set("spark.millpond.changes", "all")
     own.read.parquet(str(folder / "files")).createOrReplaceTempView("files")
     own.sparkContext.parallelize([(1,), (2,)]).toDF(["a"]).createOrReplaceTempView("rows")
@@ -155,7 +155,7 @@ def test_expressions_over_nothing(session: SparkSession, tmp_path: Path) -> None
 
 
 class Reader:
-    """What a reader holds who applies all changes."""
+    """A reader that applies all changes, with the rows that it holds."""
 
     def __init__(self, session: SparkSession, folder: Path, text: str, keys: list[str]) -> None:
         self.session = session
@@ -242,7 +242,7 @@ def test_rows_are_those_of_batch_sql(
 
 
 def test_the_clock_does_not_count_among_rows_that_are_taken_back(session: SparkSession, tmp_path: Path) -> None:
-    """What the clock says between operators: rows were counted for good that were taken back too late."""
+    """A clock between operators is refused: rows that were taken back too late would be counted for good."""
     text = (
         "select count(*) c from (select k, max(t) last from {events} group by k)"
         " where last > current_timestamp() - interval 20 seconds"

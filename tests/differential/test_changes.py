@@ -1,4 +1,4 @@
-"""What Spark refuses on streams because rows change: after every batch, the batch query over all rows so far."""
+"""Queries that Spark refuses on streams because rows change: each batch gives the batch query over all rows so far."""
 
 from __future__ import annotations
 

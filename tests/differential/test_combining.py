@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 import millpond
 from millpond.plan.catalyst.exchange.forms import ExchangeForms, Form
 from millpond.query.forms import exchange_id
-from millpond.slot.batch.task import PipeTask
+from millpond.tasks.operator_task import OperatorTask
 from tests.differential.data import DDL, batch, write
 from tests.differential.harness import Batches, assert_equal, compare, plain, run
 
@@ -213,7 +213,7 @@ def test_a_start_that_fails_leaves_no_form_behind(
         started.append(set(forms._forms.keySet()) - before)
         raise RuntimeError("the plan is odd")
 
-    monkeypatch.setattr("millpond.query.writer.transplant", fail)
+    monkeypatch.setattr("millpond.query.writer.rewrite_plan", fail)
     rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load().groupBy("value").count()
     writer = millpond.writeStream(rows).outputMode("update").format("noop")
     with pytest.raises(RuntimeError, match="the plan is odd"):
@@ -301,7 +301,7 @@ def test_distinct_rows(spark: SparkSession, tmp_path: Path) -> None:
     compare(spark, tmp_path, query, "update", ROUNDS, combine="on")
 
 
-@pytest.mark.parametrize("name", ["__PARCEL__", "parcel", "Parcel"])
+@pytest.mark.parametrize("name", ["__BLOCK_REFERENCE__", "block_reference", "Block_Reference"])
 def test_columns_with_names_of_our_own(spark: SparkSession, tmp_path: Path, name: str) -> None:
     def query(df: DataFrame, session: SparkSession) -> DataFrame:
         return df.withColumnRenamed("k", name).groupBy(f"`{name}`").count()
@@ -374,9 +374,9 @@ def test_what_is_not_combined_says_why(spark: SparkSession, tmp_path: Path, call
 def test_forms_change_from_batch_to_batch(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the driver may choose them: combined, rows, files, and round again."""
     forms: list[ExchangeForms] = []
-    started: list[PipeTask] = []
+    started: list[OperatorTask] = []
 
-    def begin(chosen: ExchangeForms, tasks: Sequence[PipeTask]) -> None:
+    def begin(chosen: ExchangeForms, tasks: Sequence[OperatorTask]) -> None:
         forms[:], started[:] = [chosen], tasks
         chosen.choose(exchange_id(tasks[0]), "combined")
 

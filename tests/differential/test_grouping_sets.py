@@ -1,4 +1,4 @@
-"""What Spark's analyser makes one aggregate of: ROLLUP, CUBE, GROUPING SETS, and pivots over given values."""
+"""Clauses that Spark's analyser makes one aggregate of: ROLLUP, CUBE, GROUPING SETS, pivots over given values."""
 
 from __future__ import annotations
 

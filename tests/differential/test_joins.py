@@ -144,7 +144,7 @@ CHAINS = {
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_operators_above_and_below(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """What comes out of an interval join lags behind its input: windows above close later."""
+    """The output of an interval join lags behind its input: windows above close later."""
 
     def query(df: DataFrame, session: SparkSession) -> DataFrame:
         out = sql(CHAINS[name])(df, session)

@@ -117,7 +117,7 @@ APPEND: dict[str, Query] = {
 
 @pytest.fixture(scope="module", autouse=True)
 def own_slots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Slots that no other tests have: these here are told to ask for hints."""
+    """Slots that no other tests have: these here are set to ask for hints."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("slots")))
         yield

@@ -267,7 +267,7 @@ def test_null_keys_of_floats(spark: SparkSession, tmp_path: Path, key: str, engi
 @pytest.mark.parametrize("engine", ["spark", "millpond"])
 @pytest.mark.parametrize("call", ["dropDuplicates", "collect_set"])
 def test_zeros_are_equal(spark: SparkSession, tmp_path: Path, call: str, engine: str) -> None:
-    """Also on Spark 4.1, where Spark itself tells them apart."""
+    """Also on Spark 4.1, where Spark itself distinguishes them."""
     session = spark.newSession()
     session.conf.set("spark.millpond.onUnsupported", "error")
     write(tmp_path / "in", 0, pa.table({"a": [[0.0], [-0.0]]}))

@@ -131,7 +131,7 @@ def within_one(df: DataFrame, session: SparkSession) -> DataFrame:
 
 
 def one_row_a_key(seed: int, start: float) -> pa.Table:
-    """Rows of which no key occurs twice: which of several is first in a batch is not told."""
+    """Rows in which no key occurs twice: the order of a key's rows in a batch is not defined."""
     import datetime as dt
 
     times = [START + dt.timedelta(seconds=start + 0.7 * ((seed * n) % 11)) for n in range(8)]

@@ -114,7 +114,7 @@ def test_without_keys(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_products(spark: SparkSession, tmp_path: Path) -> None:
-    """Of the DataFrame API only."""
+    """Products, which only the DataFrame API has."""
 
     def query(df: DataFrame, session: SparkSession) -> DataFrame:
         return df.groupBy("k").agg(F.product("x"), F.product(F.col("k")), F.product(F.col("k").cast("decimal(9,2)")))

@@ -160,7 +160,7 @@ def test_aggregates(spark: SparkSession, tmp_path: Path, by: By) -> None:
 
 
 def tidied(key: tuple[Any, ...], rows: pd.DataFrame) -> pd.DataFrame:
-    """Two rows of odd groups, none of some, in another order of the columns."""
+    """Two rows of odd groups, no rows of some groups, in another order of the columns."""
     window, k = key[-2:]
     if k == 2:
         return pd.DataFrame({"k": 2, "low": rows["ts"], "who": "", "n": 0})[:0]

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 import millpond
 from millpond.checkpoint.formats.commit import read_header
-from millpond.slot.reading.reader import StateReader
+from millpond.state_reader.reader import StateReader
 from millpond.time_slices import base_name
 from tests.differential.data import write
 from tests.differential.harness import Batches, Query, compare, run, stream

@@ -1,4 +1,4 @@
-"""Hints as nobody should send them: for other keys, a batch late or early, over and over, of some rows, or none."""
+"""Hints that no client should send: for other keys, a batch late or early, over and over, of some rows, or none."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 
-import millpond.slot.pipe.exchange as exchange
-from millpond.slot.batch.task import Lookahead, PipeTask
-from millpond.slot.pipe.exchange import ExchangeWrite
-from millpond.slot.pipe.hints import HintSender
+import millpond.worker.exchange as exchange
 from millpond.slot.process.lifecycle import SlotDirectory
+from millpond.tasks.operator_task import Lookahead, OperatorTask
+from millpond.worker.exchange import ExchangeWrite
+from millpond.worker.hints import HintSender
 
 
 class WrongHints(HintSender):
     """Sends wrong hints, whether any are wanted or not."""
 
-    def __init__(self, directory: SlotDirectory, task: PipeTask, batch: int, lookahead: Lookahead) -> None:
+    def __init__(self, directory: SlotDirectory, task: OperatorTask, batch: int, lookahead: Lookahead) -> None:
         super().__init__(directory, task, batch, lookahead, dict.fromkeys(range(task.partitions), (lookahead,)))
         self._right = batch
         self._random = Random(batch)
 
     @classmethod
-    def of(cls, directory: SlotDirectory, task: PipeTask, batch: int, lookahead: Lookahead) -> HintSender | None:
+    def of(cls, directory: SlotDirectory, task: OperatorTask, batch: int, lookahead: Lookahead) -> HintSender | None:
         """Always a sender, where there are hints at all."""
         return cls(directory, task, batch, lookahead) if lookahead in task.lookaheads else None
 

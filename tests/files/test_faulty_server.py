@@ -10,9 +10,10 @@ from obstore.store import S3Store
 
 from millpond.checkpoint.generation import claim
 from millpond.errors import SettingError, TransientError
-from millpond.files.backends.filesystem import AlreadyExistsError, open_filesystem
+from millpond.files.backends.filesystem import AlreadyExistsError
 from millpond.files.backends.objects import ObjectFiles
-from millpond.files.backends.patience import patiently
+from millpond.files.backends.retry import with_retries
+from millpond.files.locations.opening import open_filesystem
 from tests.proxy import KINDS, faulty
 from tests.real_s3 import BUCKET
 from tests.s3 import pointed_at
@@ -48,12 +49,12 @@ def test_each_fault_is_overcome(kind, seaweedfs):
 
 
 def create(files, name, data):
-    """Put-if-absent is tried once: whether a failed one took effect, the next one tells."""
+    """Put-if-absent is tried once: whether a failed one took effect, the next one shows."""
     try:
         files.put(name, [data], create=True)
     except TransientError:
         with suppress(AlreadyExistsError):
-            patiently(lambda: files.put(name, [data], create=True))
+            with_retries(lambda: files.put(name, [data], create=True))
 
 
 def test_a_put_if_absent_whose_answer_is_lost_has_won(seaweedfs):

@@ -16,18 +16,12 @@ import numpy as np
 import pytest
 
 from millpond.errors import MillpondError, SettingError, StateDamagedError, TransientError
-from millpond.files.backends.counted import CountedFiles
-from millpond.files.backends.faults import Faults, FaultyFiles
-from millpond.files.backends.filesystem import (
-    AlreadyExistsError,
-    FileSystem,
-    MissingFileError,
-    join_url,
-    on_disk,
-    open_filesystem,
-)
-from millpond.files.backends.hedged import HedgedFiles
+from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem, MissingFileError
 from millpond.files.backends.local import LocalFiles
+from millpond.files.locations.counted import CountedFiles
+from millpond.files.locations.faults import Faults, FaultyFiles
+from millpond.files.locations.hedged import HedgedFiles
+from millpond.files.locations.opening import join_url, on_disk, open_filesystem
 from tests.real_s3 import BUCKET
 from tests.s3 import asked, pointed_at, s3
 from tests.uploads import PIECE, upload
@@ -204,7 +198,7 @@ def test_one_of_many_processes_wins(place, rounds, request):
     url = f"{request.getfixturevalue(place)}/{uuid.uuid4().hex}"
     program = textwrap.dedent(f"""
         import sys
-        from millpond.files.backends.filesystem import open_filesystem
+        from millpond.files.locations.opening import open_filesystem
         files = open_filesystem({url!r})
         print("ready", flush=True)
         sys.stdin.readline()
@@ -559,7 +553,7 @@ class TestFaults:
 
     def test_time_is_charged(self, monkeypatch):
         slept = []
-        monkeypatch.setattr("millpond.files.backends.faults.time.sleep", slept.append)
+        monkeypatch.setattr("millpond.files.locations.faults.time.sleep", slept.append)
         _, files = self.faulty(latency_ms=23, bandwidth_mb=100, stall=1, stall_s=7)
         files.put("x", [bytes(10**6)])
         assert slept[0] == 0.023

@@ -15,10 +15,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from millpond.errors import SettingError, TransientError
-from millpond.files.backends.filesystem import AlreadyExistsError, MissingFileError, on_disk, open_filesystem
+from millpond.files.backends.filesystem import AlreadyExistsError, MissingFileError
 from millpond.files.backends.hadoop_conf import find_cluster
 from millpond.files.backends.hdfs import HdfsFiles
 from millpond.files.backends.local import STAGING
+from millpond.files.locations.opening import on_disk, open_filesystem
 from tests.proxy import KINDS
 from tests.real_hdfs import behind_proxies, configured, webhdfs
 from tests.real_s3 import free_ports
@@ -26,13 +27,13 @@ from tests.real_s3 import free_ports
 HDFS = pytest.mark.xdist_group("hdfs")
 FAULTS = [kind for kind in KINDS if kind != "conflict"]
 SHARES = dict.fromkeys(FAULTS, 0.2) | {"hang": 0.1}  # of requests, of which a put is three
-SOON = {"retry_config": {"max_retries": 0}}
+SHORT_RETRY = {"retry_config": {"max_retries": 0}}
 
 
 @HDFS
 @pytest.mark.parametrize("kind", FAULTS)
 def test_each_fault_is_overcome(kind, hdfs, tmp_path):
-    """Put-if-absent, too: whoever wins is told so, whatever becomes of the answers."""
+    """Put-if-absent, too: the winner learns that it has won, even if answers are lost."""
     impatient = configured(tmp_path, {"dfs.webhdfs.socket.read-timeout": "1s"} if kind == "hang" else {})
     with impatient, behind_proxies(hdfs, 3, {kind: SHARES[kind]}) as proxies:
         files = open_filesystem(f"{webhdfs(proxies[0].endpoint)}/one fault/{kind}")
@@ -57,7 +58,7 @@ def test_each_fault_is_overcome(kind, hdfs, tmp_path):
 
 
 def at_renames(proxy, *happens):
-    """What happens to the first renames, one after another: the name of a fault, or something to do before one."""
+    """Give the first renames, one after another, a fault (its name), or do something before one."""
     todo = list(happens)
 
     def draw(method, target):
@@ -254,7 +255,7 @@ def test_folders_are_no_objects(hdfs):
     with pytest.raises(SettingError, match="Nothing can be kept here"):
         files.put("a/b/c", [b"x"], create=True)
     with pytest.raises(TransientError, match="directories"):
-        open_filesystem(files.url, **SOON).put("a", [b"x"], create=True)
+        open_filesystem(files.url, **SHORT_RETRY).put("a", [b"x"], create=True)
     assert [info.name for info in files.list("")] == ["a/b"], "nothing was moved into the folder"
 
 
@@ -357,7 +358,7 @@ def test_another_namenode_is_asked_where_one_is_down_or_on_standby(hdfs, tmp_pat
 def test_no_other_answer_is_taken_for_a_file_that_is_missing(status, body, headers, kind, says):
     """A checkpoint would be taken for a new one."""
     with answering(status, body, **headers) as (address, _):
-        files = open_filesystem(f"webhdfs://{address}/state", **SOON)
+        files = open_filesystem(f"webhdfs://{address}/state", **SHORT_RETRY)
         with pytest.raises(kind, match=says):
             files.exists("x")
         if status != 200:
@@ -369,7 +370,7 @@ def test_no_other_answer_is_taken_for_a_file_that_is_missing(status, body, heade
 
 def test_a_namenode_that_takes_no_data_is_refused():
     with answering(200, b"{}") as (address, _), pytest.raises(SettingError, match="no WebHDFS"):
-        open_filesystem(f"webhdfs://{address}/state", **SOON).put("x", [b"1"])
+        open_filesystem(f"webhdfs://{address}/state", **SHORT_RETRY).put("x", [b"1"])
 
 
 def test_nobody_there():

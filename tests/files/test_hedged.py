@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from millpond.errors import TransientError
-from millpond.files.backends.counted import CountedFiles
-from millpond.files.backends.faults import Faults, FaultyFiles
-from millpond.files.backends.filesystem import MissingFileError, open_filesystem
-from millpond.files.backends.hedged import SHARE, HedgedFiles
+from millpond.files.backends.filesystem import MissingFileError
+from millpond.files.locations.counted import CountedFiles
+from millpond.files.locations.faults import Faults, FaultyFiles
+from millpond.files.locations.hedged import SHARE, HedgedFiles
+from millpond.files.locations.opening import open_filesystem
 
 DATA = random.Random(1).randbytes(8 << 20)
 

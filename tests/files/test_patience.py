@@ -1,11 +1,11 @@
-"""What fails for the moment is tried again; what fails for good is raised."""
+"""Transient failures are tried again; permanent ones are raised."""
 
 import time
 
 import pytest
 
 from millpond.errors import StateDamagedError, TransientError
-from millpond.files.backends.patience import TRIES, patiently
+from millpond.files.backends.retry import TRIES, with_retries
 
 
 def test_it_tries_again_with_growing_pauses():
@@ -17,7 +17,7 @@ def test_it_tries_again_with_growing_pauses():
             raise answer
         return answer
 
-    assert patiently(action, pause=pauses.append) == 7
+    assert with_retries(action, pause=pauses.append) == 7
     assert len(pauses) == 2
     assert pauses[0] < pauses[1]
 
@@ -31,7 +31,7 @@ def test_it_gives_up(error, tries):
         raise error
 
     with pytest.raises(type(error)):
-        patiently(action, pause=lambda _: None)
+        with_retries(action, pause=lambda _: None)
     assert len(seen) == tries
 
 
@@ -42,7 +42,7 @@ def test_pauses_stay_bounded():
         raise TransientError("no")
 
     with pytest.raises(TransientError):
-        patiently(action, tries=100, pause=pauses.append)
+        with_retries(action, tries=100, pause=pauses.append)
     assert max(pauses) == pauses[-1] == 15.0
 
 
@@ -55,5 +55,5 @@ def test_it_leaves_what_has_taken_long():
         raise TransientError("no")
 
     with pytest.raises(TransientError):
-        patiently(action, within=0.01)
+        with_retries(action, within=0.01)
     assert seen == [1]

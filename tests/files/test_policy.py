@@ -1,4 +1,4 @@
-"""What is copied to the local disk and what goes, over traces of reads by a clock that is turned by hand."""
+"""Copies to the local disk and their eviction, over traces of reads by a clock that is turned by hand."""
 
 import random
 
@@ -15,7 +15,7 @@ class Trace:
     """A cache under a trace: copies are made as `LocalCache` and `RunStore` make them.
 
     Attributes:
-        copied: bytes that copying has read. near, far: bytes that were read from copies, and from afar.
+        copied: bytes that copying has read. near, far: bytes that were read from copies, and from remote files.
     """
 
     def __init__(self, limit, threshold=2.0, policy=HistoryPolicy):
@@ -171,7 +171,7 @@ def test_histories_of_files_that_nobody_reads_go():
 @settings(max_examples=200, deadline=None)
 @given(seed=st.integers(0, 1 << 32), limit=st.integers(1, 200), threshold=st.sampled_from([0.5, 1.0, 2.0]))
 def test_no_copy_costs_more_than_it_saves(seed, limit, threshold):
-    """What is copied has saved more than its length within a minute, on top of what went for it, by an exact count."""
+    """A copied file has saved more than its length within a minute, on top of evicted copies, by an exact count."""
     chance = random.Random(seed)
     trace = Trace(limit, threshold)
     sizes = {i: chance.randint(1, 60) for i in range(12)}

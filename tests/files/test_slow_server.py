@@ -12,8 +12,8 @@ import pytest
 
 from millpond.errors import TransientError, UsageError
 from millpond.files.backends import objects
-from millpond.files.backends.filesystem import open_filesystem
-from millpond.files.backends.patience import LASTING
+from millpond.files.backends.retry import LONG_RETRY
+from millpond.files.locations.opening import open_filesystem
 from tests.real_s3 import free_ports
 from tests.s3 import pointed_at
 
@@ -70,7 +70,7 @@ def test_a_put_if_absent_is_given_up_soon() -> None:
     """Whatever is asked for long: its caller has to see each time what has become of it."""
     (port,) = free_ports(1)
     with pointed_at(f"http://127.0.0.1:{port}"):
-        files = open_filesystem("s3://bucket/query", retry_config=LASTING)
+        files = open_filesystem("s3://bucket/query", retry_config=LONG_RETRY)
         with pytest.raises(TransientError, match="after 10 retries"):
             files.put("commits/1", [b"1"], create=True)
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from millpond.checkpoint.compaction.requests import Request
 from millpond.cli import main
+from millpond.compactor.worker import Worker
 from millpond.files.backends.filesystem import FileSystem
 from millpond.files.refs import RunRef
-from millpond.slot.compaction.worker import Worker
 from millpond.stores.runs.pace import Pace
 
 STEPS = BEFORE, AFTER = "before", "after"

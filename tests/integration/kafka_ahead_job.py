@@ -1,11 +1,11 @@
-"""What a Kafka source will give next, told as it comes; prints the values of each look."""
+"""Look ahead in a Kafka source as records come, and print the values of each look."""
 
 import json
 import os
 
 from pyspark.sql import SparkSession
 
-from millpond.files.backends.filesystem import open_filesystem
+from millpond.files.locations.opening import open_filesystem
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.query.lookahead.sources import upcoming
 

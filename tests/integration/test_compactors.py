@@ -29,11 +29,12 @@ from millpond.checkpoint.forks.parents import open_state
 from millpond.checkpoint.generation import newest_claim
 from millpond.checkpoint.retention.needs import IN_FLIGHT, committed_at, read_needs
 from millpond.errors import MillpondError
-from millpond.files.backends.filesystem import FileSystem, open_filesystem
-from millpond.query.ledger.orphans import orphans_of
-from millpond.query.ledger.ownership import state_of_last_run
+from millpond.files.backends.filesystem import FileSystem
+from millpond.files.locations.opening import open_filesystem
+from millpond.query.logs.orphans import orphans_of
+from millpond.query.logs.ownership import state_of_last_run
 from millpond.query.progress.reader import ProgressReader
-from millpond.slot.reading.reader import StateReader
+from millpond.state_reader.reader import StateReader
 from tests.integration.held_compactor import AFTER, BEFORE, STEPS
 from tests.real_s3 import BUCKET
 from tests.s3 import pointed_at
@@ -67,7 +68,7 @@ class Beside:
         self.log = query.folder / f"{name}.log"
         self.gate = query.folder / name
         self.gate.mkdir()
-        self._held = 0  # where in the log it begins to tell of requests at which it is to stand
+        self._held = 0  # position in the log from which on it reports requests at which it is to stand
         command = [sys.executable, str(COMPACTOR), str(self.gate), location, "--poll", "0.1", "--lease", LEASE]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, env=with_tests_on_path(), stdout=log, stderr=log)
@@ -104,7 +105,7 @@ class Beside:
         (self.gate / identity).touch()
 
     def standing(self, step: str) -> list[str]:
-        """The requests at which it has come to stand, or stood, since it was told to."""
+        """The requests at which it stands, or stood, since it was asked to."""
         return re.findall(rf"request (\w+) stands {step} its work", self.said()[self._held :])
 
     def resume(self) -> None:
@@ -120,7 +121,7 @@ class Beside:
         self.process.wait()
 
     def end(self) -> None:
-        """As whoever runs it would."""
+        """End it as a user would, by SIGTERM."""
         self.process.terminate()
         assert self.process.wait(PATIENCE) == 0, self.said()
 
@@ -224,7 +225,7 @@ class Query:
 
     @property
     def settled(self) -> bool:
-        """Whether the last batch has told its figures."""
+        """Whether the last batch has reported its figures."""
         return (self.folder / "figures" / f"{self.process.pid}-{self.parts - 1}.json").exists()
 
     def told(self, name: str) -> int:
@@ -295,7 +296,7 @@ class Query:
         assert held == np.count_nonzero(self.rows)
 
     def collect(self) -> None:
-        """What `millpond state gc` removes in some hours; then nothing is left that nobody needs."""
+        """Remove files as `millpond state gc` does in some hours; then no unneeded file is left."""
         checkpoint = str(self.folder / "checkpoint")
         files, orphans = orphans_of(checkpoint, now=time.time() + 4 * 3600)
         assert not orphans.missing
@@ -337,7 +338,7 @@ def test_workers_and_the_query_are_killed_and_stalled(
         cleanup.callback(made.kill)
         return made
 
-    with query.running(partitions="2", compaction_timeout="600"):  # whoever dies or stalls, another worker takes over
+    with query.running(partitions="2", compaction_timeout="600"):  # if a worker dies or stalls, another takes over
         first, second, third = [one.started() for one in [worker("first"), worker("second"), worker("third")]]
         query.batch()
         assert query.files.url.startswith("s3:" if apart else "file:")
@@ -359,7 +360,7 @@ def test_workers_and_the_query_are_killed_and_stalled(
         third.says(left, "done")
         before = query.told("remote_compactions")
         query.until(lambda: query.told("remote_compactions") > before)
-        second.go_on()  # nobody waits for what it has made; it is an answer if the request goes after its last look
+        second.go_on()  # its result is not waited for; it is an answer if the request goes after its last look
         second.says(left, "is left to", "was answered by", "is not waited for", "done")
         second.end()
 

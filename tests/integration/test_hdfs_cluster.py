@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from millpond import cli
-from millpond.files.backends.filesystem import open_filesystem
+from millpond.files.locations.opening import open_filesystem
 from tests.chaos.life import Life
 from tests.chaos.truth import expected_updates, read_updates, write_input
 from tests.real_hdfs import Hdfs, behind_proxies, configured, webhdfs
@@ -61,7 +61,7 @@ def test_the_state_behind_a_bad_network(
 def test_the_whole_checkpoint(
     hdfs: Hdfs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Spark's ledger, too, which Spark itself writes there."""
+    """Spark's offset and commit logs, too, which Spark itself writes there."""
     rows, checkpoint = write_input(tmp_path / "in", 6), f"hdfs://{hdfs.rpc}/a checkpoint"
     addresses = {
         "dfs.namenode.rpc-address": hdfs.rpc,
@@ -69,12 +69,12 @@ def test_the_whole_checkpoint(
     }
     with configured(tmp_path / "conf", addresses):
         live(tmp_path, 6, checkpoint)
-        copy_ledger(checkpoint, tmp_path / "copy")
+        copy_logs(checkpoint, tmp_path / "copy")
         assert read_updates(tmp_path / "out") == expected_updates(rows, tmp_path / "copy")
         verify(checkpoint, monkeypatch, capsys)
 
 
-def copy_ledger(checkpoint: str, folder: Path) -> None:
+def copy_logs(checkpoint: str, folder: Path) -> None:
     files = open_filesystem(checkpoint)
     for info in [*files.list("offsets/"), *files.list("sources/")]:
         copy = folder / info.name

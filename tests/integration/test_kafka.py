@@ -56,7 +56,7 @@ def test_killed_and_started_with_other_partitions(kafka: str, tmp_path: Path, mo
 
 
 def test_records_are_told_of_as_they_come(kafka: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who looks ahead gets each once, whatever batch they will be in."""
+    """A look ahead gets each record once, whatever batch it will be in."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(JOB.parents[2]), *sys.path]))
     monkeypatch.setenv("KAFKA", kafka)
     job = [sys.executable, str(JOB.with_name("kafka_ahead_job.py"))]

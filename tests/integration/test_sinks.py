@@ -1,7 +1,7 @@
 """Sinks that skip the batches they have, after a crash on either side of their commit: every row arrives once.
 
 Spark commits a batch (`commits/C`) after its sink has; the state of it becomes durable before or after that. So a crash
-leaves the batch in the sink or not, in Spark's ledger or not, and its state durable or lost.
+leaves the batch in the sink or not, in Spark's commit log or not, and its state durable or lost.
 """
 
 import json

@@ -180,13 +180,13 @@ from pathlib import Path
 import msgspec
 from millpond.kernels.compiled import KERNELS
 from millpond.slot.first_kernels import FIRST
-from millpond.slot.batch.task import PipeTask, SlotSettings
+from millpond.tasks.operator_task import OperatorTask, SlotSettings
 from millpond.slot.partition.partitions import PartitionServer
 from millpond.slot.process.messages import Run
 from tests.slot.conftest import GROUPED, begin, grouped
 folder = sys.argv[1]
 names = dict(application="a", query="q", run="r", operator=0, generation=1, partitions=1, slots=1)
-task = PipeTask(**names, spec=GROUPED, location=f"{folder}/state", offsets=f"{folder}/offsets")
+task = OperatorTask(**names, spec=GROUPED, location=f"{folder}/state", offsets=f"{folder}/offsets")
 begin(task)
 server = PartitionServer(Path(folder))
 keys = list(range(2000))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from millpond.kernels.hot_table import state as hs
 from millpond.kernels.hot_table.upsert import TOUCH_ALL, TOUCH_CREATED
 from millpond.layout import HashRange, RowLayout, Rows
-from millpond.stores.rmw.hot_table import HotTable
+from millpond.stores.rmw.hot.table import HotTable
 from tests.rows import Entry, decode, encode, layout
 
 NUMBERS = layout("w", "w")
@@ -35,7 +35,7 @@ def hashes_in_order(table: HotTable) -> list[int]:
     st.sampled_from([(0, 2**64), (2**63, 2**64), (3 << 60, 5 << 60), (1 << 49, 3 << 49)]),
     st.integers(1, 60),
 )
-def test_rows_stand_in_hash_order_while_the_index_grows(
+def test_rows_replacement_hash_order_while_the_index_grows(
     groups: list[list[int]], bounds: tuple[int, int], steps: int
 ) -> None:
     low, high = bounds

@@ -17,7 +17,7 @@ _tables: dict[str, Memory] = {}
 
 
 class Memory:
-    """What a table in memory holds, and how it behaves.
+    """Rows of a table in memory, and how it behaves.
 
     Attributes:
         rows: by key (a tuple), values by column.
@@ -91,9 +91,9 @@ class MemoryConnection:
                 return Found(pa.concat_batches([rows, rows]), at + at)
             if memory.wrong == "columns":
                 return Found(rows.select([]), at)
-            if memory.wrong == "strangers":
+            if memory.wrong == "collisions":
                 return Found(rows, [len(wanted)] * len(at))
-            if memory.wrong == "unreadable strangers":
+            if memory.wrong == "unreadable collisions":
                 return Found(rows, at, {-1: "it is broken"})
             unreadable = {position: "it is broken" for position, key in enumerate(wanted) if key in memory.broken}
             return Found(rows, at, unreadable)

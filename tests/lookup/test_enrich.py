@@ -27,7 +27,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 import millpond
 from millpond.checkpoint.formats.commit import parse_commit_name, read_header
 from millpond.errors import StateDamagedError, StateIncompatibleError, UnsupportedError, UsageError
-from millpond.files.backends.filesystem import open_filesystem
+from millpond.files.locations.opening import open_filesystem
 from millpond.lookup import Connection, Found, PostgresTable, RedisTable
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.lookups import looks_up, lookup_spec
@@ -384,7 +384,7 @@ class Mistaken:
 
 @pytest.mark.parametrize("ours", [True, False])
 def test_a_bug_in_a_table_of_ones_own(session: SparkSession, tmp_path: Path, ours: bool) -> None:
-    """It ends the query, whatever `on_error` says, and tells where it is."""
+    """It ends the query, whatever `on_error` says, and the error names the place."""
     write(tmp_path / "in", 0)
     rows = millpond.enrich(
         stream(session, tmp_path / "in"), Mistaken(), on="n", columns="square bigint", on_error="null"
@@ -471,7 +471,7 @@ class TestPlans:
 
 
 def spec_of(df: DataFrame) -> EnrichSpec:
-    """What was made of the arguments."""
+    """Return the spec that was made of the arguments."""
     catalyst = Catalyst(df.sparkSession)
     spec = lookup_spec(catalyst, next(node for node in catalyst.analyzed(df).walk() if looks_up(node)))
     assert spec is not None

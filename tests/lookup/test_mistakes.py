@@ -1,4 +1,4 @@
-"""Tables of one's own that have bugs: they are told, with their lines, and never taken for what a store does."""
+"""Bugs in users' tables: they are reported, with their lines, and never taken for errors of a store."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _Connection:
 
 
 class Narrow:
-    name = "narrow"
+    name = "restrict"
 
     def connect(self, columns: pa.Schema) -> Any:
         raise AssertionError
@@ -128,7 +128,7 @@ def bad_text(_: Any) -> Any:
 
 
 def below_in_a_library(_: Any) -> Any:
-    return json.load(None)  # type: ignore[arg-type]  # an attribute that nobody of the user's asks for
+    return json.load(None)  # type: ignore[arg-type]  # an attribute that no code of the user asks for
 
 
 def spec_of(table: Any, **more: Any) -> EnrichSpec:
@@ -192,7 +192,7 @@ class TestBugs:
         assert calls == ["fetch", "fetch"]
 
     def test_of_ours(self, run: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch) -> None:
-        """What goes wrong in a table that Millpond has is of what its store gave it."""
+        """An error in one of Millpond's own tables is due to the data that its store gave."""
         table = RedisTable("redis://h", "x:{id}")
         monkeypatch.setattr(RedisTable, "_check_options", no_such_key)
         answer = run(table)

@@ -8,8 +8,10 @@ from typing import Any
 import pyarrow as pa
 
 from millpond.operators.processors.calls import Ask, Changed, Phase
-from millpond.slot.pipe.processors.processor import Running, UserProcessor
 from millpond.slot.process.messages import Call
+from millpond.tasks.user_processor import UserProcessor
+from millpond.worker.processors.processor import Running
+from millpond.worker.processors.start import start_processor
 
 
 class Called:
@@ -36,7 +38,7 @@ class Called:
         """See `Caller`."""
         self._before()
         self._answer = answer
-        self._running = self._running or self._user.start(self._asked)
+        self._running = self._running or start_processor(self._user, self._asked)
         call = Call(phase, *times, list(tables))
         for batch in self._running.call(call, _sent(tables)):
             take(_sent({"": batch})[""])

@@ -83,11 +83,11 @@ class JoinRig:
         """Run one batch, of which hints come before it and while it is under way; its output."""
         operator = self.operator
         for hint in hints:
-            operator.announce_keys(hint, self.version)
+            operator.prefetch_keys(hint, self.version)
         operator.begin(self.version, Times(late, closed, 0))
         for piece in pieces:
             for hint in hints:
-                operator.announce_keys(hint, self.version)
+                operator.prefetch_keys(hint, self.version)
             operator.process(piece)
         sealed = operator.finish()
         self._deltas.append({name: b"".join(bytes(p) for p in delta.pieces) for name, delta in sealed.items()})
@@ -126,7 +126,7 @@ def open_table(
 
 
 def hints_for(spec: JoinSpec, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """What announces some rows of the pipe's input."""
+    """Prefetch hints for some rows of the slot stage's input."""
     return rows.select([0, *(1 + column for column in spec.announced)])
 
 

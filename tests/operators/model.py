@@ -51,7 +51,7 @@ def shown(value: Any) -> Any:
 
 
 def order(value: Any) -> Any:
-    """What Spark orders by."""
+    """The sort key of a value in Spark's order."""
     if isinstance(value, float):
         return (value != value, 0.0 if value != value else value)
     return value.encode() if isinstance(value, str) else value

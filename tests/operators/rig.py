@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from millpond.files.backends.filesystem import open_filesystem
 from millpond.files.formats.append_file import ByteRange
 from millpond.files.formats.segment import decode_rows
+from millpond.files.locations.opening import open_filesystem
 from millpond.files.refs import TableManifest
 from millpond.layout import HashRange, RowLayout, TableSchema, Words
 from millpond.operators.kinds.registry import open_operator

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from millpond.files.backends.filesystem import open_filesystem
 from millpond.files.formats import blocks
+from millpond.files.locations.opening import open_filesystem
 from millpond.files.refs import TableManifest
 from millpond.layout import RowLayout, TableSchema, Words
 from millpond.operators.aggregate import cardinality_observer

@@ -13,14 +13,14 @@ import pytest
 
 from millpond.layout import RowLayout, TableSchema, Words
 from millpond.operators.kinds.registry import open_operator
-from millpond.operators.protocol import KeysAnnounced, MakeTable, Operator, Times
-from millpond.slot.pipe.hints import _different
+from millpond.operators.protocol import KeyPrefetchable, MakeTable, Operator, Times
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.kinds.deduplicate import DeduplicateSpec
 from millpond.spec.operators import AggregateCall, EventTime, Windows
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.run_set import RunSet
+from millpond.worker.hints import _different
 from tests.operators.rig import fields
 from tests.stores.shelf import Shelf
 
@@ -105,15 +105,15 @@ def test_rows_are_the_same(tmp_path: Path, kind: str, hints: str) -> None:
             batch = rows(shape, at * SECOND, keys)
             seconds = max(0, version - 2 * WINDOWS)
             times = Times(1000 * max(0, seconds - 1), 1000 * seconds)
-            assert isinstance(told, KeysAnnounced)
+            assert isinstance(told, KeyPrefetchable)
             right = batch.select([0, 1])
             wrong = rows(shape, rng.integers(-3, WINDOWS + 5, 900) * SECOND, rng.integers(0, KEYS, 900)).select([0, 1])
-            told.announce_keys({"right": right, "wrong": wrong}.get(hints, wrong), version)
+            told.prefetch_keys({"right": right, "wrong": wrong}.get(hints, wrong), version)
             told.begin(version, times)
             plain.begin(version, times)
             if hints == "mixed":  # as hints come while the batch is under way
-                told.announce_keys(right, version)
-                told.announce_keys(wrong, version + 1)
+                told.prefetch_keys(right, version)
+                told.prefetch_keys(wrong, version + 1)
             for start in range(0, batch.num_rows, 2000):
                 told.process(batch.slice(start, 2000))
                 plain.process(batch.slice(start, 2000))
@@ -141,9 +141,9 @@ def test_late_rows_and_slices_without_rows_are_not_read(tmp_path: Path) -> None:
         before = set(operator.tables)
         operator.begin(WINDOWS, Times(3000, 3000))
         operator.finish()
-        assert isinstance(operator, KeysAnnounced)
+        assert isinstance(operator, KeyPrefetchable)
         for window in (0, 1, 2, WINDOWS + 3):  # over; never there
-            operator.announce_keys(rows(shape, np.full(KEYS, window * SECOND), np.arange(KEYS)).select([0, 1]), 7)
+            operator.prefetch_keys(rows(shape, np.full(KEYS, window * SECOND), np.arange(KEYS)).select([0, 1]), 7)
         operator.begin(WINDOWS + 1, Times(3000, 3000))
         operator.finish()
         assert len(before) == WINDOWS

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from millpond.errors import NumericRangeError, UsageError
-from millpond.files.backends.filesystem import open_filesystem
 from millpond.files.formats.append_file import ByteRange
+from millpond.files.locations.opening import open_filesystem
 from millpond.files.refs import TableManifest
 from millpond.layout import RowLayout, Rows, TableSchema, Words
 from millpond.operators.aggregate.buffered import BufferedAggregate

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from millpond.errors import StateDamagedError
-from millpond.files.backends.filesystem import open_filesystem
 from millpond.files.formats.segment import decode_rows, encode_rows
+from millpond.files.locations.opening import open_filesystem
 from millpond.files.refs import TableManifest
 from millpond.layout import HashRange, RowLayout, Rows, TableSchema, Words
 from millpond.operators.kinds.registry import open_operator, read_rows
@@ -270,7 +270,7 @@ def run(spec: SessionSpec, batches: Sequence[tuple[list[Row], int, str, int | No
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything small, so that a few rows make many blocks, segments, compactions and pieces."""
     shrink(monkeypatch)
-    monkeypatch.setattr(buffered, "_TOGETHER", 3)
+    monkeypatch.setattr(buffered, "_SESSIONS_PER_READ", 3)
     monkeypatch.setattr(closed, "_BLOCK", 4)
     monkeypatch.setattr(UnalignedTable, "portion", 400)
 

@@ -27,7 +27,7 @@ from tests.operators.values import EXACT, TYPES, values
 
 
 def results(shape: AggregateSpec, rig: Rig) -> dict[Any, list[Any]]:
-    """What the main table holds, by key."""
+    """Rows of the main table, by key."""
     table, calls = main_table(shape)
     found = {}
     held: Any = rig.operator.tables["main"]
@@ -82,7 +82,7 @@ def check(shape: AggregateSpec, parts: Sequence[Sequence[Row]], bits: int = 8) -
 def small(value: Any, ddl: str) -> Any:
     """A value such that sums of some neither overflow nor cancel out, which depends on their order.
 
-    Nor are any so close together that what tells them apart is lost beside their mean.
+    Nor are any so close together that their difference is lost beside their mean.
     """
     if isinstance(value, float) and math.isfinite(value):
         return math.copysign(round(abs(value) * 4) / 4, value)

@@ -200,7 +200,7 @@ def test_hints_read_what_rows_can_meet(tmp_path: Path) -> None:
 
     def read(rows: pa.RecordBatch) -> set[tuple[str, int]]:
         brought.clear()
-        rig.operator.announce_keys(hints_for(spec, rows), rig.version)
+        rig.operator.prefetch_keys(hints_for(spec, rows), rig.version)
         return set(brought)
 
     def rights(at: int) -> pa.RecordBatch:
@@ -212,7 +212,7 @@ def test_hints_read_what_rows_can_meet(tmp_path: Path) -> None:
     assert read(rights(15 * SECOND)) == set(), "late"
     unknown = hints_for(spec, rights(0)).set_column(2, "__time", pa.array([None], pa.int64()))
     brought.clear()
-    rig.operator.announce_keys(unknown, rig.version)
+    rig.operator.prefetch_keys(unknown, rig.version)
     assert set(brought) == {("left", 10), ("left", 20), ("left", 30)}
     rig.operator.finish()
     rig.close()

@@ -72,14 +72,14 @@ def wait_for_answers(rig: Rig) -> None:
 
 @contextmanager
 def held_until(memory: Memory, requests: int) -> Iterator[None]:
-    """No request is answered before so many are there."""
+    """No request is answered before `requests` of them are there."""
     memory.gate.clear()
 
-    def let_go() -> None:
+    def release() -> None:
         wait_until(lambda: memory.at_once >= requests)
         memory.gate.set()
 
-    thread = threading.Thread(target=let_go)
+    thread = threading.Thread(target=release)
     thread.start()
     try:
         yield
@@ -211,7 +211,7 @@ def test_what_was_found_is_as_old_as_its_request(memory: Memory, rigs: list[Rig]
     memory.rows = {(1, "a"): row((1, "a"))}
     rigs.append(rig := Rig(spec))
     operator: Any = rig.operator
-    operator.announce_keys(batch(spec, rows).select([0, 1, 2]), 0)
+    operator.prefetch_keys(batch(spec, rows).select([0, 1, 2]), 0)
     wait_for_answers(rig)
     clock.now += 0.35
     memory.rows = {(1, "a"): row((1, "a"), 2)}
@@ -270,17 +270,17 @@ def test_keys_of_late_use_stay(memory: Memory, rigs: list[Rig], request: Any) ->
 class TestHints:
     ROWS: ClassVar = [{"k": number, "s": "a", "n": 0} for number in range(200)]
 
-    def announce(self, rig: Rig, spec: EnrichSpec, rows: list[dict[str, Any]], needed: int) -> None:
+    def prefetch(self, rig: Rig, spec: EnrichSpec, rows: list[dict[str, Any]], needed: int) -> None:
         operator = rig.operator
         assert isinstance(operator, LookupOperator)
         keys = batch(spec, rows).select([0, *(1 + at for at in spec.announced)])
-        operator.announce_keys(keys, needed)
+        operator.prefetch_keys(keys, needed)
 
     def test_keys_are_there_when_their_rows_come(self, memory: Memory, rigs: list[Rig], request: Any) -> None:
         spec = shape(memory, request)
         memory.rows = {(number, "a"): row((number, "a")) for number in range(100)}
         rigs.append(rig := Rig(spec))
-        self.announce(rig, spec, self.ROWS, 0)
+        self.prefetch(rig, spec, self.ROWS, 0)
         wait_for_answers(rig)
         assert sum(memory.asked.values()) == 200
         out = rig.batch(batch(spec, self.ROWS))
@@ -296,18 +296,18 @@ class TestHints:
         rigs.append(rig := Rig(spec))
         for version in range(3):
             if kind == "others":
-                self.announce(rig, spec, [{"k": number, "s": "b", "n": 0} for number in range(200)], version)
+                self.prefetch(rig, spec, [{"k": number, "s": "b", "n": 0} for number in range(200)], version)
             elif kind == "null":
-                self.announce(rig, spec, [{"k": None, "s": "a", "n": 0}, {"k": 1, "s": None, "n": 0}], version)
+                self.prefetch(rig, spec, [{"k": None, "s": "a", "n": 0}, {"k": 1, "s": None, "n": 0}], version)
             elif kind == "twice":
                 for _ in range(3):
-                    self.announce(rig, spec, self.ROWS + self.ROWS, version)
+                    self.prefetch(rig, spec, self.ROWS + self.ROWS, version)
             elif kind == "many":
                 memory.delay = 0.005
-                self.announce(rig, spec, [{"k": number, "s": "c", "n": 0} for number in range(50_000)], version)
+                self.prefetch(rig, spec, [{"k": number, "s": "c", "n": 0} for number in range(50_000)], version)
             out = rig.batch(batch(spec, self.ROWS))
             if kind == "late":
-                self.announce(rig, spec, self.ROWS, version)
+                self.prefetch(rig, spec, self.ROWS, version)
             assert plain(as_rows(out)) == plain(joined(spec, self.ROWS, memory.rows))
         assert sum(memory.asked.values()) <= 200 + (12 * 100 * 3 if kind == "many" else 200)
 
@@ -394,8 +394,8 @@ class TestErrors:
             ("usage", "no table"),
             ("twice", "several rows of one key"),
             ("columns", "other columns"),
-            ("strangers", "not asked for"),
-            ("unreadable strangers", "not asked for"),
+            ("collisions", "not asked for"),
+            ("unreadable collisions", "not asked for"),
         ],
     )
     def test_a_bad_table_is_told(self, memory: Memory, rigs: list[Rig], request: Any, wrong: str, said: str) -> None:
@@ -419,7 +419,7 @@ class TestErrors:
         rigs.append(rig := Rig(spec))
         with monkeypatch.context() as hasty:
             hasty.setattr(fetch, "_GRACE", 0.1)
-            hasty.setattr(fetch, "_LOOK", 0.05)
+            hasty.setattr(fetch, "_HANG_CHECK_INTERVAL", 0.05)
             with pytest.raises(TransientError, match=r"hangs: it was given 0.02 s to answer, and has not for 0.14 s"):
                 rig.batch(batch(spec, self.ROWS))
         rig.operator.close()

@@ -156,7 +156,7 @@ def test_windows_without_rows_give_memory_back(tmp_path: Path) -> None:
 
 
 def test_files_of_windows_without_rows_are_taken_over(tmp_path: Path) -> None:
-    """What has been written for a window gets into its manifest with the next batch, though no rows come."""
+    """A window's written files get into its manifest with the next batch, though no rows come."""
     rows, windows, found = 20_000, 12, 0
     hashes = (np.arange(rows, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)).view(np.int64)
     with small_tables(tmp_path, MemoryBudget(8 << 20)) as make:

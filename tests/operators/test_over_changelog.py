@@ -205,7 +205,7 @@ def test_equal_rows() -> None:
 
 def test_what_was_never_there_cannot_go() -> None:
     rig = Rig(SUMS)
-    with pytest.raises(StateDamagedError, match="never there"):
+    with pytest.raises(StateDamagedError, match="does not have"):
         rig.batch(changed_batch(SUMS, rows_at(1), [-1]))
     rig.close()
 
@@ -247,7 +247,7 @@ class Evicting(SessionRig):
             self.table._flusher._most_bytes = 0
         for half in (0, 1) if self.what == "passes" else (None,):
             if half is not None:
-                self.operator.narrow(HashRange(half << 63, (half + 1) << 63))
+                self.operator.restrict(HashRange(half << 63, (half + 1) << 63))
             for piece in pieces:
                 if half is not None:
                     piece = piece.filter(pa.array((piece.column(0).to_numpy() < 0) == bool(half)))

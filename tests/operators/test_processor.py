@@ -77,7 +77,7 @@ class Fake:
 
     @staticmethod
     def table(some: list[Any], kind: pa.DataType) -> pa.RecordBatch:
-        """What has changed of some keys."""
+        """Changes of some keys."""
         at, values, due = zip(*some, strict=True)
         columns = [pa.array(at, pa.int32()), pa.array(values, kind), pa.array(due, pa.int64())]
         return pa.RecordBatch.from_arrays(columns, names=["at", "value", "expiry"])
@@ -313,7 +313,7 @@ def test_what_is_due_at_once_may_be_more_than_a_column_holds(monkeypatch: pytest
 
 def test_a_processor_needs_somebody_to_call_it() -> None:
     rig = Rig(shape(COUNT))
-    with pytest.raises(UsageError, match="Nobody is there"):
+    with pytest.raises(UsageError, match="No caller of the processor"):
         rig.batch(record_batch(rig.spec, rows_of(("a", 1)), ["k"]))
     rig.close()
 

@@ -13,13 +13,13 @@ import pytest
 
 from millpond.operators.processors.calls import Ask, Changed, Phase
 from millpond.operators.protocol import Times
-from millpond.slot.pipe.processors.processor import UserProcessor
 from millpond.spec.kinds.processor import HEAD, ProcessorSpec, Variable
 from millpond.spec.types import parse_type
+from millpond.tasks.user_processor import UserProcessor
 from tests.operators.called import Called
 from tests.operators.rig import Rig, fields, record_batch
-from tests.slot.pipe_processors.mini_slot import Scripted, user_processor
 from tests.stores.shelf import Shelf
+from tests.worker.processors.mini_slot import Scripted, user_processor
 
 PLAIN = Variable("seen", "list", "struct<s:string>")
 DYING = Variable("seen", "list", "struct<s:string>", ttl_ms=1000)
@@ -180,7 +180,7 @@ def test_a_variable_without_parts_has_no_table_for_them() -> None:
 class Lists:
     """A processor with a list of texts, called as beside a pipe: `step(list, key)` is done for each key.
 
-    A timer tells the list.
+    A timer reports the list.
 
     Args:
         timed: whether each key that has rows has a timer that is due at once.
@@ -206,7 +206,7 @@ class Lists:
         self.calls: list[tuple[Phase, int]] = []
 
     def run(self, step: Callable[[Any, str], Any], *keys: str) -> list[Any]:
-        """Run a batch with these keys; what was told, and in `calls` the calls, and how many keys each was about."""
+        """Run a batch with these keys and return its reports; `calls` then has the calls with their numbers of keys."""
         self.step, self.told, called = step, list[Any](), Called(self.user)
 
         def counted(phase: Phase, times: Any, tables: Any, take: Any, answer: Ask) -> Any:
@@ -221,7 +221,7 @@ class Lists:
 
 def test_parts_that_are_much_larger_than_most(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("millpond.operators.processors.stored._MOST", 64 << 10)
-    monkeypatch.setattr("millpond.slot.pipe.processors.state.lists._MOST", 1)
+    monkeypatch.setattr("millpond.worker.processors.state.lists._MOST", 1)
     lists = Lists()
     wanted = [(str(n),) for n in range(100)] + [("x" * 40_000,), ("y" * 40_000,)]
     for start in range(0, len(wanted), 2):
@@ -231,7 +231,7 @@ def test_parts_that_are_much_larger_than_most(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_calls_are_cut_by_the_bytes_of_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a call asks for is in the worker's memory until the call is over: few keys come where they have much of it.
+    """The parts that a call asks for stay in the worker's memory until its end: calls have few keys if parts are large.
 
     Calls for rows, which ask for nothing, are no measure of those for timers, which do.
     """

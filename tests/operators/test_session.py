@@ -184,7 +184,7 @@ def run(spec: SessionSpec, batches: list[tuple[list[Row], int, str]], bits: int,
                 rig.restart()
             if what == "flush":
                 rig.table._flusher._most_bytes = 0
-            # values are told apart, so that every extreme is that of one row
+            # values differ, so that every extreme is that of one row
             rows = [(key, start, end, value * 1000 + number) for number, (key, start, end, value) in enumerate(rows)]
             times = Times(times.closed, times.closed + step)
             cut = len(rows) // 2
@@ -309,7 +309,7 @@ def test_passes_over_ranges(tmp_path: Path, order: Callable[[Any], Any]) -> None
         rig.operator.begin(rig.version, times)
         for half in order([0, 1]):
             part = [row for row in rows if (hash_of((row[0],), 64) < 0) == bool(half)]
-            rig.operator.narrow(HashRange(half << 63, (half + 1) << 63))
+            rig.operator.restrict(HashRange(half << 63, (half + 1) << 63))
             rig.operator.process(record_batch(spec, part, 64))
         rig.operator.finish()
         rig.version += 1

@@ -44,7 +44,7 @@ def calls(dtype: str, mode: str = "legacy") -> tuple[AggregateCall, ...]:
 
 
 def decimal_results(total: int | None, count: int, dtype: str) -> tuple[Decimal | None, Decimal | None]:
-    """What Spark shows of a sum, counted in units of the last place; None: it is beyond its precision."""
+    """Spark's sum and average of a total in units of the last place; None: it is beyond its precision."""
     if total is None or not count or abs(total) >= LIMIT:
         return None, None
     scale, result = parse_type(dtype).scale, parse_type(calls(dtype)[1].type)

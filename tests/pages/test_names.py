@@ -1,4 +1,4 @@
-"""What the pages say of names is true of the code: settings, codes, commands, log lines, snippets."""
+"""Names on the pages are those of the code: settings, codes, commands, log lines, snippets."""
 
 import ast
 import re
@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from docs import command_line, settings
+from docs import command_line, metrics, settings
 from typer.testing import CliRunner
 
 import millpond.files.backends.filesystem  # its errors are looked for
@@ -36,6 +36,10 @@ def test_settings_are_up_to_date() -> None:
     assert settings.PAGE.read_text() == settings.page(), "run `make docs`"
 
 
+def test_metrics_are_up_to_date() -> None:
+    assert metrics.PAGE.read_text() == metrics.page(), "run `make docs`"
+
+
 def test_the_command_line_is_up_to_date() -> None:
     assert command_line.PAGE.read_text() == command_line.page(), "run `make docs`"
 
@@ -51,7 +55,7 @@ def test_a_default_that_is_shown_is_what_setting_it_gives(name: str) -> None:
 
 
 def test_there_is_a_setting_for_each_field() -> None:
-    assert sorted(setting.field for setting in SETTINGS.values()) == sorted(vars(Settings()))
+    assert sorted(setting.field for setting in SETTINGS.values()) == sorted(Settings.__struct_fields__)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -1,4 +1,4 @@
-"""What Millpond says at run time leads to pages that whoever installed it from a wheel can read."""
+"""Messages at run time lead to pages that a user who installed Millpond from a wheel can read."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""What is pinned of what stands between operators where rows change."""
+"""The state schema's record of expressions between operators where rows change."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from itertools import combinations
 import pytest
 from pyspark.sql import DataFrame
 
-from millpond.checkpoint.pinned import PinnedBetween
+from millpond.checkpoint.state_schema import BetweenSchema
 from millpond.plan.catalyst.jvm import Catalyst
-from millpond.plan.changelog.between import pinned_between
+from millpond.plan.changelog.between import between_schemas
 from millpond.plan.decide import decide
 
 BELOW = "(select k, s, count(*) n, sum(v) v, max(ts) last from {events} group by k, s)"
@@ -40,9 +40,9 @@ OTHERS = {
 }
 
 
-def pinned(stream: DataFrame, text: str, changes: str = "upsert") -> tuple[PinnedBetween, ...]:
+def pinned(stream: DataFrame, text: str, changes: str = "upsert") -> tuple[BetweenSchema, ...]:
     session = stream.sparkSession
-    return pinned_between(Catalyst(session), decide(session.sql(text, events=stream), "update", changes))
+    return between_schemas(Catalyst(session), decide(session.sql(text, events=stream), "update", changes))
 
 
 def test_other_queries_are_others(stream: DataFrame) -> None:
@@ -70,7 +70,7 @@ def test_a_query_written_again_is_the_same(stream: DataFrame, name: str) -> None
     ],
 )
 def test_what_does_not_count(stream: DataFrame, one: str, other: str) -> None:
-    """Names of subqueries, what is above the topmost operator and below the lowest, columns that nobody reads."""
+    """Names of subqueries, what is above the topmost operator and below the lowest, columns that are not read."""
     assert pinned(stream, one)[0].digest == pinned(stream, other)[0].digest
 
 

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from millpond.conf import Settings, parse_size, read_settings
+from millpond.conf import Settings, read_settings
 from millpond.errors import SettingError
+from millpond.setting_values import parse_size
 
 
 def test_defaults() -> None:
@@ -24,7 +25,6 @@ def test_reads_every_setting() -> None:
         "compaction": "remote",
         "onUnsupported": "error",
         "explain": "all",
-        "keyGroups": "32768",
         "batch.rows": "5000",
     }
     settings = read_settings({f"spark.millpond.{name}": value for name, value in given.items()})
@@ -41,7 +41,6 @@ def test_reads_every_setting() -> None:
         compaction="remote",
         on_unsupported="error",
         explain="all",
-        key_groups=32768,
         batch_rows=5000,
     )
 
@@ -68,7 +67,8 @@ def test_sizes(text: str, size: int) -> None:
         ("commit.mode", "later"),
         ("enabled", "yes"),
         ("compaction", "off"),
-        ("keyGroups", "128"),
+        ("slots", "null"),
+        ("metrics.host", " "),
         ("state.location", " "),
         ("state.location", "memory:here"),
     ],

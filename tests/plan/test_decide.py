@@ -18,14 +18,14 @@ from millpond.plan.catalyst.windows import needed_columns
 from millpond.plan.changelog.changes import filtered
 from millpond.plan.decide import decide
 from millpond.plan.explain import as_dict
-from millpond.query.starting.pinning import pinned_query
-from millpond.slot.batch.limits import BYTES, RECORDS, rows_together
+from millpond.query.starting.state_schema import state_schema_of
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.kinds.deduplicate import DeduplicateSpec, WithinSpec
 from millpond.spec.kinds.over import OverSpec
 from millpond.spec.kinds.rank import RankSpec
 from millpond.spec.kinds.session import SessionSpec
 from millpond.spec.operators import AggregateCall, Field, Pattern
+from millpond.tasks.limits import BYTES, RECORDS, rows_per_batch
 
 Make = Callable[[DataFrame, SparkSession], DataFrame]
 ALL = read_settings({"spark.millpond.changes": "all"})
@@ -144,7 +144,7 @@ def test_deduplication_by_a_time_that_nobody_reads(stream: DataFrame) -> None:
         assert isinstance(operator.spec, DeduplicateSpec)
         assert (operator.spec.time is None, operator.spec.passed) == (df is not rows,) * 2
         assert operator.closes
-        pinned.append(pinned_query(decision, 32, Catalyst(df.sparkSession)).operators)
+        pinned.append(state_schema_of(decision, Catalyst(df.sparkSession)).operators)
     assert pinned[0] == pinned[1]  # whether it is read may change, as natively
 
 
@@ -493,4 +493,4 @@ def test_limits_of_batches_reach_the_functions_of_the_user(stream: DataFrame, gi
     finally:
         for name, value in before.items():
             conf.set(name, value)
-    assert rows_together(pa.record_batch({"n": pa.array(range(100), pa.int64())}), found) == min(7, -(-limit // 8))
+    assert rows_per_batch(pa.record_batch({"n": pa.array(range(100), pa.int64())}), found) == min(7, -(-limit // 8))

@@ -1,4 +1,4 @@
-"""What a restart says of a query that is not the one that wrote the checkpoint."""
+"""Messages of a restart with a query other than the one that wrote the checkpoint."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from millpond.checkpoint.differences import differences
-from millpond.checkpoint.pinned import PinnedOperator, PinnedQuery, plain
+from millpond.checkpoint.state_schema import OperatorSchema, StateSchema, plain
 from millpond.plan.decide import decide
 
 Make = Callable[[DataFrame], DataFrame]
@@ -17,9 +17,9 @@ Make = Callable[[DataFrame], DataFrame]
 
 def pinned(df: DataFrame, mode: str, changes: str = "upsert") -> dict[str, object]:
     ours = decide(df, mode, changes).ours
-    operators = [PinnedOperator(one.title, plain(one.spec.lasting), {}, one.functions) for one in ours]
+    operators = [OperatorSchema(one.title, plain(one.spec.lasting), {}, one.functions) for one in ours]
     assert operators
-    query: dict[str, object] = plain(PinnedQuery(1 << 15, tuple(operators)))
+    query: dict[str, object] = plain(StateSchema(1 << 15, tuple(operators)))
     return query
 
 
@@ -328,7 +328,7 @@ def test_results_may_have_other_names_and_functions_be_called_with_nothing_else(
 
 
 def test_views_and_aliases_may_have_other_names(stream: DataFrame) -> None:
-    """Some jobs make them anew at each start."""
+    """Some jobs make new ones at each start."""
 
     def summed(view: str, text: str) -> dict[str, object]:
         return pinned(stream.alias(view).groupBy("k").agg(F.expr(text)), "update")

@@ -1,4 +1,4 @@
-"""What is read from joins of two streams, and which of them stay on Spark."""
+"""Specs of joins of two streams, and the joins that stay on Spark."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_spec(spark: SparkSession) -> None:
         spark,
         "select lk, lts, rd, ls from l join r on lk = rk and lts >= rts - interval 1 minute and lts < rts and lv < rv",
     )
-    # The columns that nobody reads stay behind; keys and times are kept once.
+    # Columns that are not read stay behind; keys and times are kept once.
     assert spec == JoinSpec(
         kind="inner",
         keys=(Field("key0", "int"),),

@@ -8,11 +8,11 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from millpond.checkpoint.pinned import PinnedQuery, compare
+from millpond.checkpoint.state_schema import StateSchema, compare
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.decide import decide
 from millpond.plan.shown import state_columns
-from millpond.query.starting.pinning import pinned_query
+from millpond.query.starting.state_schema import state_schema_of
 
 Make = Callable[[DataFrame], DataFrame]
 
@@ -147,18 +147,18 @@ def test_windows_have_a_start_and_an_end(stream: DataFrame) -> None:
         assert "struct<start:timestamp,end:timestamp>" in types, name
 
 
-def pinned(df: DataFrame, mode: str) -> PinnedQuery:
-    return pinned_query(decide(df, mode), 32, Catalyst(df.sparkSession))
+def pinned(df: DataFrame, mode: str) -> StateSchema:
+    return state_schema_of(decide(df, mode), Catalyst(df.sparkSession))
 
 
 def test_another_alias_is_the_same_query(stream: DataFrame) -> None:
     """Also of what it groups by: Spark takes up its own state with another alias, too."""
 
-    def query(key: str, window: str, count: str, by: str = "k") -> PinnedQuery:
+    def query(key: str, window: str, count: str, by: str = "k") -> StateSchema:
         grouped = marked(stream).groupBy(F.window("ts", "1 minute").alias(window), (F.col(by) + 1).alias(key))
         return pinned(grouped.agg(F.count("*").alias(count)), "append")
 
-    def visits(key: str, window: str) -> PinnedQuery:
+    def visits(key: str, window: str) -> StateSchema:
         grouped = marked(stream).groupBy(F.col("k").alias(key), F.session_window("ts", "1 minute").alias(window))
         return pinned(grouped.count(), "append")
 
@@ -170,7 +170,7 @@ def test_another_alias_is_the_same_query(stream: DataFrame) -> None:
 
 
 def test_a_column_of_the_same_type_is_another_key(stream: DataFrame) -> None:
-    """Where an operator has no aliases, its columns' names are what tells them apart."""
+    """Where an operator has no aliases, only its columns' names differ."""
     frame = stream.selectExpr("k", "v", "v + 1 as w")
     pairs = (
         (frame.select("v").distinct(), frame.select("w").distinct()),

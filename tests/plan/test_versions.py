@@ -1,4 +1,4 @@
-"""What differs between versions of Spark: forms of a call, and what is imported when a query starts."""
+"""Differences between versions of Spark: forms of a call, and imports when a query starts."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ def test_what_versions_of_spark_compute(
 
 
 def test_a_start_imports_nothing_that_it_may_not_need() -> None:
-    """What calls the user's code uses names of PySpark that not all versions have."""
+    """The modules that call the user's code use names of PySpark that not all versions have."""
     code = "import sys, millpond.query.writer, millpond.query.install; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    private = ("millpond.slot.pipe.processors", "millpond.testing", "pyspark.sql.conversion", "pyspark.worker")
+    private = ("millpond.worker.processors", "millpond.testing", "pyspark.sql.conversion", "pyspark.worker")
     assert [name for name in done.stdout.split() if name.startswith(private)] == []

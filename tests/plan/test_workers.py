@@ -15,10 +15,10 @@ import pytest
 from pyspark import SparkConf, cloudpickle
 from pyspark.sql import SparkSession
 
-from millpond.plan import workers
-from millpond.plan.workers import load_ahead, named, portable
-from millpond.slot.pipe.exchange import ExchangeWrite
-from millpond.slot.pipe.pipe import Pipe
+from millpond.plan.exchange import workers
+from millpond.plan.exchange.workers import load_ahead, named, portable
+from millpond.worker.exchange import ExchangeWrite
+from millpond.worker.slot_stage import SlotStage
 
 
 def echo(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -44,7 +44,7 @@ def test_a_worker_without_millpond_says_what_to_do(tmp_path: Path) -> None:
     assert "Install millpond there" in said
 
 
-@pytest.mark.parametrize("kind", [ExchangeWrite, Pipe])
+@pytest.mark.parametrize("kind", [ExchangeWrite, SlotStage])
 def test_a_worker_loads_no_kernels(kind: type, tmp_path: Path) -> None:
     """Forty megabytes and half a second in each of Spark's workers, of which a query has several."""
     function = named(object.__new__(kind), "count", 1)
@@ -60,19 +60,19 @@ def test_a_worker_loads_no_kernels(kind: type, tmp_path: Path) -> None:
 
 def test_workers_of_this_python_are_forked_from_what_has_loaded_all(spark: SparkSession) -> None:
     load_ahead(spark.sparkContext)
-    assert spark.sparkContext._jsc.sc().conf().get("spark.python.daemon.module") == "millpond.slot.pipe.daemon"
+    assert spark.sparkContext._jsc.sc().conf().get("spark.python.daemon.module") == "millpond.worker.daemon"
 
 
 def test_workers_are_forked_by_what_has_no_threads() -> None:
     """A fork copies one thread only, and the locks that the others hold for ever."""
     program = (
-        "import os, sys, millpond.slot.pipe.daemon as daemon\n"
+        "import os, sys, millpond.worker.daemon as daemon\n"
         "before = dict(os.environ)\n"
         "daemon.load()\n"
         "import numpy as np, pyarrow as pa\n"
         "pa.array(np.empty(0))\n"
         "assert dict(os.environ) == before\n"
-        "assert {'pandas', 'millpond.slot.pipe.pipe'} <= sys.modules.keys() and 'numba' not in sys.modules\n"
+        "assert {'pandas', 'millpond.worker.slot_stage'} <= sys.modules.keys() and 'numba' not in sys.modules\n"
         "print(len(os.listdir('/proc/self/task')))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -80,7 +80,7 @@ def test_workers_are_forked_by_what_has_no_threads() -> None:
 
 
 class Context:
-    """What of Spark's context says which Python runs its workers."""
+    """The attributes of Spark's context that say which Python runs its workers."""
 
     master = "local[2]"
     pythonExec = "a-python-of-the-users"

@@ -221,7 +221,7 @@ def test_deduplication_above_a_join(spark: SparkSession) -> None:
     joined = spark.sql(f"select lk, lts from l join r on lk = rk and {ABOVE}")
     (wrong,) = decide(joined.dropDuplicates(["lk", "lts"]), "append").wrong
     assert (wrong.code, wrong.title) == ("MP-LATE-ROWS", "deduplicate by lk, lts")
-    # Nobody reads the time: it is gone below, and no row is late by it.
+    # No operator reads the time: it is gone below, and no row is late by it.
     assert decide(joined.dropDuplicates(["lk"]).select("lk"), "append").wrong == ()
 
 

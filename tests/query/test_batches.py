@@ -1,4 +1,4 @@
-"""What `CompleteBatch` does about partitions of which nothing is known."""
+"""`CompleteBatch` with partitions whose outcome is not known."""
 
 import traceback
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from py4j.protocol import Py4JJavaError
 
 from millpond.errors import UsageError
 from millpond.query.batches import BatchInterruptedError, CompleteBatch
-from millpond.slot.pipe.pipe import PartitionDone
+from millpond.worker.slot_stage import PartitionDone
 
 PROXY_ERROR = (
     r"py4j\.protocol\.Py4JJavaError: An error occurred while calling((.|\r\n|\r|\n)*)(java\.lang\.InterruptedException)"

@@ -1,4 +1,4 @@
-"""Commits that fail while no batch waits for them are told."""
+"""Commits that fail while no batch waits for them are reported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 import millpond
 from millpond.query.starting import commits as watching
-from millpond.slot.reading.reader import StateReader
+from millpond.state_reader.reader import StateReader
 
 
 def wait(done: Callable[[], bool], said: list[str]) -> None:

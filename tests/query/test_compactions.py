@@ -16,10 +16,10 @@ from pyspark.sql import DataFrame, SparkSession
 import millpond
 from millpond.checkpoint.compaction.requests import Request
 from millpond.checkpoint.forks.parents import open_state
+from millpond.compactor.worker import Worker
 from millpond.files.backends.filesystem import FileSystem
 from millpond.files.refs import RunRef
-from millpond.query.ledger.orphans import orphans_of
-from millpond.slot.compaction.worker import Worker
+from millpond.query.logs.orphans import orphans_of
 from millpond.stores.jobs import Job as Compaction
 from millpond.stores.runs.pace import Pace
 from tests.query.test_evolution import Job, agg, check
@@ -151,7 +151,7 @@ def test_a_fork_while_compactions_are_under_way(
 
 
 def _collect(checkpoint: str) -> None:
-    """What `millpond state gc` removes in some hours."""
+    """Remove files as `millpond state gc` does in some hours."""
     files, orphans = orphans_of(checkpoint, now=time.time() + 4 * 3600)
     assert not orphans.missing
     orphans.remove(files)

@@ -1,4 +1,4 @@
-"""Copies of checkpoints and of forks are told from what they were copied from, or the start ends."""
+"""Copies of checkpoints and of forks are distinguished from their originals, or the start ends."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import pytest
 from millpond.checkpoint.generation import claim
 from millpond.checkpoint.recovery import Recovery
 from millpond.errors import SettingError, StateIncompatibleError, TransientError
-from millpond.files.backends.filesystem import FileSystem, join_url, open_filesystem, same_place
-from millpond.query.ledger import copies
-from millpond.query.ledger.fork import check_fork, fork
-from millpond.query.ledger.ledger import Ledger
-from millpond.query.ledger.ownership import Ownership
+from millpond.files.backends.filesystem import FileSystem
+from millpond.files.locations.opening import join_url, open_filesystem, same_place
+from millpond.query.logs import copies
+from millpond.query.logs.fork import check_fork, fork
+from millpond.query.logs.ownership import Ownership
+from millpond.query.logs.query_logs import QueryLogs
 from tests.query.test_forks import Query, somewhere
 
 _numbers = itertools.count()
@@ -36,7 +37,7 @@ def checkpoint_and_copy() -> tuple[str, str, str]:
     """Two checkpoints, and the one state to which both would write, of which the first has had a run."""
     base = f"memory:copies{next(_numbers)}"
     first = owner(f"{base}/one", f"{base}/state")
-    Ledger(first.ledger_files).identify()
+    QueryLogs(first.checkpoint_files).identify()
     generation = claim(first.files, run="one", partitions=1, key_groups=64)
     first.note(generation.number)
     Recovery(first.files, generation, 1).begin([0])
@@ -73,7 +74,7 @@ class Answers:
 
 
 def starts_of(tmp_path: Path) -> list[tuple[str, Callable[[], None]]]:
-    """Of a fork and of a checkpoint: where it is, and the check of its copy."""
+    """For a fork and for a checkpoint: where it is, and the check of its copy."""
     place, copy = fork_and_copy(tmp_path)
     one, two, state = checkpoint_and_copy()
     return [

@@ -1,4 +1,4 @@
-"""How a query's end looks to whoever runs it: an error of the user's own, and Ctrl-C."""
+"""How a query's end looks to the user: an error in their own code, and Ctrl-C."""
 
 import os
 import re

@@ -61,7 +61,7 @@ class Job:
         )
 
     def run(self, df: DataFrame, mode: str = "complete") -> list[tuple[Any, ...]]:
-        """What the sink gets with the last batch that has rows."""
+        """Rows that the sink gets with the last batch that has any."""
         shown: list[list[tuple[Any, ...]]] = []
         writer = millpond.writeStream(df).outputMode(mode)
         writer = writer.option("checkpointLocation", f"{self.folder}/checkpoint")

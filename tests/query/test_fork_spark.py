@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import millpond
-from millpond.slot.reading.reader import StateReader
+from millpond.state_reader.reader import StateReader
 from tests.query.test_recovery import Job
 from tests.slot.test_state_command import state
 
@@ -50,11 +50,11 @@ class Branch(Job):
         return other
 
     def held(self) -> dict[int, int]:
-        """What the newest version holds, by key."""
+        """Counts in the newest version, by key."""
         return {row.key: row["count(1)"] for row in millpond.read_state(self.spark, str(self.checkpoint)).collect()}
 
     def truth(self) -> dict[int, int]:
-        """What it has to hold."""
+        """Counts that it has to hold."""
         keys = [key for batch in self.written for key in batch]
         return {key: keys.count(key) for key in keys}
 

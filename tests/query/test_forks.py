@@ -20,11 +20,11 @@ from millpond.checkpoint.forks.pins import read_pins, unused_parents
 from millpond.checkpoint.formats.deltas import read_delta
 from millpond.checkpoint.formats.manifest import seal
 from millpond.checkpoint.generation import claim
-from millpond.checkpoint.pinned import PinnedOperator, PinnedQuery, pin, plain
 from millpond.checkpoint.recovery import Recovery
 from millpond.checkpoint.retention.collector import Collector
 from millpond.checkpoint.retention.needs import IN_FLIGHT
 from millpond.checkpoint.retention.orphans import find_orphans
+from millpond.checkpoint.state_schema import OperatorSchema, StateSchema, pin, plain
 from millpond.errors import (
     MillpondError,
     SettingError,
@@ -33,13 +33,14 @@ from millpond.errors import (
     TransientError,
     UsageError,
 )
-from millpond.files.backends.filesystem import MissingFileError, open_filesystem
-from millpond.files.backends.forked import ForkedFiles, ForkedLocalFiles, with_parents
+from millpond.files.backends.filesystem import MissingFileError
 from millpond.files.backends.local import LocalFiles
 from millpond.files.backends.objects import ObjectFiles
+from millpond.files.locations.forked import ForkedFiles, ForkedLocalFiles, with_parents
+from millpond.files.locations.opening import open_filesystem
 from millpond.files.refs import RunRef, TableManifest
-from millpond.query.ledger.fork import check_fork, fork
-from millpond.query.ledger.ledger import Ledger
+from millpond.query.logs.fork import check_fork, fork
+from millpond.query.logs.query_logs import QueryLogs
 from tests.checkpoint.rig import Slot, slots
 from tests.interleave import Interleaved, schedules
 from tests.s3 import BUCKET, s3
@@ -47,7 +48,7 @@ from tests.slot.conftest import GROUPED
 
 RETAIN = 3
 """Spark's `minBatchesToRetain`."""
-PINNED = PinnedQuery(64, (PinnedOperator("counts", plain(GROUPED), {"main": {}}),))
+PINNED = StateSchema(64, (OperatorSchema("counts", plain(GROUPED), {"main": {}}),))
 _places = itertools.count()
 
 
@@ -72,14 +73,14 @@ class Query:
     def __init__(self, location: str, folder: Path) -> None:
         self.location = location
         self.root = open_filesystem(location)
-        self.ledger = Ledger(self.root)
+        self.query_logs = QueryLogs(self.root)
         check_fork(location, self.root)
-        self.ledger.identify()
+        self.query_logs.identify()
         self.files = open_state(location)
         pin(self.files, PINNED)
         generation = claim(self.files, run="test", partitions=1, key_groups=64)
         recovery = Recovery(self.files, generation, 1)
-        version = self.ledger.last("commits") + 1
+        version = self.query_logs.last("commits") + 1
         recovery.begin([version])
         self.slot = Slot(self.files, generation.number, folder / uuid.uuid4().hex)
         self.manifest = self.slot.open(0, version)
@@ -90,7 +91,7 @@ class Query:
         )
 
     def batch(self) -> None:
-        batch = self.ledger.last("offsets") + 1
+        batch = self.query_logs.last("offsets") + 1
         self.root.put(f"offsets/{batch}", [b"planned"])
         if batch % 3 == 2:
             name = f"files/{uuid.uuid4().hex}.run"
@@ -105,7 +106,7 @@ class Query:
         self.manifest = sealed.manifest
         self.root.put(f"commits/{batch}", [b"done"])
         for log in ("offsets", "commits"):
-            for old in self.ledger.written(log):
+            for old in self.query_logs.written(log):
                 if old < batch - RETAIN:
                     self.root.delete(f"{log}/{old}")
 
@@ -116,18 +117,18 @@ class Query:
 
     @property
     def version(self) -> int:
-        return self.ledger.last("commits") + 1
+        return self.query_logs.last("commits") + 1
 
     def collect(self) -> None:
-        """What the running query does once a minute: some batches ago, and twice, with the grace period between."""
+        """Collect as the running query does each minute: some batches ago, and twice, with the grace period between."""
         for ago in (IN_FLIGHT, IN_FLIGHT, 0, 0):
-            planned = self.ledger.retained()
+            planned = self.query_logs.retained()
             self.collector.collect(planned.stop - 1 - ago, planned.start)
             self.now += 61
 
     def gc(self) -> None:
-        """What `millpond state gc` does, long after."""
-        planned = self.ledger.written("offsets")
+        """Remove files as `millpond state gc` does, long after."""
+        planned = self.query_logs.written("offsets")
         orphans = find_orphans(self.files, planned, now=1e12)
         assert not orphans.missing
         orphans.remove(self.files)
@@ -137,7 +138,7 @@ class Query:
 
 
 def state(location: str, version: int) -> State:
-    """What a version consists of, read from the store."""
+    """Content of a version, read from the store."""
     files = open_state(location)
     (manifest,) = Recovery(files).manifests(version)
     table = manifest.tables["main"]
@@ -146,7 +147,7 @@ def state(location: str, version: int) -> State:
 
 
 def truth(version: int) -> State:
-    """What a version has to consist of."""
+    """Content that a version has to have."""
     flushed = max(batch for batch in range(version) if batch % 3 == 2)
     return [b"run %d" % flushed, *(b"delta %d" % batch for batch in range(flushed, version))]
 
@@ -161,7 +162,7 @@ def test_a_fork_has_the_state_and_goes_on_by_itself(original: Query, tmp_path: P
     made = fork(original.location, new)
     assert (made.version, made.partitions, made.objects) == (10, 1, 3)
     assert state(new, 10) == state(original.location, 10) == [b"run 8", b"delta 8", b"delta 9"]
-    assert Ledger(open_filesystem(new)).query_id() == made.query != original.ledger.query_id()
+    assert QueryLogs(open_filesystem(new)).query_id() == made.query != original.query_logs.query_id()
     copy = Query(new, tmp_path).go(1)
     original.go(2)
     assert state(new, 11) == [b"run 8", b"delta 8", b"delta 9", b"delta 10"]
@@ -227,7 +228,7 @@ def test_an_older_version_is_forked_with_spark_s_ledger_up_to_it(original: Query
     new = somewhere()
     fork(original.location, new, 9)
     assert state(new, 9) == [b"run 8", b"delta 8"]
-    assert Ledger(open_filesystem(new)).last("offsets") == Ledger(open_filesystem(new)).last("commits") == 8
+    assert QueryLogs(open_filesystem(new)).last("offsets") == QueryLogs(open_filesystem(new)).last("commits") == 8
     assert Query(new, tmp_path).go(3).version == 12
     for version in (3, 7, 11):
         with pytest.raises(UsageError, match=f"version {version}"):
@@ -417,7 +418,7 @@ def test_a_fork_that_is_made_while_garbage_is_collected(tmp_path: Path, when: st
         original = Query(somewhere(), tmp_path).go(13)
         original.collect()
         original.go(1)
-        planned = original.ledger.retained()
+        planned = original.query_logs.retained()
         version = planned.start + 2
         new = somewhere()
         outcome = []
@@ -605,7 +606,7 @@ def test_what_the_parent_has_lost_is_an_error_that_names_both(original: Query, t
 
 
 def test_what_cannot_be_forked_is_refused(original: Query, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no ledger"):
+    with pytest.raises(UsageError, match="no offset log"):
         fork(somewhere(), somewhere())
     with pytest.raises(UsageError, match="is empty"):
         fork(original.location, " ")

@@ -30,7 +30,7 @@ def read(session: SparkSession, folder: Path) -> DataFrame:
 
 
 def run(session: SparkSession, df: DataFrame, checkpoint: Path, mode: str = "update") -> list[tuple[Any, ...]]:
-    """What the sink gets from all that is new."""
+    """Run the query over all new input, and return the rows that the sink gets."""
     shown: list[tuple[Any, ...]] = []
     writer = millpond.writeStream(df).outputMode(mode).option("checkpointLocation", str(checkpoint))
     query = writer.foreachBatch(lambda batch, _: shown.extend(map(tuple, batch.collect()))).trigger(availableNow=True)

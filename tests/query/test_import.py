@@ -90,7 +90,7 @@ class Move:
         )
 
     def files(self, upto: int) -> None:
-        """Have so many files."""
+        """Make the source's first `upto` files available."""
         for number in range(upto):
             if not (self.source / f"{number}.parquet").exists():
                 shutil.copyfile(self.data / f"{number}.parquet", self.source / f"{number}.parquet")
@@ -163,7 +163,7 @@ def plain(value: Any) -> Any:
 
 
 def exact(row: tuple[Any, ...]) -> tuple[str, ...]:
-    """What of a row does not depend on the order of addition."""
+    """Values of a row that do not depend on the order of addition."""
     return tuple(repr(value) for value in row if not isinstance(value, float))
 
 
@@ -475,7 +475,7 @@ CONTRADICTED: dict[str, tuple[Query, str, Query, str, str]] = {
     ),
     "start": (
         *(TENS, "update", windowed("10 seconds", start="3 seconds"), "update"),
-        r"windows of 10 seconds \(startTime 3 seconds\), none of which begins at .*:.0; its checkpoint has one from",
+        r"windows of 10 seconds \(startTime 3 seconds\), but no window begins at .*:.0; its checkpoint has one from",
     ),
     "slide": (
         *(TENS, "update", windowed("10 seconds", "5 seconds"), "update"),
@@ -484,7 +484,7 @@ CONTRADICTED: dict[str, tuple[Query, str, Query, str, str]] = {
     ),
     "longer slide": (
         *(windowed("10 seconds", "5 seconds"), "update", TENS, "update"),
-        "the query has windows of 10 seconds, none of which begins at .*:.5; its checkpoint has one",
+        "the query has windows of 10 seconds, but no window begins at .*:.5; its checkpoint has one",
     ),
     "windows of keys": (
         lambda rows: late(rows).select(F.window("t", "10 seconds"), "b").dropDuplicates(),
@@ -585,7 +585,7 @@ def test_a_place_that_is_taken_or_wrong_is_refused(spark: SparkSession, data: Pa
         query.stop()
 
 
-@pytest.mark.parametrize("step", ["write_own_document", "_begin", "drain", "copy_folders", "copy_ledger"])
+@pytest.mark.parametrize("step", ["write_own_document", "_begin", "drain", "copy_folders", "copy_logs"])
 def test_no_query_starts_where_an_import_was_interrupted(
     spark: SparkSession, data: Path, counted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:

@@ -18,15 +18,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import millpond
-from millpond.files.backends.filesystem import open_filesystem
+from millpond.files.locations.opening import open_filesystem
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.decide import decide
 from millpond.plan.lookahead.source import announced
 from millpond.query.lookahead.runner import _Runner, lookaheads
 from millpond.query.lookahead.sources import Files, upcoming
 from millpond.query.starting import start
-from millpond.slot.batch.task import PipeTask
-from millpond.slot.pipe import client
+from millpond.tasks.operator_task import OperatorTask
+from millpond.worker import client
 
 KEYS = 300_000
 ROWS = 60_000
@@ -132,11 +132,11 @@ def test_keys_are_announced_a_batch_before_the_source_gives_them(
 def test_whatever_opens_state_knows_who_may_announce_keys(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """State that a restart opened ahead asked a source that nobody looks at, and the exchange for nothing."""
-    opened: list[PipeTask] = []
+    """State that a restart opened early used to ask for hints from a source without a lookahead, and the exchange."""
+    opened: list[OperatorTask] = []
     open_ahead = client.open_ahead
 
-    def noted(tasks: list[PipeTask], *others: Any) -> None:
+    def noted(tasks: list[OperatorTask], *others: Any) -> None:
         opened.extend(tasks)
         open_ahead(tasks, *others)
 
@@ -150,7 +150,7 @@ def test_whatever_opens_state_knows_who_may_announce_keys(
 
 
 class Looking:
-    """What looks ahead, so many times, some of which fail."""
+    """A lookahead that looks `batches` times, some of which fail."""
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, fails: set[int], batches: int, error: type[Exception] = FileNotFoundError
@@ -169,7 +169,7 @@ class Looking:
         self._batch += 1
         return self._batch >= self._batches
 
-    def _look(self, asked: Sequence[PipeTask]) -> None:
+    def _look(self, asked: Sequence[OperatorTask]) -> None:
         self.looked.append(self._batch)
         if self._batch in self._fails:
             raise self._error(self._batch)
@@ -182,7 +182,7 @@ def test_a_look_that_fails_costs_its_hints(monkeypatch: pytest.MonkeyPatch, erro
 
 
 def test_looks_in_vain_are_ever_further_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is away for a while is asked again when it is back, and is not asked all the time until then."""
+    """A source that is away for a while is asked again when it is back, and not all the time until then."""
     looking = Looking(monkeypatch, set(range(2, 20)), 23)
     assert looking.looked == list(range(23))
     away, back = looking.rests[3:21], looking.rests[21:]
@@ -215,7 +215,7 @@ def test_files_that_come_next(spark: SparkSession, tmp_path: Path) -> None:
     assert rows is not None
     assert sorted(row.k for row in rows.collect()) == list(range(20, 40))
     arrive(6)
-    assert ahead.after(spark, '{"logOffset":0}') is None  # the next batch has been told of
+    assert ahead.after(spark, '{"logOffset":0}') is None  # the next batch has been announced
 
 
 def test_files_are_told_of_as_they_come(spark: SparkSession, tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_the_source_is_looked_at_only_where_listing_the_checkpoint_is_free(spark
     def announcing(checkpoint: str) -> list[tuple[str, ...]]:
         offsets, both = f"{checkpoint}/offsets", ("source", "exchange")
         return lookaheads(
-            decision, PipeTask("app", "q", "r", 0, decision.specs[0], 1, 1, "memory:", 0, offsets, lookaheads=both)
+            decision, OperatorTask("app", "q", "r", 0, decision.specs[0], 1, 1, "memory:", 0, offsets, lookaheads=both)
         )
 
     assert announcing("file:///checkpoint") == [("source", "exchange")]

@@ -1,4 +1,4 @@
-"""What a start says of a checkpoint of which something is gone, by plain files."""
+"""Messages of a start on a checkpoint with missing files, by plain files."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ import json
 
 import pytest
 
-from millpond.checkpoint.pinned import NAME, PinnedOperator, PinnedQuery
+from millpond.checkpoint.state_schema import NAME, OperatorSchema, StateSchema
 from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleError
-from millpond.files.backends.filesystem import FileSystem, join_url, open_filesystem
-from millpond.query.ledger.ledger import Ledger
-from millpond.query.ledger.ownership import Ownership
+from millpond.files.backends.filesystem import FileSystem
+from millpond.files.locations.opening import join_url, open_filesystem
+from millpond.query.logs.ownership import Ownership
+from millpond.query.logs.query_logs import QueryLogs
 from millpond.query.starting.missing import missing
 from tests.checkpoint.rig import memory
 
-QUERY = PinnedQuery(1 << 15, (PinnedOperator("aggregate by k", {}, {}), PinnedOperator("deduplicate by s", {}, {})))
+QUERY = StateSchema(1 << 15, (OperatorSchema("aggregate by k", {}, {}), OperatorSchema("deduplicate by s", {}, {})))
 BOTH = "'aggregate by k', 'deduplicate by s'"
 
 
-def ledger_of(files: FileSystem, planned: int = 3, committed: int = 3) -> Ledger:
+def ledger_of(files: FileSystem, planned: int = 3, committed: int = 3) -> QueryLogs:
     for log, batches in (("offsets", planned), ("commits", committed)):
         for batch in range(batches):
             files.put(f"{log}/{batch}", [b"v1\n{}"])
-    return Ledger(files)
+    return QueryLogs(files)
 
 
 def error(files: FileSystem, state: FileSystem | None = None, left: int | None = 0) -> MillpondError:
@@ -89,15 +90,15 @@ def test_state_in_the_checkpoint_and_a_setting_that_names_another_place() -> Non
 
 def test_the_id_is_not_chosen_anew() -> None:
     files = memory()
-    Ledger(files).check_id()
-    ledger = ledger_of(files, 1, 0)
+    QueryLogs(files).check_id()
+    query_logs = ledger_of(files, 1, 0)
     with pytest.raises(
         StateDamagedError, match=r"\[STREAMING_CHECKPOINT_MISSING_METADATA_FILE\].* up to 0, and"
     ) as found:
-        ledger.check_id()
+        query_logs.check_id()
     assert found.value.file == f"{files.url}/metadata"
     files.put("metadata", [json.dumps({"id": "x"}).encode()])
-    ledger.check_id()
+    query_logs.check_id()
 
 
 @pytest.mark.parametrize(
@@ -112,9 +113,9 @@ def test_the_id_is_not_chosen_anew() -> None:
     ],
 )
 def test_commits_without_offsets(planned: int, committed: int, why: str | None) -> None:
-    ledger = ledger_of(memory(), planned, committed)
+    query_logs = ledger_of(memory(), planned, committed)
     if why is None:
-        ledger.check_offsets()
+        query_logs.check_offsets()
         return
     with pytest.raises(StateDamagedError, match=f"commits/ has batches up to 1, and offsets/ .*{why}"):
-        ledger.check_offsets()
+        query_logs.check_offsets()

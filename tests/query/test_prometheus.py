@@ -245,5 +245,5 @@ def test_who_compacts() -> None:
 @pytest.mark.parametrize("wrong", ["0", "65536", "http", ""])
 def test_ports(wrong: str) -> None:
     assert read_settings({"spark.millpond.metrics.port": "9102"}).metrics_port == 9102
-    with pytest.raises(SettingError, match="a port, from 1 to 65535"):
+    with pytest.raises(SettingError, match="a whole number from 1 to 65535"):
         read_settings({"spark.millpond.metrics.port": wrong})

@@ -1,4 +1,4 @@
-"""Starts in every state that a crash can leave: the ledger, the state and the sink at different batches."""
+"""Starts in every state that a crash can leave: Spark's logs, the state and the sink at different batches."""
 
 import json
 import os
@@ -19,16 +19,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 import millpond
 from millpond.checkpoint.formats.documents import write_document
 from millpond.checkpoint.generation import claim_name
-from millpond.checkpoint.pinned import read_pinned
+from millpond.checkpoint.state_schema import read_state_schema
 from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleError, TransientError, UsageError
-from millpond.files.backends.filesystem import open_filesystem
-from millpond.plan.catalyst.jvm import Catalyst
-from millpond.query.ledger.ledger import Ledger, _RollBack
+from millpond.files.locations.opening import open_filesystem
+from millpond.query.logs.query_logs import _RollBack
 from millpond.query.starting.running import await_commits
-from millpond.query.starting.start import VERIFY, Start
+from millpond.query.starting.start import VERIFY, _Startup
 from millpond.query.writer import StreamWriter
-from millpond.slot.batch.task import PipeTask
-from millpond.slot.reading.reader import StateReader
+from millpond.state_reader.reader import StateReader
 from tests.differential.processors.processors import Count
 
 SCHEMA = "key bigint, amount bigint"
@@ -101,7 +99,7 @@ class Job:
             assert all(one["version"] != version for one in base["versions"])
 
     def forget(self, log: str, batch: int) -> None:
-        """As if Spark had died before it wrote this entry of its ledger."""
+        """Remove an entry of a log, as if Spark had died before it wrote it."""
         (self.checkpoint / log / str(batch)).unlink()
         (self.checkpoint / log / f".{batch}.crc").unlink(missing_ok=True)
 
@@ -124,13 +122,13 @@ def doubtful_sink(monkeypatch: pytest.MonkeyPatch) -> None:
 def repeated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The batches that starts have run without the sink."""
     batches: list[int] = []
-    replay = Start._replay
+    replay = _Startup._replay
 
-    def noted(self: Start, catalyst: Catalyst, task: PipeTask, specs: Any, ledger: Ledger, batch: int) -> None:
+    def noted(self: _Startup, batch: int) -> None:
         batches.append(batch)
-        replay(self, catalyst, task, specs, ledger, batch)
+        replay(self, batch)
 
-    monkeypatch.setattr(Start, "_replay", noted)
+    monkeypatch.setattr(_Startup, "_replay", noted)
     return batches
 
 
@@ -339,7 +337,7 @@ def test_an_interrupted_priming_leaves_no_commit(job: Job) -> None:
 @pytest.mark.usefixtures("doubtful_sink")
 @pytest.mark.parametrize("lose", [lose_both, lose_two_versions])
 def test_an_interrupted_start_leaves_no_commit(job: Job, lose: Callable[[Job], None], spark: SparkSession) -> None:
-    """What runs a batch without the sink must not commit it behind the back of a start that is given up."""
+    """A batch that runs without the sink must not be committed once the start is given up."""
     job.write([1, 2], [2, 3], [3, 4])
     job.aggregate()
     lose(job)
@@ -377,7 +375,7 @@ def test_a_stopped_repetition_is_an_error(job: Job) -> None:
 
 
 def test_a_second_start_beside_the_first(job: Job, spark: SparkSession) -> None:
-    """Unless Spark is told not to, it stops the query that runs and goes on; refused, it leaves it alone."""
+    """By default, Spark stops the query that runs and goes on; if that is refused, it leaves it alone."""
     job.write([1, 2])
     counts = job.stream().groupBy("key").count()
     start = (
@@ -606,7 +604,7 @@ def test_a_newer_format_is_refused(job: Job) -> None:
     job.write([1, 2])
     job.aggregate()
     files = open_filesystem(str(job.checkpoint / "millpond"))
-    pinned = read_pinned(files)
+    pinned = read_state_schema(files)
     assert pinned is not None
     write_document(files, "query.json", msgspec.structs.replace(pinned, format=99))
     with pytest.raises(MillpondError, match="99"):

@@ -17,9 +17,9 @@ from millpond.errors import UsageError
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.decide import decide
 from millpond.plan.replay.fingerprint import fingerprint
-from millpond.plan.transplant import announcing
-from millpond.slot.batch.task import PipeTask
-from millpond.slot.pipe.exchange import ExchangeWrite
+from millpond.plan.rewriter import announcing
+from millpond.tasks.operator_task import OperatorTask
+from millpond.worker.exchange import ExchangeWrite
 from tests.asking import asking
 
 Figures = list[dict[str, float]]
@@ -96,9 +96,9 @@ def added(figures: Figures, name: str) -> float:
 def test_keys_are_read_ahead_where_the_stage_sees_them(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, right: bool
 ) -> None:
-    """Nobody else announces any: what is read ahead are the keys that the stage sees, asked for or not."""
+    """No other source gives hints: exactly the keys that the stage sees are prefetched, asked for or not."""
 
-    def silent(task: PipeTask) -> ExchangeWrite:
+    def silent(task: OperatorTask) -> ExchangeWrite:
         return ExchangeWrite(msgspec.structs.replace(task, lookaheads=()))
 
     monkeypatch.setattr("millpond.query.writer.ExchangeWrite", silent)
@@ -130,7 +130,7 @@ def why(df: DataFrame) -> list[str]:
     return [reason for stage in millpond.explain(df, as_dict=True)["stages"] for reason in stage["reasons"].values()]
 
 
-def test_stages_stand_in_the_order_of_the_plan(keyed: DataFrame) -> None:
+def test_stages_replacement_the_order_of_the_plan(keyed: DataFrame) -> None:
     number = F.udf(lambda value: value, LongType())
     one = millpond.lookahead(keyed, "k")
     two = millpond.lookahead(one.withColumn("n", number("value")).where("n > 3"), "K", "value")

@@ -19,8 +19,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 import millpond
 from millpond.errors import StateIncompatibleError
 from millpond.query.starting import start as starting
-from millpond.slot.batch.task import PipeTask
-from millpond.slot.pipe.client import drain, open_ahead
+from millpond.tasks.operator_task import OperatorTask
+from millpond.worker.client import drain, open_ahead
 from tests.query.test_recovery import Job
 
 STARTS = 12
@@ -62,7 +62,7 @@ def test_state_is_opened_while_spark_plans(
     """In the slots, at the version that the first batch reads; where there is no state, nothing is."""
     asked: list[int] = []
 
-    def opened(tasks: list[PipeTask], version: int) -> None:
+    def opened(tasks: list[OperatorTask], version: int) -> None:
         asked.append(version)
         open_ahead(tasks, version)
 
@@ -78,9 +78,9 @@ def test_state_is_opened_while_spark_plans(
 def test_a_start_that_fails_leaves_nothing_in_the_slots(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun: list[PipeTask] = []
+    begun: list[OperatorTask] = []
 
-    def opened(tasks: list[PipeTask], version: int) -> None:
+    def opened(tasks: list[OperatorTask], version: int) -> None:
         begun.append(tasks[0])
         open_ahead(tasks, version)
         for thread in threading.enumerate():
@@ -167,7 +167,7 @@ NAMES = ["ünïcode 名", "a%20b+c#d", "trailing/", "(x)[y]{z}=1,2;'"]
 
 @pytest.mark.parametrize("name", [*NAMES, "relative", "symlink"])
 def test_a_checkpoint_may_have_any_name(session: SparkSession, tmp_path: Path, name: str) -> None:
-    """As Spark reads it: state lies beside Spark's ledger, and the next start finds both."""
+    """As Spark reads it: state lies beside Spark's logs, and the next start finds both."""
     job = Job(session, tmp_path)
     checkpoint = f"{tmp_path}/{name}"
     if name == "relative":

@@ -11,8 +11,8 @@ from pyspark.sql import functions as F
 
 import millpond
 from millpond.errors import TransientError, UsageError
-from millpond.files.backends.filesystem import open_filesystem
-from millpond.query.ledger.ownership import Ownership
+from millpond.files.locations.opening import open_filesystem
+from millpond.query.logs.ownership import Ownership
 from millpond.query.starting import running
 from tests.s3 import s3
 from tests.slot.test_damage import Counts, rows_of
@@ -32,8 +32,8 @@ def test_where_no_query_has_been_is_a_usage_error(spark: SparkSession, tmp_path:
 
 def test_state_that_lies_elsewhere_is_found_from_the_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
     Counts(tmp_path / "state").through(1)
-    ledger, files = (open_filesystem(str(tmp_path / name)) for name in ("ledger", "state/millpond"))
-    Ownership(ledger.url, ledger, str(tmp_path / "state"), files).note(1)
+    query_logs, files = (open_filesystem(str(tmp_path / name)) for name in ("ledger", "state/millpond"))
+    Ownership(query_logs.url, query_logs, str(tmp_path / "state"), files).note(1)
     assert millpond.read_state(spark, str(tmp_path / "ledger")).count() == len(rows_of(0))
     assert millpond.read_state(spark, tmp_path / "ledger").count() == len(rows_of(0))
 

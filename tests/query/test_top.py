@@ -16,9 +16,9 @@ from rich.console import Console
 
 import millpond
 from millpond.query.progress.reader import BatchProgress, OperatorProgress, Progress, ProgressReader
-from millpond.slot.pipe.client import CommitHealth
 from millpond.slot.process.queries import find_query
 from millpond.top import picture
+from millpond.worker.client import CommitHealth
 from tests.s3 import s3
 from tests.slot.test_damage import Counts, rows_of
 
@@ -90,18 +90,18 @@ def test_a_running_query_and_when_it_has_stopped(spark: SparkSession, tmp_path: 
     assert "not running on this host" in said
     assert f"{progress.committed} committed" in said
     assert "0: aggregate by k" in said
-    # What a start after a crash has put back into the ledger says nothing of when its batch was done.
+    # An entry that a start after a crash has restored in the logs does not show when its batch was done.
     os.utime(checkpoint / "offsets" / "0", (1, 1))
     assert ProgressReader(str(checkpoint)).look().batches[0].seconds is None
 
 
 @pytest.mark.parametrize(
     ("batches", "folder", "said"),
-    [(0, "", "no Millpond state"), (1, "millpond", "no Millpond state"), (1, "", "no ledger")],
+    [(0, "", "no Millpond state"), (1, "millpond", "no Millpond state"), (1, "", "no offset log")],
 )
 def test_what_is_no_checkpoint_with_state_is_refused(tmp_path: Path, batches: int, folder: str, said: str) -> None:
     if batches:
-        Counts(tmp_path).through(batches)  # as the folder of state that lies elsewhere: there is no ledger
+        Counts(tmp_path).through(batches)  # as the folder of state that lies elsewhere: there are no logs of Spark
     command = [sys.executable, "-c", TOP.format(""), str(tmp_path / folder)]
     done = subprocess.run(command, capture_output=True, text=True, env=_environment(), timeout=120, check=False)
     assert done.returncode == 1

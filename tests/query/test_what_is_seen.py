@@ -1,4 +1,4 @@
-"""What a user sees of a running window count: its plan in Spark, and its state."""
+"""A running window count as a user sees it: its plan in Spark, and its state."""
 
 from datetime import datetime, timedelta
 from pathlib import Path

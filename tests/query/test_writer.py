@@ -20,7 +20,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 import millpond
 from millpond.errors import SettingError, StateIncompatibleError, UnsupportedError, UsageError
-from millpond.slot.batch.task import PipeTask
+from millpond.tasks.operator_task import OperatorTask
 from tests.differential.data import batch, write
 from tests.differential.harness import stream
 
@@ -222,10 +222,10 @@ def test_what_a_foreach_batch_leaves_out_is_done(
 def test_slots_on_other_hosts_are_not_asked(
     session: SparkSession, counts: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a consumer stopped early on another host, nobody knows whether the partition has run: it runs again."""
+    """Where a consumer stopped early on another host, it is not known whether the partition has run: it runs again."""
     asked: list[int] = []
 
-    def nothing_here(task: PipeTask) -> dict[tuple[int, int], int]:
+    def nothing_here(task: OperatorTask) -> dict[tuple[int, int], int]:
         asked.append(task.operator)
         return {}
 
@@ -256,7 +256,7 @@ def test_a_deleted_checkpoint_begins_anew(
 def test_what_is_no_stream_is_refused(counts: DataFrame) -> None:
     with pytest.raises(UsageError, match="not str"):
         millpond.writeStream("counts")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="not one of batch"):
+    with pytest.raises(UsageError, match="The DataFrame is not a stream"):
         millpond.explain(counts.sparkSession.range(3))
     with pytest.raises(UsageError, match="no output mode 'sometimes'"):
         millpond.explain(counts, "sometimes")

@@ -14,14 +14,14 @@ import pytest
 
 from millpond.checkpoint.generation import claim
 from millpond.checkpoint.recovery import Recovery
-from millpond.files.backends.filesystem import join_url, open_filesystem
-from millpond.slot.batch.task import PipeTask, SlotSettings
+from millpond.files.locations.opening import join_url, open_filesystem
 from millpond.slot.partition.partitions import PartitionServer
 from millpond.slot.process.identity import identify
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.kinds.deduplicate import DeduplicateSpec
 from millpond.spec.operators import AggregateCall, Field
+from millpond.tasks.operator_task import OperatorTask, SlotSettings
 
 
 @pytest.fixture
@@ -35,8 +35,8 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-def task(folder: Path) -> PipeTask:
-    return PipeTask(
+def task(folder: Path) -> OperatorTask:
+    return OperatorTask(
         application="app-1",
         query="query-1",
         run="run-1",
@@ -54,19 +54,19 @@ def task(folder: Path) -> PipeTask:
 
 
 def own_jvm() -> tuple[int, int]:
-    """This process, as the JVM that the slots of a task end with (`PipeTask.jvm`)."""
+    """This process, as the JVM that the slots of a task end with (`OperatorTask.jvm`)."""
     process = identify()
     return process.pid, process.start
 
 
-def hasty(task: PipeTask) -> PipeTask:
+def hasty(task: OperatorTask) -> OperatorTask:
     """The same, with less patience for a silent slot."""
     return msgspec.structs.replace(task, settings=msgspec.structs.replace(task.settings, silence_timeout=3.0))
 
 
 @dataclasses.dataclass
 class FakeContext:
-    """What a pipe asks of Spark's TaskContext."""
+    """The part of Spark's TaskContext that a slot stage uses."""
 
     batch: int | None = 0
     attempt: int = 0
@@ -129,15 +129,15 @@ TIME = 1_700_000_000_000
 
 
 @pytest.fixture
-def counting(task: PipeTask) -> PipeTask:
+def counting(task: OperatorTask) -> OperatorTask:
     """A real operator: count and sum of `v` by `k`, on a new checkpoint."""
     task = msgspec.structs.replace(task, spec=GROUPED, template="millpond.slot.template", partitions=1, slots=1)
     begin(task)
     return task
 
 
-def begin(task: PipeTask, versions: tuple[int, ...] = (0,)) -> None:
-    """What a driver does before the query starts: claim the generation, find what it builds on."""
+def begin(task: OperatorTask, versions: tuple[int, ...] = (0,)) -> None:
+    """Do a driver's steps before the query starts: claim the generation, find the versions that it builds on."""
     files = open_filesystem(join_url(task.location, "millpond"))
     claimed = claim(files, run=task.run, partitions=task.partitions)
     assert claimed.number == task.generation
@@ -179,7 +179,7 @@ def server(tmp_path: Path) -> Iterator[PartitionServer]:
 
 
 @pytest.fixture
-def large(counting: PipeTask) -> PipeTask:
+def large(counting: OperatorTask) -> OperatorTask:
     """A count by key with little memory, whose keys may be announced."""
     settings = msgspec.structs.replace(counting.settings, memory=16 << 20)
     return msgspec.structs.replace(counting, settings=settings, exchange="spark", lookaheads=("exchange",))

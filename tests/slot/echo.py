@@ -11,11 +11,11 @@ import pyarrow as pa
 
 from millpond.errors import StateDamagedError
 from millpond.operators.processors.calls import Caller
-from millpond.slot.batch.task import PipeTask
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.slot.process.messages import Done, Run
 from millpond.slot.process.server import Answer, Slot
 from millpond.slot.template import main
+from millpond.tasks.operator_task import OperatorTask
 
 
 class Echo:
@@ -49,7 +49,7 @@ class Echo:
         yield from rows
         return Done(batch=run.batch or 0, metrics={"rows": float(sum(b.num_rows for b in rows)), "pid": os.getpid()})
 
-    def open_ahead(self, tasks: Sequence[PipeTask], partitions: Sequence[int], version: int) -> None:
+    def open_ahead(self, tasks: Sequence[OperatorTask], partitions: Sequence[int], version: int) -> None:
         pass
 
     def drain(self, query: str, timeout: float, generation: int | None = None) -> list[tuple[int, int, int]]:

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from millpond.slot.batch.task import PipeTask
 from millpond.slot.partition.partition import Partition
 from millpond.slot.partition.partitions import PartitionServer
 from millpond.slot.process.messages import Run
 from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.prefetcher import Prefetcher
+from millpond.tasks.operator_task import OperatorTask
 
 from .conftest import TIME, hashes_in, key_hash, table_of
 
@@ -30,7 +30,7 @@ def rows_of(keys: np.ndarray) -> Iterator[pa.RecordBatch]:
         yield pa.record_batch([pa.array(column) for column in columns], names=["__hash", "__mark", "k", "v"])
 
 
-def run(server: PartitionServer, task: PipeTask, batch: int, keys: np.ndarray) -> tuple[dict, dict[str, float]]:
+def run(server: PartitionServer, task: OperatorTask, batch: int, keys: np.ndarray) -> tuple[dict, dict[str, float]]:
     answer = server.run(Run(task, 0, batch, batch), rows_of(keys))
     batches = []
     while True:
@@ -40,7 +40,7 @@ def run(server: PartitionServer, task: PipeTask, batch: int, keys: np.ndarray) -
             return table_of(batches), end.value.metrics
 
 
-def hint(server: PartitionServer, task: PipeTask, batch: int, keys: np.ndarray) -> None:
+def hint(server: PartitionServer, task: OperatorTask, batch: int, keys: np.ndarray) -> None:
     server.hint(task, 0, batch, "exchange", hashes_in(0, 1, keys).view(np.uint64))
 
 

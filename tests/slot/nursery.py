@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 from pyspark import TaskContext
 
-from millpond.slot.batch.task import PipeTask
-from millpond.slot.pipe.pipe import Pipe
+from millpond.tasks.operator_task import OperatorTask
+from millpond.worker.slot_stage import SlotStage
 from tests.slot.conftest import FakeContext, own_jvm, rows
 
 
@@ -21,7 +21,7 @@ def be_called(name: str) -> None:
     Path("/proc/self/comm").write_text(name)
 
 
-def run_jvm(task: PipeTask, known: bool) -> None:
+def run_jvm(task: OperatorTask, known: bool) -> None:
     be_called("java")
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if known:
@@ -34,9 +34,9 @@ def run_jvm(task: PipeTask, known: bool) -> None:
     signal.pause()
 
 
-def run_worker(task: PipeTask) -> None:
+def run_worker(task: OperatorTask) -> None:
     try:
-        list(Pipe(task)(iter([rows(0), rows(0)])))
+        list(SlotStage(task)(iter([rows(0), rows(0)])))
     finally:
         os._exit(0)
 

@@ -13,11 +13,11 @@ import pytest
 from millpond.errors import StateDamagedError
 from millpond.metrics import FIGURES, READ_AHEAD, pack
 from millpond.operators.protocol import MAIN, ROWS, Times
-from millpond.slot.batch.task import SlotSettings
 from millpond.slot.process.messages import Run
-from millpond.slot.reading.reader import StateReader
+from millpond.state_reader.reader import StateReader
 from millpond.stores.unaligned import log as window_log
 from millpond.stores.unaligned import table as unaligned
+from millpond.tasks.operator_task import SlotSettings
 from tests.application import Application
 from tests.operators.test_buffered_sessions import Model, Row, found, record_batch, session_spec
 

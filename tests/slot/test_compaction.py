@@ -23,21 +23,22 @@ from millpond.checkpoint.compaction.requests import (
 )
 from millpond.checkpoint.forks.parents import open_state
 from millpond.checkpoint.generation import claim
-from millpond.compactor import Locations
+from millpond.compactor.process import Locations
+from millpond.compactor.worker import Worker, do_job
 from millpond.errors import StateIncompatibleError
-from millpond.files.backends.filesystem import FileSystem, open_filesystem
-from millpond.files.backends.forked import ForkedLocalFiles
+from millpond.files.backends.filesystem import FileSystem
+from millpond.files.locations.forked import ForkedLocalFiles
+from millpond.files.locations.opening import open_filesystem
 from millpond.files.refs import RunRef
 from millpond.layout import Column, RowLayout, TableSchema
-from millpond.query.ledger.fork import fork
-from millpond.slot.batch.task import SlotSettings
-from millpond.slot.compaction.remote import RemoteCompaction
-from millpond.slot.compaction.worker import Worker, do_job
+from millpond.query.logs.fork import fork
+from millpond.slot.partition.remote_compaction import RemoteCompaction
 from millpond.stores.jobs import CompactSegments, MergeParts, MergeRuns
 from millpond.stores.rmw import flush
 from millpond.stores.runs.pace import Pace
 from millpond.stores.runs.run_set import RunSet
 from millpond.stores.runs.run_store import RunStore
+from millpond.tasks.operator_task import SlotSettings
 from tests.rows import Entry, decode, encode
 from tests.s3 import pointed_at
 
@@ -68,7 +69,7 @@ class Asking(Counts):
         """Go on, batch by batch, until something is so."""
         deadline = time.monotonic() + PATIENCE
         while True:
-            self.go(self.ledger.last("commits") + 2)
+            self.go(self.query_logs.last("commits") + 2)
             if condition():
                 return
             assert time.monotonic() < deadline, "it never came true"
@@ -128,7 +129,7 @@ def test_a_worker_s_process_is_killed_and_another_goes_on(tmp_path: Path) -> Non
     finally:
         first.kill()
         application.close()
-    Counts(tmp_path).through(application.ledger.last("commits") + 3)  # the next run reads what workers have made
+    Counts(tmp_path).through(application.query_logs.last("commits") + 3)  # the next run reads what workers have made
 
 
 def test_sigterm_does_not_wait_for_a_store_that_does_not_answer() -> None:
@@ -195,7 +196,7 @@ def test_what_was_taken_last_leaves_no_request_behind(application: Asking) -> No
     assert application.remote._taken
     application.close()
     assert not any(known.request for known in requests(application.files).values())
-    Counts(application.folder).through(application.ledger.last("commits") + 2)
+    Counts(application.folder).through(application.query_logs.last("commits") + 2)
 
 
 def test_what_nobody_has_answered_leaves_no_request_behind(application: Asking) -> None:
@@ -236,7 +237,7 @@ def test_files_of_a_schema_that_the_table_has_had(tmp_path: Path) -> None:
 
 
 class Stalling(Worker):
-    """Stalls between its work and its answer, until it is told to go on."""
+    """A worker that stalls between its work and its answer, until it may go on."""
 
     held: tuple[FileSystem, Request, Done] | None = None
 
@@ -316,7 +317,7 @@ JOBS = {
 
 @pytest.mark.parametrize("kind", JOBS)
 def test_a_job_that_says_more_than_is_known_is_not_done(tmp_path: Path, kind: str) -> None:
-    """What a later version has added may change what is to be made."""
+    """A field that a later version has added may change the job's result."""
     files = open_filesystem(str(tmp_path))
     number = claim(files, run="later", partitions=1).number
     job = msgspec.msgpack.encode(msgspec.to_builtins(JOBS[kind]) | {"but_not": [7]})
@@ -361,13 +362,13 @@ def test_requests_of_a_fenced_run_are_left_alone(application: Asking) -> None:
 
 
 def test_a_query_that_begins_later_is_found(tmp_path: Path) -> None:
-    """A compactor may be there first: only a start tells where the state lies, and what a fork shares."""
+    """A compactor may be there first: only a start shows where the state lies, and what a fork shares."""
     locations = Locations([str(tmp_path), str(tmp_path / "fork")])
     assert not list(locations)
     Counts(tmp_path).through(2)
     assert [files.url for files in locations] == [open_state(str(tmp_path)).url]
-    ledger = open_filesystem(str(tmp_path))
-    ledger.put("metadata", [b'{"id": "original"}'])
+    query_logs = open_filesystem(str(tmp_path))
+    query_logs.put("metadata", [b'{"id": "original"}'])
     fork(str(tmp_path), str(tmp_path / "fork"))
     original, forked = locations
     assert isinstance(forked, ForkedLocalFiles)
@@ -386,7 +387,9 @@ def test_a_damaged_checkpoint_keeps_no_others_waiting(tmp_path: Path, caplog: py
 
 
 def test_the_worker_imports_nothing_of_spark() -> None:
-    code = "import sys, millpond.compactor; print([m for m in sys.modules if m.startswith(('pyspark', 'py4j'))])"
+    code = (
+        "import sys, millpond.compactor.process; print([m for m in sys.modules if m.startswith(('pyspark', 'py4j'))])"
+    )
     said = subprocess.run([sys.executable, "-c", code], env=with_tests_on_path(), capture_output=True, check=True)
     assert said.stdout.strip() == b"[]"
 

@@ -14,22 +14,22 @@ import pytest
 
 from millpond.files.formats.blocks import sort_rows
 from millpond.files.tiers.local_copies import CachedSource
-from millpond.slot.batch.task import PipeTask
 from millpond.slot.partition.copies import KEPT, claim_copies, remove_old_copies
 from millpond.slot.partition.partitions import PartitionServer
 from millpond.slot.partition.running import RunningQuery
 from millpond.stores.runs.run import Run
 from millpond.stores.runs.run_set import RunSet
+from millpond.tasks.operator_task import OperatorTask
 from tests.rows import FIXED, random_rows
 
 from .conftest import begin
 
 ROWS = sort_rows(random_rows(50_000, FIXED, 1), FIXED)
-Opens = Callable[[PipeTask, str], RunningQuery]
+Opens = Callable[[OperatorTask, str], RunningQuery]
 
 
 @pytest.fixture
-def far(counting: PipeTask, folder: Path) -> PipeTask:
+def far(counting: OperatorTask, folder: Path) -> OperatorTask:
     task = msgspec.structs.replace(counting, location=f"faults+file:{folder}/far")
     begin(task)
     return task
@@ -40,7 +40,7 @@ def opens(folder: Path) -> Iterator[Opens]:
     """Opens a query in a slot of an application."""
     servers = []
 
-    def make(task: PipeTask, application: str) -> RunningQuery:
+    def make(task: OperatorTask, application: str) -> RunningQuery:
         directory = folder / application
         directory.mkdir(exist_ok=True)
         servers.append(PartitionServer(directory))
@@ -60,7 +60,7 @@ def found(run: Run) -> int:
     return len(RunSet(FIXED, [run]).lookup(ROWS, np.arange(0, 50_000, 50)).positions)
 
 
-def test_the_next_application_finds_the_copies(far: PipeTask, opens: Opens, folder: Path) -> None:
+def test_the_next_application_finds_the_copies(far: OperatorTask, opens: Opens, folder: Path) -> None:
     first = opens(far, "first")
     ref = first.runs.write(ROWS, FIXED).ref
     assert ref is not None
@@ -77,7 +77,7 @@ def test_the_next_application_finds_the_copies(far: PipeTask, opens: Opens, fold
     assert not list((folder / "second").rglob("*.run"))
 
 
-def test_a_copy_that_was_damaged_meanwhile_is_not_believed(far: PipeTask, opens: Opens, folder: Path) -> None:
+def test_a_copy_that_was_damaged_meanwhile_is_not_believed(far: OperatorTask, opens: Opens, folder: Path) -> None:
     first = opens(far, "first")
     ref = first.runs.write(ROWS, FIXED).ref
     assert ref is not None
@@ -98,7 +98,7 @@ def test_a_copy_that_was_damaged_meanwhile_is_not_believed(far: PipeTask, opens:
     second.close()
 
 
-def test_who_comes_while_the_folder_is_in_use_goes_without(far: PipeTask, opens: Opens) -> None:
+def test_who_comes_while_the_folder_is_in_use_goes_without(far: OperatorTask, opens: Opens) -> None:
     first = opens(far, "first")
     ref = first.runs.write(ROWS, FIXED).ref
     assert ref is not None
@@ -114,7 +114,7 @@ def test_who_comes_while_the_folder_is_in_use_goes_without(far: PipeTask, opens:
 
 
 @pytest.mark.parametrize("meanwhile", ["nobody", "somebody"])
-def test_a_folder_that_is_deleted_is_taken_again(far: PipeTask, opens: Opens, folder: Path, meanwhile: str) -> None:
+def test_a_folder_that_is_deleted_is_taken_again(far: OperatorTask, opens: Opens, folder: Path, meanwhile: str) -> None:
     query = opens(far, "first")
     query.runs.write(ROWS, FIXED)
     shutil.rmtree(folder / "copies")
@@ -131,7 +131,7 @@ def test_a_folder_that_is_deleted_is_taken_again(far: PipeTask, opens: Opens, fo
     query.close()
 
 
-def test_without_a_disk_copies_of_earlier_runs_go(far: PipeTask, opens: Opens, folder: Path) -> None:
+def test_without_a_disk_copies_of_earlier_runs_go(far: OperatorTask, opens: Opens, folder: Path) -> None:
     first = opens(far, "first")
     first.runs.write(ROWS, FIXED)
     first.close()
@@ -141,7 +141,7 @@ def test_without_a_disk_copies_of_earlier_runs_go(far: PipeTask, opens: Opens, f
     assert not list((folder / "copies").rglob("*.run"))
 
 
-def test_state_on_a_disk_has_no_copies(counting: PipeTask, opens: Opens, folder: Path) -> None:
+def test_state_on_a_disk_has_no_copies(counting: OperatorTask, opens: Opens, folder: Path) -> None:
     query = opens(counting, "first")
     query.runs.write(ROWS, FIXED)
     query.close()

@@ -49,11 +49,11 @@ class Counts(Application):
         return b"offsets %d" % batch
 
     def rows(self, batch: int) -> dict[int, int]:
-        """What a batch brings."""
+        """The rows of a batch."""
         return rows_of(batch)
 
     def expected(self, batch: int) -> dict[int, tuple[int, int]]:
-        """What a batch must emit: for each of its keys count and sum so far."""
+        """Rows that a batch must emit: for each of its keys count and sum so far."""
         so_far = [self.rows(earlier) for earlier in range(batch + 1)]
         return {
             key: (sum(key in rows for rows in so_far), sum(rows.get(key, 0) for rows in so_far))
@@ -81,7 +81,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         dead = folder.with_name("dead")
         application = Counts(folder)
         application.start()
-        application.ledger.put("offsets", BATCHES, b"offsets %d" % BATCHES)
+        application.query_logs.put("offsets", BATCHES, b"offsets %d" % BATCHES)
         application.run(BATCHES)
         application.close()  # nothing comes or goes below what is copied
         with application.roll_back.again(BATCHES - 1):
@@ -117,8 +117,8 @@ def test_damage_is_named_or_harmless(checkpoint: Path, tmp_path: Path, kind: str
             assert error.file, error  # noqa: PT017
             outcomes.add("named")
         else:
-            assert application.ledger.read("commits", BATCHES - 1) == b"commit %d" % (BATCHES - 1)
-            assert application.ledger.read("offsets", BATCHES) == b"offsets %d" % BATCHES
+            assert application.query_logs.read("commits", BATCHES - 1) == b"commit %d" % (BATCHES - 1)
+            assert application.query_logs.read("offsets", BATCHES) == b"offsets %d" % BATCHES
             outcomes.add("harmless")
     assert "named" in outcomes
 

@@ -17,19 +17,19 @@ import pyarrow as pa
 import pytest
 
 from millpond.checkpoint.generation import claim
-from millpond.checkpoint.pinned import PinnedOperator, PinnedQuery, plain
 from millpond.checkpoint.recovery import Recovery
+from millpond.checkpoint.state_schema import OperatorSchema, StateSchema, plain
 from millpond.conf import OnChangedState
 from millpond.errors import StateIncompatibleError, TransientError
 from millpond.layout import HashRange
 from millpond.operators.kinds.registry import state_tables
-from millpond.query.starting.pinning import pin_query, settle
-from millpond.query.starting.start import begin, goes_on_with
+from millpond.query.starting.recovery_point import begin, goes_on_with
+from millpond.query.starting.state_schema import pin_query, settle
 from millpond.slot.process.messages import Run
-from millpond.slot.reading.reader import StateReader
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.operators import AggregateCall, Field
 from millpond.spec.types import parse_type
+from millpond.state_reader.reader import StateReader
 from millpond.stores.rmw import flush
 from tests.application import Application
 
@@ -138,13 +138,13 @@ def spec_of(functions: Functions, types: Types) -> AggregateSpec:
     return AggregateSpec((Field("k", "bigint"),), fields, tuple(calls), "update")
 
 
-def pinned(spec: AggregateSpec, functions: Functions) -> PinnedQuery:
+def pinned(spec: AggregateSpec, functions: Functions) -> StateSchema:
     tables = {name: plain(table.schema) for name, table in state_tables(spec).items()}
-    return PinnedQuery(1 << 15, (PinnedOperator("aggregate by k", plain(spec), tables, tuple(functions)),))
+    return StateSchema(1 << 15, (OperatorSchema("aggregate by k", plain(spec), tables, tuple(functions)),))
 
 
 def rows_of(seed: int, batch: int) -> list[Row]:
-    """What a batch brings: some keys come in every one, others in one, some values are null."""
+    """Rows of a batch: some keys come in every one, others in one, some values are null."""
     rng = random.Random(seed * 1000 + batch)
     keys = [*range(30), *(1000 * batch + n for n in range(40))]
     rows = []
@@ -164,7 +164,7 @@ def rows_of(seed: int, batch: int) -> list[Row]:
 
 
 class Life(NamedTuple):
-    """What a run makes of the query: its functions, each with the batch that it came with, and its types."""
+    """The query in one run: its functions, each with the batch that it came with, and its types."""
 
     births: dict[str, int]
     types: Types
@@ -196,11 +196,11 @@ class Job(Application):
 
     def pin(self) -> None:
         self.query = pinned(self.spec, self.functions)
-        found = pin_query(self.files, self.ledger, self.checkpoint, self.query, [self.spec], changed=self.changed)
+        found = pin_query(self.files, self.query_logs, self.checkpoint, self.query, [self.spec], changed=self.changed)
         self.pinned = found
 
     def shape(self, recovery: Recovery) -> int:
-        version = goes_on_with(recovery, self.ledger)
+        version = goes_on_with(recovery, self.query_logs)
         self.pinned = settle(self.files, recovery, version, self.pinned, [self.spec], self.changed)
         self.spec = self.pinned.specs([self.spec])[0]
         before = self.seen[version].births if version else {}
@@ -320,14 +320,14 @@ def crash(job: Job, batches: int, point: str) -> None:
         job.go(batches - 1)
         if point == "begun":
             return
-        job.ledger.put("offsets", batches - 1, job.planned(batches - 1))
+        job.query_logs.put("offsets", batches - 1, job.planned(batches - 1))
         if point == "planned":
             return
         job.run(batches - 1)
         assert job.server is not None
         job.server.drain(job.task.key, 10)
         if point in ("committed", "lost"):  # of what Spark has committed, the state may lag behind
-            job.ledger.put("commits", batches - 1, b"commit")
+            job.query_logs.put("commits", batches - 1, b"commit")
     finally:
         job.close()
     if point in ("ran", "lost"):
@@ -388,14 +388,14 @@ def test_what_a_ledger_is_taken_back_to_is_followed_from_there(tmp_path: Path) -
     job = Job(tmp_path, ["count(1)", "sum(v)", "min(v)"], TYPES, 1, seen)
     for batch in (5, 4, 3, 2):
         for log in ("commits", "offsets"):
-            job.ledger.remove(log, batch)  # type: ignore[arg-type]
+            job.query_logs.remove(log, batch)  # type: ignore[arg-type]
     job.done(5)
     assert seen[5].births == {"count(1)": 2, "sum(v)": 0, "min(v)": 0}
     check_versions(tmp_path, seen, 0)
 
 
 def test_of_two_starts_at_once_one_goes_on(tmp_path: Path) -> None:
-    """Whichever claims last has the state; what the other has pinned is nobody's."""
+    """The last claim has the state; the schema that the other has recorded has no owner."""
     seen: dict[int, Life] = {}
     Job(tmp_path, ["sum(v)"], TYPES, 2, seen).done(3)
     one, other = (Job(tmp_path, [text, "sum(v)"], TYPES, 2, seen) for text in ("max(d)", "min(s)"))
@@ -428,6 +428,6 @@ def test_a_run_that_still_goes_on_is_noticed_after_the_shape_was_made(tmp_path: 
     counted.through(4)
     generation = claim(counted.files, run="late", partitions=2)
     with pytest.raises(TransientError, match="still going on"):
-        begin(Recovery(counted.files, generation, 1), counted.ledger, version=3)
-    begin(Recovery(counted.files, generation, 1), counted.ledger, version=4)
+        begin(Recovery(counted.files, generation, 1), counted.query_logs, version=3)
+    begin(Recovery(counted.files, generation, 1), counted.query_logs, version=4)
     counted.through(6)

@@ -1,4 +1,4 @@
-"""The local exchange: rows reach their partition through files, and stay there for whoever asks again."""
+"""The local exchange: rows reach their partition through files, and stay there for later attempts."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -9,19 +9,19 @@ import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 
-import millpond.slot.batch.parcels as slot_parcels
-import millpond.slot.pipe.worker as worker
+import millpond.tasks.block_references as slot_parcels
+import millpond.worker.spark_task as worker
 from millpond.errors import MillpondError, TransientError
-from millpond.slot.batch.parcels import PARCEL, exchange_folder, in_passes, open_parcels
-from millpond.slot.batch.task import PipeTask
 from millpond.slot.partition.partitions import PartitionServer
-from millpond.slot.pipe.exchange import ExchangeWrite
 from millpond.slot.process.identity import identify
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.slot.process.messages import Run
 from millpond.spec.kinds.deduplicate import DeduplicateSpec
 from millpond.spec.operators import Field
 from millpond.stores.rmw.table import RmwTable
+from millpond.tasks.block_references import BLOCK_REFERENCE, exchange_folder, in_passes, open_references
+from millpond.tasks.operator_task import OperatorTask
+from millpond.worker.exchange import ExchangeWrite
 
 from .conftest import TIME, FakeContext, begin, hashes_in, key_hash, table_of, wait_until
 
@@ -29,7 +29,7 @@ Write = Callable[..., list[pa.RecordBatch]]
 
 
 @pytest.fixture
-def task(task: PipeTask) -> PipeTask:
+def task(task: OperatorTask) -> OperatorTask:
     """With the columns of `random_rows`."""
     columns = (Field("k", "bigint"), Field("s", "string"))
     return msgspec.structs.replace(task, spec=DeduplicateSpec(columns=columns, keys=(0,)))
@@ -40,7 +40,7 @@ def write(monkeypatch: pytest.MonkeyPatch) -> Write:
     """Runs the map side as a Spark task does."""
     monkeypatch.setattr(worker, "settle", lambda: None)
 
-    def run(task: PipeTask, *batches: pa.RecordBatch, batch: int = 0, attempt: int = 0) -> list[pa.RecordBatch]:
+    def run(task: OperatorTask, *batches: pa.RecordBatch, batch: int = 0, attempt: int = 0) -> list[pa.RecordBatch]:
         monkeypatch.setattr(TaskContext, "get", lambda: FakeContext(batch, attempt))
         return list(ExchangeWrite(task)(iter(batches)))
 
@@ -59,22 +59,22 @@ def random_rows(count: int, seed: int = 0) -> pa.RecordBatch:
     )
 
 
-def received(parcels: list[pa.RecordBatch], task: PipeTask) -> dict[int, list[tuple[object, ...]]]:
-    """The rows by the partition that Spark sends their parcel to."""
+def received(references: list[pa.RecordBatch], task: OperatorTask) -> dict[int, list[tuple[object, ...]]]:
+    """The rows by the partition that Spark sends their reference to."""
     rows: dict[int, list[tuple[object, ...]]] = {}
-    for batch in parcels:
-        assert [batch.schema.names[at] for at in (0, -2, -1)] == [PARCEL, "__hash", "__mark"]
+    for batch in references:
+        assert [batch.schema.names[at] for at in (0, -2, -1)] == [BLOCK_REFERENCE, "__hash", "__mark"]
         assert all(column.null_count == batch.num_rows for column in batch.columns[1:-2]), "rows lie in files"
-        for parcel, low, mark in zip(*(batch.column(at).to_pylist() for at in (0, -2, -1)), strict=True):
+        for reference, low, mark in zip(*(batch.column(at).to_pylist() for at in (0, -2, -1)), strict=True):
             assert mark is False
             own = rows.setdefault(task.partition_of(low), [])
-            for piece in open_parcels([parcel]):
+            for piece in open_references([reference]):
                 own += zip(*(column.to_pylist() for column in piece.columns), strict=True)
     return rows
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 3, 200, 1000])
-def test_every_row_reaches_its_partition(task: PipeTask, write: Write, partitions: int) -> None:
+def test_every_row_reaches_its_partition(task: OperatorTask, write: Write, partitions: int) -> None:
     task = msgspec.structs.replace(task, partitions=partitions)
     batches = [random_rows(5_000, 1), random_rows(0), random_rows(1, 2), random_rows(777, 3)]
     rows = received(write(task, *batches), task)
@@ -90,10 +90,10 @@ def group(row: tuple[int, ...]) -> int:
 
 
 @pytest.mark.parametrize("most", [1, 100, 3_000, 5_777])
-def test_more_rows_than_fit_come_in_ranges(task: PipeTask, write: Write, most: int) -> None:
+def test_more_rows_than_fit_come_in_ranges(task: OperatorTask, write: Write, most: int) -> None:
     batches = [random_rows(5_000, 1), random_rows(1, 2), random_rows(777, 3)]
-    (parcels,) = write(msgspec.structs.replace(task, partitions=1), *batches)
-    passes = list(in_passes(open_parcels(parcels.column(0).to_pylist()), lambda rows: -(-rows // most)))
+    (references,) = write(msgspec.structs.replace(task, partitions=1), *batches)
+    passes = list(in_passes(open_references(references.column(0).to_pylist()), lambda rows: -(-rows // most)))
     pieces = [piece.to_pylist() for _, piece in passes]
     rows = [tuple(row.values()) for piece in pieces for row in piece]
     everything = [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
@@ -111,12 +111,12 @@ def test_more_rows_than_fit_come_in_ranges(task: PipeTask, write: Write, most: i
 
 
 def test_a_large_pass_comes_in_pieces_apart_from_each_other(
-    task: PipeTask, write: Write, monkeypatch: pytest.MonkeyPatch
+    task: OperatorTask, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches = [random_rows(5_000, 1), random_rows(3_000, 2)]
-    (parcels,) = write(msgspec.structs.replace(task, partitions=1), *batches)
+    (references,) = write(msgspec.structs.replace(task, partitions=1), *batches)
     monkeypatch.setattr(slot_parcels, "_PIECE", sum(batch.nbytes for batch in batches) // 9)
-    passes = list(in_passes(open_parcels(parcels.column(0).to_pylist()), lambda rows: 2))
+    passes = list(in_passes(open_references(references.column(0).to_pylist()), lambda rows: 2))
     assert [range_ is not None for range_, _ in passes] == [True, False, False, False] * 2
     rows = [tuple(row.values()) for _, piece in passes for row in piece.to_pylist()]
     everything = [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
@@ -130,29 +130,29 @@ def test_a_large_pass_comes_in_pieces_apart_from_each_other(
     assert all(row["__hash"] & (1 << 64) - 1 < first[0].hi for _, piece in passes[:4] for row in piece.to_pylist())
 
 
-def test_no_rows_make_no_parcels(task: PipeTask, write: Write) -> None:
+def test_no_rows_make_no_parcels(task: OperatorTask, write: Write) -> None:
     assert write(task) == []
     assert write(task, random_rows(0)) == []
 
 
-def test_attempts_do_not_disturb_each_other(task: PipeTask, write: Write) -> None:
+def test_attempts_do_not_disturb_each_other(task: OperatorTask, write: Write) -> None:
     first = write(task, random_rows(100, 1), attempt=1)
     second = write(task, random_rows(100, 2), attempt=2)
     assert received(first, task) != received(second, task)
     assert sum(map(len, received(first, task).values())) == 100
 
 
-def test_a_lost_file_is_named(task: PipeTask, write: Write) -> None:
-    (parcels,) = write(task, random_rows(100))
-    parcel = parcels.column(0)[0].as_py()
+def test_a_lost_file_is_named(task: OperatorTask, write: Write) -> None:
+    (references,) = write(task, random_rows(100))
+    reference = references.column(0)[0].as_py()
     (file,) = (exchange_folder(SlotDirectory.of(task).path, task) / "0").iterdir()
     file.unlink()
     with pytest.raises(TransientError, match="can no longer be read") as caught:
-        list(open_parcels([parcel]))
+        list(open_references([reference]))
     assert str(file) in str(caught.value)
 
 
-def test_a_disk_that_takes_nothing_is_an_error(task: PipeTask, write: Write) -> None:
+def test_a_disk_that_takes_nothing_is_an_error(task: OperatorTask, write: Write) -> None:
     folder = exchange_folder(SlotDirectory.of(task).path, task)
     SlotDirectory.of(task).enter(identify())
     folder.parent.mkdir()
@@ -162,20 +162,20 @@ def test_a_disk_that_takes_nothing_is_an_error(task: PipeTask, write: Write) -> 
 
 
 @pytest.fixture
-def exchanging(counting: PipeTask) -> PipeTask:
+def exchanging(counting: OperatorTask) -> OperatorTask:
     """The counting operator behind the local exchange, two partitions in one slot."""
     return msgspec.structs.replace(counting, exchange="local")
 
 
-def sent(parcels: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """What the pipe of partition 0 gets: its marker and its parcels."""
-    (batch,) = parcels
+def sent(references: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Input of partition 0's slot stage: its marker and its references."""
+    (batch,) = references
     others = [pa.nulls(1 + batch.num_rows, column.type) for column in batch.columns[1:-2]]
     return pa.RecordBatch.from_arrays(
         [
             pa.array([key_hash(0, 1, TIME), *batch.column("__hash").to_pylist()], pa.int64()),
             pa.array([True] + [False] * batch.num_rows),
-            pa.array([None, *batch.column(PARCEL).to_pylist()], pa.binary()),
+            pa.array([None, *batch.column(BLOCK_REFERENCE).to_pylist()], pa.binary()),
             *others,
         ],
         names=["__hash", "__mark", *batch.schema.names[:-2]],
@@ -192,15 +192,15 @@ def counted(keys: list[int], values: list[int]) -> pa.RecordBatch:
     )
 
 
-def test_files_outlive_attempts_and_slots_but_not_the_next_batch(exchanging: PipeTask, write: Write) -> None:
+def test_files_outlive_attempts_and_slots_but_not_the_next_batch(exchanging: OperatorTask, write: Write) -> None:
     task = exchanging
     path = SlotDirectory.of(task).path
     first = sent(write(task, counted([1, 2], [10, 20]), counted([1], [30]), batch=0))
 
     def answer(
-        server: PartitionServer, batch: int, parcels: pa.RecordBatch, attempt: int
+        server: PartitionServer, batch: int, references: pa.RecordBatch, attempt: int
     ) -> dict[int, tuple[int, ...]]:
-        return table_of(server.run(Run(task, 0, batch, attempt), iter([parcels])))
+        return table_of(server.run(Run(task, 0, batch, attempt), iter([references])))
 
     server, successor = PartitionServer(path), PartitionServer(path, 1)
     try:
@@ -226,13 +226,15 @@ def test_files_outlive_attempts_and_slots_but_not_the_next_batch(exchanging: Pip
 
 
 def test_batches_larger_than_memory_come_in_passes(
-    exchanging: PipeTask, write: Write, monkeypatch: pytest.MonkeyPatch
+    exchanging: OperatorTask, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counts and sums stay right while passes begin, and after the slot has changed."""
     task = msgspec.structs.replace(exchanging, settings=msgspec.structs.replace(exchanging.settings, memory=8 << 20))
-    narrowed = []
-    original = RmwTable.narrow
-    monkeypatch.setattr(RmwTable, "narrow", lambda self, range_: (narrowed.append(range_), original(self, range_))[1])
+    restricted = []
+    original = RmwTable.restrict
+    monkeypatch.setattr(
+        RmwTable, "restrict", lambda self, range_: (restricted.append(range_), original(self, range_))[1]
+    )
     rng = np.random.default_rng(5)
     counts, sums = np.zeros(300_000, np.int64), np.zeros(300_000, np.int64)
     path = SlotDirectory.of(task).path
@@ -251,10 +253,10 @@ def test_batches_larger_than_memory_come_in_passes(
             np.add.at(sums, keys, values)
             columns = [pa.array(hashes_in(0, 1, keys)), pa.array(keys), pa.array(values)]
             rows = pa.RecordBatch.from_arrays(columns, names=["__hash", "k", "v"])
-            parcels = sent(write(task, rows.slice(0, 50_000), rows.slice(50_000), batch=batch, attempt=batch))
-            narrowed.clear()
-            output = pa.Table.from_batches(server.run(Run(task, 0, batch, 0), iter([parcels])))
-            passes.append(len(narrowed))
+            references = sent(write(task, rows.slice(0, 50_000), rows.slice(50_000), batch=batch, attempt=batch))
+            restricted.clear()
+            output = pa.Table.from_batches(server.run(Run(task, 0, batch, 0), iter([references])))
+            passes.append(len(restricted))
             changed = np.unique(keys)
             found = output.column(0).to_numpy()
             order = np.argsort(found)

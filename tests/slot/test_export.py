@@ -12,11 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from millpond.errors import TransientError
-from millpond.files.backends.filesystem import FileSystem, open_filesystem
+from millpond.files.backends.filesystem import FileSystem
 from millpond.files.backends.local import LocalFiles
-from millpond.slot.reading import export as exporting
-from millpond.slot.reading.export import export_state
-from millpond.slot.reading.reader import StateReader
+from millpond.files.locations.opening import open_filesystem
+from millpond.state_reader import export as exporting
+from millpond.state_reader.export import export_state
+from millpond.state_reader.reader import StateReader
 from tests.s3 import s3
 
 from .test_damage import PARTITIONS
@@ -26,14 +27,14 @@ __all__ = ["history", "state"]
 
 
 def held(location: object, version: int) -> list[dict[str, Any]]:
-    """What a version holds."""
+    """The rows of a version."""
     reader = StateReader(str(location))
     rows = [row for p in range(PARTITIONS) for batch in reader.read(0, p, version) for row in batch.to_pylist()]
     return sorted(rows, key=lambda row: row["k"])
 
 
 def written(files: FileSystem) -> list[dict[str, Any]]:
-    """What was exported."""
+    """The rows that were exported."""
     names = [f"operator-0/part-{partition:05d}.parquet" for partition in range(PARTITIONS)]
     assert [info.name for info in files.list("")] == ["_SUCCESS", *names]
     tables = [pq.read_table(pa.BufferReader(files.get(name))) for name in names]

@@ -12,9 +12,9 @@ from millpond.checkpoint.forks.parents import read_parents
 from millpond.checkpoint.forks.pins import read_pins
 from millpond.checkpoint.recovery import Recovery
 from millpond.errors import MillpondError, StateDamagedError
-from millpond.files.backends.forked import parse_shared
-from millpond.query.ledger.fork import fork
-from millpond.slot.reading.reader import StateReader
+from millpond.files.locations.forked import parse_shared
+from millpond.query.logs.fork import fork
+from millpond.state_reader.reader import StateReader
 from millpond.stores.rmw import flush
 
 from .test_damage import Counts, rows_of
@@ -59,7 +59,7 @@ def new(tmp_path: Path) -> Path:
 
 
 def shared(location: str) -> set[str]:
-    """What the newest version has of parents."""
+    """Files of parents in the newest version."""
     reader = StateReader(location)
     recovery = Recovery(reader.files)
     tables = [table for one in recovery.manifests(recovery.newest()) for table in one.tables.values()]
@@ -179,6 +179,6 @@ def test_a_put_that_a_client_sends_twice_is_its_own(original: Path, new: Path, s
 
 
 def test_what_has_not_run_is_not_forked(fresh: Path, new: Path) -> None:
-    with pytest.raises(MillpondError, match="no ledger"):
+    with pytest.raises(MillpondError, match="no offset log"):
         fork(str(fresh), str(new))
     assert not new.exists()

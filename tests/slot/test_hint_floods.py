@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from millpond.slot.batch.task import PipeTask
+from millpond.slot.partition.attempt_lock import Attempt, AttemptLock
 from millpond.slot.partition.partitions import PartitionServer
-from millpond.slot.partition.turns import Attempt, Turns
-from millpond.slot.prefetch.announcements import Announcements
+from millpond.slot.prefetch.hints import PrefetchHints
 from millpond.slot.prefetch.switch import MOST, HintSwitch, wanted
 from millpond.stores.memory.process_memory import anonymous
 from millpond.stores.runs.fetched import Fetched
+from millpond.tasks.operator_task import OperatorTask
 
 from .conftest import hashes_in
 from .hinting import KEYS, MEMORY, held, hint, read_ahead, run
@@ -59,7 +59,7 @@ class Watch:
 
 def test_a_flood_takes_its_part_of_memory_and_keeps_no_batch_waiting(
     server: PartitionServer,
-    large: PipeTask,
+    large: OperatorTask,
 ) -> None:
     run(server, large, 0, np.arange(KEYS))
     rng = np.random.default_rng(3)
@@ -110,7 +110,7 @@ def test_a_flood_takes_its_part_of_memory_and_keeps_no_batch_waiting(
 
 
 def test_hints_for_batches_that_do_not_come_are_not_kept() -> None:
-    hints = Announcements(None, ("exchange",), MEMORY)
+    hints = PrefetchHints(None, ("exchange",), MEMORY)
     keys = np.arange(1000, dtype=np.uint64)
     for number in range(10_000):
         hints.keep(number, "exchange", keys)
@@ -132,9 +132,9 @@ def test_hints_for_batches_that_do_not_come_are_not_kept() -> None:
 
 def test_rows_that_are_far_larger_than_others_are_not_read_ahead_by_the_thousand(
     server: PartitionServer,
-    large: PipeTask,
+    large: OperatorTask,
 ) -> None:
-    """Nobody knows how long values are before they are read."""
+    """The length of values is not known before they are read."""
     run(server, large, 0, np.arange(KEYS))
     _, table, prefetcher = held(server)
     limit = 64 << 10  # of which rows of 64 bytes take a thousand
@@ -160,7 +160,7 @@ def test_rows_that_are_far_larger_than_others_are_not_read_ahead_by_the_thousand
     assert figures["dropped_hints"] > KEYS // 2
 
 
-def test_nobody_waits_for_reads_that_have_not_begun(server: PartitionServer, large: PipeTask) -> None:
+def test_nobody_waits_for_reads_that_have_not_begun(server: PartitionServer, large: OperatorTask) -> None:
     """Another query's reads may hang: rows look for their keys themselves, rather than wait behind these."""
     run(server, large, 0, np.arange(KEYS))
     hang = threading.Event()
@@ -194,7 +194,7 @@ def reads_wait(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, thread
 
 def test_a_row_waits_for_the_read_in_flight_and_does_not_read_again(
     server: PartitionServer,
-    large: PipeTask,
+    large: OperatorTask,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run(server, large, 0, np.arange(KEYS))
@@ -233,7 +233,7 @@ def test_a_row_waits_for_the_read_in_flight_and_does_not_read_again(
 
 def test_what_was_read_while_its_batch_ended_is_let_go_of(
     server: PartitionServer,
-    large: PipeTask,
+    large: OperatorTask,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A read that hangs over the end of its batch, which did not ask for its keys, stays for the next one only."""
@@ -253,7 +253,7 @@ def test_what_was_read_while_its_batch_ended_is_let_go_of(
 
 def test_files_that_cannot_be_read_ahead_cost_the_hints_only(
     server: PartitionServer,
-    large: PipeTask,
+    large: OperatorTask,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run(server, large, 0, np.arange(KEYS))
@@ -275,7 +275,7 @@ def test_files_that_cannot_be_read_ahead_cost_the_hints_only(
     assert figures["prefetched_keys"] in (0, 500)
 
 
-def test_partitions_of_one_slot_ask_each_for_themselves(tmp_path: Path, large: PipeTask) -> None:
+def test_partitions_of_one_slot_ask_each_for_themselves(tmp_path: Path, large: OperatorTask) -> None:
     task = msgspec.structs.replace(large, partitions=4)
     one, other = HintSwitch(tmp_path, task, 0), HintSwitch(tmp_path, task, 2)
     one.set(("exchange",))
@@ -294,7 +294,7 @@ def test_partitions_of_one_slot_ask_each_for_themselves(tmp_path: Path, large: P
     assert not list((tmp_path / "hints").iterdir())
 
 
-def test_at_no_moment_of_a_switch_nothing_is_asked_for(tmp_path: Path, large: PipeTask) -> None:
+def test_at_no_moment_of_a_switch_nothing_is_asked_for(tmp_path: Path, large: OperatorTask) -> None:
     switch = HintSwitch(tmp_path, large, 0)
     switch.set(("exchange",))
     over = threading.Event()
@@ -317,7 +317,7 @@ def test_at_no_moment_of_a_switch_nothing_is_asked_for(tmp_path: Path, large: Pi
         thread.join()
 
 
-def test_nothing_of_hints_is_left_by_a_query_that_ends(tmp_path: Path, large: PipeTask) -> None:
+def test_nothing_of_hints_is_left_by_a_query_that_ends(tmp_path: Path, large: OperatorTask) -> None:
     task = msgspec.structs.replace(large, exchange="local")
     server = PartitionServer(tmp_path / "slot")
     server._partition(task, 0)._hints.learn({"cache_misses": 9.0})
@@ -328,7 +328,7 @@ def test_nothing_of_hints_is_left_by_a_query_that_ends(tmp_path: Path, large: Pi
 
 def test_hints_of_a_batch_that_is_over_take_no_room() -> None:
     """Also if no row of the batch comes, between which hints would be passed on."""
-    hints = Announcements(None, ("exchange",), MEMORY)
+    hints = PrefetchHints(None, ("exchange",), MEMORY)
     hints.begin(0)
     hints.keep(1, "exchange", np.arange(FLOOD, dtype=np.uint64))
     full = hints._batches[1].count
@@ -338,7 +338,7 @@ def test_hints_of_a_batch_that_is_over_take_no_room() -> None:
     assert hints._batches[2].count == full
 
 
-def test_what_is_learnt_while_a_partition_is_let_go_of_asks_for_nothing(tmp_path: Path, large: PipeTask) -> None:
+def test_what_is_learnt_while_a_partition_is_let_go_of_asks_for_nothing(tmp_path: Path, large: OperatorTask) -> None:
     asking, may = threading.Event(), threading.Event()
 
     class Slow(HintSwitch):
@@ -348,7 +348,7 @@ def test_what_is_learnt_while_a_partition_is_let_go_of_asks_for_nothing(tmp_path
                 assert may.wait(20)
             super().set(lookaheads)
 
-    hints = Announcements(Slow(tmp_path, large, 0), ("exchange",), MEMORY)
+    hints = PrefetchHints(Slow(tmp_path, large, 0), ("exchange",), MEMORY)
     with ThreadPoolExecutor(2) as pool:
         learning = pool.submit(hints.learn, {"cache_misses": 9.0})
         assert asking.wait(20)
@@ -363,31 +363,31 @@ def test_what_is_learnt_while_a_partition_is_let_go_of_asks_for_nothing(tmp_path
 
 
 def test_hints_take_no_turn_that_an_attempt_waits_for() -> None:
-    turns = Turns(5.0)
-    with ThreadPoolExecutor(1) as pool, turns.taken(Attempt(1, 1, lambda: None, fed=True)):
+    lock = AttemptLock(5.0)
+    with ThreadPoolExecutor(1) as pool, lock.taken(Attempt(1, 1, lambda: None, fed=True)):
 
         def attempt() -> None:
-            with turns.taken(Attempt(2, 2, lambda: None)):
+            with lock.taken(Attempt(2, 2, lambda: None)):
                 pass
 
         second = pool.submit(attempt)
         deadline = time.monotonic() + 60
-        while not turns._coming:
+        while not lock._coming:
             assert time.monotonic() < deadline
             time.sleep(0.001)
         # As if the first were over, and the second had not woken up.
-        with turns._changed:
-            first, turns._current = turns._current, None
-            with turns.if_free() as free:
+        with lock._changed:
+            first, lock._current = lock._current, None
+            with lock.if_free() as free:
                 assert not free
-            turns._current = first
+            lock._current = first
     second.result(60)
-    with turns.if_free() as free:
+    with lock.if_free() as free:
         assert free
 
 
-def test_hashes_of_hints_need_not_be_of_the_partition(server: PartitionServer, large: PipeTask) -> None:
-    """Any 64 bits: whoever sends them may be wrong about everything."""
+def test_hashes_of_hints_need_not_be_of_the_partition(server: PartitionServer, large: OperatorTask) -> None:
+    """Any 64 bits: a client that sends them may be wrong about everything."""
     run(server, large, 0, np.arange(KEYS))
     nonsense = np.array([0, 1, 2**64 - 1, 2**63, 2**63 - 1], np.uint64)
     server.hint(large, 0, 1, "exchange", np.concatenate([nonsense, nonsense]))

@@ -11,23 +11,23 @@ import pyarrow as pa
 import pytest
 
 from millpond.metrics import LOOKAHEADS
-from millpond.slot.batch.task import PipeTask
 from millpond.slot.partition.partitions import PartitionServer
-from millpond.slot.pipe.hints import HintSender
-from millpond.slot.prefetch.announcements import Announcements
+from millpond.slot.prefetch.hints import PrefetchHints
 from millpond.slot.prefetch.switch import HintSwitch, wanted
 from millpond.slot.process.identity import identify
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.slot.process.messages import Run
 from millpond.spec.kinds.enrich import EnrichSpec
 from millpond.spec.operators import Field
+from millpond.tasks.operator_task import OperatorTask
+from millpond.worker.hints import HintSender
 from tests.lookup.tables import Memory, MemoryTable
 
 from .conftest import hashes_in
 from .hinting import KEYS, MEMORY, hint, read_ahead, rows_of, run
 
 
-def test_keys_that_were_announced_are_not_read_when_they_come(server: PartitionServer, large: PipeTask) -> None:
+def test_keys_that_were_announced_are_not_read_when_they_come(server: PartitionServer, large: OperatorTask) -> None:
     everything = np.arange(KEYS)
     run(server, large, 0, everything)
     rng = np.random.default_rng(1)
@@ -44,8 +44,8 @@ def test_keys_that_were_announced_are_not_read_when_they_come(server: PartitionS
             assert figures["prefetched_keys"] > announced // 4
 
 
-@pytest.mark.parametrize("kind", ["other keys", "late", "early", "strangers", "twice", "many"])
-def test_wrong_hints_change_nothing(server: PartitionServer, large: PipeTask, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["other keys", "late", "early", "collisions", "twice", "many"])
+def test_wrong_hints_change_nothing(server: PartitionServer, large: OperatorTask, kind: str) -> None:
     rng = np.random.default_rng(2)
     run(server, large, 0, np.arange(KEYS))
     counts = np.ones(KEYS, np.int64)
@@ -58,7 +58,7 @@ def test_wrong_hints_change_nothing(server: PartitionServer, large: PipeTask, ki
             hint(server, large, batch - 1, asked)
         elif kind == "early":
             hint(server, large, batch + 2, asked)
-        elif kind == "strangers":
+        elif kind == "collisions":
             hint(server, large, batch, others + KEYS)
         elif kind == "twice":
             for _ in range(3):
@@ -73,7 +73,7 @@ def test_wrong_hints_change_nothing(server: PartitionServer, large: PipeTask, ki
             assert figures["dropped_hints"] > 0
 
 
-def test_hints_for_what_is_not_there_are_dropped(server: PartitionServer, large: PipeTask) -> None:
+def test_hints_for_what_is_not_there_are_dropped(server: PartitionServer, large: OperatorTask) -> None:
     hint(server, large, 0, np.arange(100))
     run(server, large, 0, np.arange(100))
     hint(server, msgspec.structs.replace(large, generation=7), 1, np.arange(100))
@@ -83,7 +83,7 @@ def test_hints_for_what_is_not_there_are_dropped(server: PartitionServer, large:
     assert figures["prefetched_keys"] == 0
 
 
-def test_hints_are_wanted_once_keys_are_missing(tmp_path: Path, large: PipeTask) -> None:
+def test_hints_are_wanted_once_keys_are_missing(tmp_path: Path, large: OperatorTask) -> None:
     task = msgspec.structs.replace(large, exchange="local")
     server = PartitionServer(tmp_path / "slot")
     try:
@@ -106,7 +106,7 @@ def test_hints_are_wanted_once_keys_are_missing(tmp_path: Path, large: PipeTask)
         server.close()
 
 
-def test_each_partition_has_a_switch_of_its_own(tmp_path: Path, large: PipeTask) -> None:
+def test_each_partition_has_a_switch_of_its_own(tmp_path: Path, large: OperatorTask) -> None:
     """Partitions of one slot do not switch each other's hints off, nor does an earlier process leave them on."""
     task = msgspec.structs.replace(large, exchange="local", partitions=4, slots=1)
     server = PartitionServer(tmp_path / "slot")
@@ -126,7 +126,7 @@ def test_each_partition_has_a_switch_of_its_own(tmp_path: Path, large: PipeTask)
         server.close()
 
 
-def test_who_sends_hints_starts_no_slot(large: PipeTask) -> None:
+def test_who_sends_hints_starts_no_slot(large: OperatorTask) -> None:
     directory = SlotDirectory.of(large)
     directory.enter(identify())
     HintSwitch(directory.path, large, 0).set("exchange")
@@ -140,7 +140,7 @@ def test_who_sends_hints_starts_no_slot(large: PipeTask) -> None:
 
 def test_the_latest_lookahead_that_comes_early_enough_is_asked() -> None:
     asked: list[tuple[str, ...]] = []
-    hints = Announcements(SimpleNamespace(set=asked.append), ("source", "exchange"), MEMORY)
+    hints = PrefetchHints(SimpleNamespace(set=asked.append), ("source", "exchange"), MEMORY)
     missing = {"cache_misses": 100.0, "cache_hits": 0.0, "prefetched_keys": 100.0, "prefetched_used": 100.0}
 
     def batch(number: int, slack: float, **figures: float) -> tuple[str, ...]:
@@ -167,13 +167,13 @@ def test_the_latest_lookahead_that_comes_early_enough_is_asked() -> None:
     assert batch(9, 0.1, prefetch_ms=300.0, prefetched_used=90.0) == exchange
     assert batch(10, 0.1, cache_misses=0.0, cache_hits=9.0) == ()
     assert batch(11, 0.1, prefetch_ms=300.0) == exchange
-    assert batch(12, 0.1, prefetched_used=40.0) == ()  # so did this one: nobody is left
+    assert batch(12, 0.1, prefetched_used=40.0) == ()  # so did this one: no source is left
     assert batch(13, 0.1) == ()
 
 
 def test_hints_rest_where_most_keys_have_no_room() -> None:
     asked: list[tuple[str, ...]] = []
-    hints = Announcements(SimpleNamespace(set=asked.append), ("exchange",), MEMORY)
+    hints = PrefetchHints(SimpleNamespace(set=asked.append), ("exchange",), MEMORY)
     flood = {"cache_misses": 900.0, "cache_hits": 0.0, "prefetched_keys": 100.0, "prefetched_used": 100.0}
 
     def wanted(batches: int, dropped: float) -> list[bool]:
@@ -199,14 +199,14 @@ def test_what_lookaheads_send_in_different_shapes_is_all_passed_on() -> None:
     told: list[object] = []
 
     class Told:
-        def announce(self, hashes: np.ndarray, needed: int) -> None:
+        def prefetch(self, hashes: np.ndarray, needed: int) -> None:
             told.append((needed, hashes.tolist()))
 
-        def announce_keys(self, keys: pa.RecordBatch, needed: int) -> None:
+        def prefetch_keys(self, keys: pa.RecordBatch, needed: int) -> None:
             assert keys.schema.names[0] == "__hash"
             told.append((needed, [tuple(row.values()) for row in keys.to_pylist()]))
 
-    hints = Announcements(None, ("lookahead(k)", "exchange"), MEMORY)
+    hints = PrefetchHints(None, ("lookahead(k)", "exchange"), MEMORY)
 
     def keep(lookahead: str, columns: dict[str, pa.Array]) -> None:
         keys = pa.record_batch(columns)
@@ -221,7 +221,7 @@ def test_what_lookaheads_send_in_different_shapes_is_all_passed_on() -> None:
     assert told == [(0, [(1, True), (2, False), (3, True)]), (0, [(4, False, 7)]), (0, [5])]
 
 
-def test_keys_come_with_hints_where_hashes_do_not_do(tmp_path: Path, large: PipeTask) -> None:
+def test_keys_come_with_hints_where_hashes_do_not_do(tmp_path: Path, large: OperatorTask) -> None:
     """A lookup join asks its table by key: what its rows are announced by has the key's columns."""
     memory = Memory("hinted")
     memory.rows = {(key,): {"name": f"name {key}"} for key in range(0, 1000, 2)}
@@ -256,7 +256,7 @@ def test_keys_come_with_hints_where_hashes_do_not_do(tmp_path: Path, large: Pipe
         server.close()
 
 
-def test_a_lookahead_has_a_name_of_any_length(tmp_path: Path, large: PipeTask) -> None:
+def test_a_lookahead_has_a_name_of_any_length(tmp_path: Path, large: OperatorTask) -> None:
     """Names of many columns, and of columns with names in other scripts, are too long for a file's."""
     long = [f"lookahead({', '.join(f'Spalte für {letter} {n}' for n in range(20))})" for letter in "AB"]
     task = msgspec.structs.replace(large, lookaheads=(*long, "exchange"))
@@ -269,15 +269,15 @@ def test_a_lookahead_has_a_name_of_any_length(tmp_path: Path, large: PipeTask) -
     assert not list((tmp_path / "hints").iterdir())
 
 
-def test_files_that_are_none_of_ours_ask_for_nothing(tmp_path: Path, large: PipeTask) -> None:
+def test_files_that_are_none_of_ours_ask_for_nothing(tmp_path: Path, large: OperatorTask) -> None:
     HintSwitch(tmp_path, large, 0).set(("exchange",))
     (folder,) = (tmp_path / "hints").iterdir()
     (folder / ".nfs000000000123").touch()  # as NFS leaves it of a file that somebody still reads
     assert wanted(tmp_path, large) == {0: ("exchange",)}
 
 
-def test_one_sketch_for_each_sender_of_an_operator_until_there_are_many(tmp_path: Path, large: PipeTask) -> None:
-    def sketch(task: PipeTask, lookahead: str = "exchange") -> object:
+def test_one_sketch_for_each_sender_of_an_operator_until_there_are_many(tmp_path: Path, large: OperatorTask) -> None:
+    def sketch(task: OperatorTask, lookahead: str = "exchange") -> object:
         return HintSender(SlotDirectory(tmp_path), task, 0, lookahead, {})._sketch
 
     first = sketch(large)
@@ -300,18 +300,18 @@ def _all(answer: Iterator[pa.RecordBatch], figures: dict[str, float]) -> Iterato
 
 
 class Told:
-    """An operator that is told keys, and notes them."""
+    """An operator that gets hints for keys, and notes them."""
 
     def __init__(self) -> None:
         self.keys: list[tuple[int, int | None]] = []
 
-    def announce_keys(self, keys: pa.RecordBatch, needed: int) -> None:
+    def prefetch_keys(self, keys: pa.RecordBatch, needed: int) -> None:
         self.keys += zip(keys.column(0).to_pylist(), keys.column(1).to_pylist(), strict=True)
 
 
 def test_whoever_sends_keys_may_call_their_columns_what_they_like() -> None:
     """A stage and the exchange have names of their own, and do not agree about what can be null."""
-    hints = Announcements(None, ("lookahead(k, t)", "exchange"), MEMORY)
+    hints = PrefetchHints(None, ("lookahead(k, t)", "exchange"), MEMORY)
     hashes = np.array([3, 4], np.uint64)
     signed, times = pa.array([3, 4], pa.int64()), pa.array([7, None], pa.int64())
     sure = pa.schema([pa.field("__hash", pa.int64(), nullable=False), ("t", pa.int64())])

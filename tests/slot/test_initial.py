@@ -7,11 +7,11 @@ import pyarrow as pa
 import pytest
 
 from millpond.errors import TransientError
-from millpond.files.backends.filesystem import open_filesystem
-from millpond.slot.batch import initial
-from millpond.slot.batch.initial import Portion, forget, read_rows, write_list
-from millpond.slot.batch.task import PipeTask
-from millpond.slot.pipe.initial import InitialWrite
+from millpond.files.locations.opening import open_filesystem
+from millpond.tasks import initial_state
+from millpond.tasks.initial_state import Portion, forget, read_rows, write_list
+from millpond.tasks.operator_task import OperatorTask
+from millpond.worker.initial_state import InitialWrite
 
 from .conftest import key_hash
 
@@ -21,14 +21,14 @@ def rows(partition: int, *values: int) -> pa.RecordBatch:
     return pa.record_batch({"__hash": pa.array(hashes, pa.int64()), "v": pa.array(values, pa.int64())})
 
 
-def written(task: PipeTask, *batches: pa.RecordBatch) -> list[Portion]:
+def written(task: OperatorTask, *batches: pa.RecordBatch) -> list[Portion]:
     found = [row for batch in InitialWrite(task)(iter(batches)) for row in batch.to_pylist()]
     return [Portion(**row) for row in found]
 
 
-def test_rows_come_back_by_partition(task: PipeTask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_come_back_by_partition(task: OperatorTask, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the attempts that count, in several files, in their order."""
-    monkeypatch.setattr(initial, "_FILE", 40)
+    monkeypatch.setattr(initial_state, "_FILE", 40)
     task = msgspec.structs.replace(task, initial=1)
     files = open_filesystem(f"{task.location}/millpond")
     empty = rows(2)
@@ -45,7 +45,7 @@ def test_rows_come_back_by_partition(task: PipeTask, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("harm", ["gone", "cut", "cut at the end", "altered", "another", "no list"])
-def test_what_cannot_be_read_is_written_anew(task: PipeTask, harm: str) -> None:
+def test_what_cannot_be_read_is_written_anew(task: OperatorTask, harm: str) -> None:
     task = msgspec.structs.replace(task, initial=1)
     files = open_filesystem(f"{task.location}/millpond")
     portions = written(task, rows(0, 1, 77777))
@@ -67,7 +67,7 @@ def test_what_cannot_be_read_is_written_anew(task: PipeTask, harm: str) -> None:
         list(read_rows(files, task, 0))
 
 
-def test_files_of_a_run_go_or_all(task: PipeTask) -> None:
+def test_files_of_a_run_go_or_all(task: OperatorTask) -> None:
     files = open_filesystem(f"{task.location}/millpond")
     for run in (1, 12):
         written(msgspec.structs.replace(task, initial=run), rows(0, 1))

@@ -21,9 +21,9 @@ import msgspec
 import psutil
 import pytest
 
-from millpond.slot.batch.task import PipeTask
 from millpond.slot.process.identity import NO_THREADS, Process, identify
 from millpond.slot.process.lifecycle import SlotDirectory
+from millpond.tasks.operator_task import OperatorTask
 
 from .conftest import with_tests_on_path
 
@@ -44,7 +44,7 @@ class Nursery:
         )
         self.lock = threading.Lock()
 
-    def start(self, task: PipeTask, known: bool) -> list[Process]:
+    def start(self, task: OperatorTask, known: bool) -> list[Process]:
         """JVM and worker of a new application; `known`: whether the driver names the JVM."""
         with self.lock:
             pickle.dump((task, known), self.process.stdin)
@@ -60,7 +60,7 @@ def nursery() -> Iterator[Nursery]:
     nursery.process.communicate()
 
 
-def kill_once(nursery: Nursery, task: PipeTask, number: int) -> None:
+def kill_once(nursery: Nursery, task: OperatorTask, number: int) -> None:
     rng = random.Random(number)
     folder = Path(tempfile.mkdtemp(prefix="mp"))
     settings = msgspec.structs.replace(task.settings, directory=str(folder))
@@ -78,7 +78,7 @@ def kill_once(nursery: Nursery, task: PipeTask, number: int) -> None:
                 process.kill()
             pytest.fail(f"kill {number}, after {pause:.3f} s: {len(left)} processes were left")
         time.sleep(0.1)
-    # The next application on the host removes the folder of one that had nobody left to do it.
+    # The next application on the host removes the folder of one that had no process left to do it.
     SlotDirectory.named(str(folder), "the next").sweep_siblings()
     assert [path.name for path in folder.glob("millpond-*/*") if not path.name.startswith("closed-")] == []
     shutil.rmtree(folder)
@@ -91,7 +91,7 @@ def processes_of(folder: Path) -> list[psutil.Process]:
 
 
 @pytest.mark.timeout(120 + 10 * KILLS)
-def test_nothing_lives_on_when_the_jvm_is_killed(nursery: Nursery, task: PipeTask) -> None:
+def test_nothing_lives_on_when_the_jvm_is_killed(nursery: Nursery, task: OperatorTask) -> None:
     first = int(os.environ.get("MILLPOND_SEED", "0"))
     with ThreadPoolExecutor(4) as applications:
         list(applications.map(lambda number: kill_once(nursery, task, number), range(first, first + KILLS)))

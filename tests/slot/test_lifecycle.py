@@ -14,20 +14,20 @@ import pytest
 from pyspark import TaskContext
 
 from millpond.errors import MillpondError, SettingError, StateDamagedError, TransientError
-from millpond.slot.batch.task import PipeTask
-from millpond.slot.pipe.client import SlotFinder, answered_batches, drain, start_ahead
-from millpond.slot.pipe.pipe import Pipe
 from millpond.slot.process.connection import Connection, PeerGone
 from millpond.slot.process.identity import Process, identify
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.slot.process.messages import Done, Run
+from millpond.tasks.operator_task import OperatorTask
+from millpond.worker.client import SlotFinder, answered_batches, drain, start_ahead
+from millpond.worker.slot_stage import SlotStage
 from tests.interleave import Interleaved, schedules
 
 from .conftest import FakeContext, hasty, rows, wait_until, with_tests_on_path
 
 
-def _run(task: PipeTask, *batches, batch=0):
-    return list(Pipe(task)(iter(batches)))
+def _run(task: OperatorTask, *batches, batch=0):
+    return list(SlotStage(task)(iter(batches)))
 
 
 @pytest.fixture(autouse=True)
@@ -173,11 +173,11 @@ def test_what_holds_a_slot_up_is_told_to_whoever_waits(task, caplog):
 
 @pytest.mark.parametrize(("failed", "times"), [(2.0, 1), (0.0, 0)])
 def test_keys_that_could_not_be_looked_up_are_told_once(task, caplog, failed, times):
-    """Whoever looks at the executor's log learns of them: the slot that knows why writes elsewhere."""
+    """The executor's log has a line on them: the slot, which knows the reason, writes elsewhere."""
     looked_up = msgspec.structs.replace(task, query=f"fails {failed}", operator=1)
     connection = Mock(receive=lambda: (None, Done(3, {"failed_keys": failed})))
     for partition in range(2):
-        assert not list(Pipe(looked_up)._converse(connection, Run(looked_up, partition, 3, 0), rows(0), iter(())))
+        assert not list(SlotStage(looked_up)._converse(connection, Run(looked_up, partition, 3, 0), rows(0), iter(())))
     said = "batch 3: 2 keys could not be looked up, and their rows came out with nulls"
     assert [one.startswith(said) for one in caplog.messages] == [True] * times
 
@@ -197,7 +197,7 @@ def test_a_lost_template_is_replaced_and_slots_live_on(task, how):
 
 def test_a_consumer_that_stops_early_harms_nothing(task):
     for _ in range(3):
-        output = Pipe(task)(iter([rows(0, count=100_000)] * 20))
+        output = SlotStage(task)(iter([rows(0, count=100_000)] * 20))
         next(output)
         output.close()  # type: ignore[attr-defined]  # a generator, as Spark sees it
     assert len(_run(task, rows(0))) == 1
@@ -232,10 +232,10 @@ subprocess.run([sys.executable, "-c", sys.argv[1]])
 """
 
 
-def _worker(task: PipeTask) -> str:
+def _worker(task: OperatorTask) -> str:
     return f"""
 import os, pickle
-import millpond.slot.pipe.pipe as p
+import millpond.worker.slot_stage as p
 import msgspec
 from millpond.slot.process.identity import identify
 from pyspark import TaskContext
@@ -243,7 +243,7 @@ from tests.slot.conftest import FakeContext, rows
 TaskContext.get = staticmethod(lambda: FakeContext(0))
 driver = identify(os.getppid())
 task = msgspec.structs.replace(pickle.loads({pickle.dumps(task)!r}), jvm=(driver.pid, driver.start))
-print(sum(b.num_rows for b in p.Pipe(task)(iter([rows(0), rows(0)]))), flush=True)
+print(sum(b.num_rows for b in p.SlotStage(task)(iter([rows(0), rows(0)]))), flush=True)
 import time; time.sleep(600)
 """
 

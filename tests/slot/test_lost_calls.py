@@ -1,4 +1,4 @@
-"""What is told of a Python worker that dies while it runs code of the user."""
+"""Errors after a Python worker dies while it runs code of the user."""
 
 from pathlib import Path
 from typing import Any
@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from millpond.slot.batch.task import PipeTask
 from millpond.slot.partition.partitions import PartitionServer
 from millpond.slot.process.connection import PeerGone
 from millpond.slot.process.messages import Run
 from millpond.spec.kinds.processor import ProcessorSpec, Variable
 from millpond.spec.operators import Field
+from millpond.tasks.operator_task import OperatorTask
 
 from .conftest import begin, grouped
 
@@ -29,7 +29,7 @@ def dies(*_: Any) -> Any:
     raise PeerGone("the connection was closed")
 
 
-def test_where_the_worker_was(task: PipeTask, tmp_path: Path) -> None:
+def test_where_the_worker_was(task: OperatorTask, tmp_path: Path) -> None:
     task = msgspec.structs.replace(task, spec=COUNTING, partitions=1, slots=1)
     begin(task)
     server = PartitionServer(tmp_path / "slot")

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 
-from millpond.slot.batch.task import PipeTask
-from millpond.slot.pipe.client import SlotFinder
-from millpond.slot.pipe.pipe import Pipe
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.operators import AggregateCall, Field
+from millpond.tasks.operator_task import OperatorTask
+from millpond.worker.client import SlotFinder
+from millpond.worker.slot_stage import SlotStage
 
 from .conftest import TIME, FakeContext, begin, hashes_in, key_hash
 
@@ -69,7 +69,7 @@ def arrivals(number: int, rng: np.random.Generator) -> Iterator[pa.RecordBatch]:
 
 
 @pytest.mark.timeout(600)
-def test_a_slot_keeps_within_its_memory(task: PipeTask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slot_keeps_within_its_memory(task: OperatorTask, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = msgspec.structs.replace(task.settings, memory=BUDGET)
     task = msgspec.structs.replace(
         task, spec=WIDE, template="millpond.slot.template", partitions=1, slots=1, settings=settings
@@ -84,7 +84,7 @@ def test_a_slot_keeps_within_its_memory(task: PipeTask, monkeypatch: pytest.Monk
         for number in range(batches):
             context = FakeContext(number)
             monkeypatch.setattr(TaskContext, "get", staticmethod(lambda context=context: context))
-            known += sum(rows.num_rows for rows in Pipe(task)(arrivals(number, rng)))
+            known += sum(rows.num_rows for rows in SlotStage(task)(arrivals(number, rng)))
             print(f"batch {number}: {(most[0] - idle) >> 20} MB")
     assert known > batches * FRESH
     assert (most[0] - idle) >> 20 <= (BUDGET + CODE) >> 20

@@ -10,10 +10,10 @@ import pytest
 
 from millpond.checkpoint.recovery import Recovery
 from millpond.errors import FencedError, MillpondError, TransientError
-from millpond.files.backends.filesystem import join_url, open_filesystem
+from millpond.files.locations.opening import join_url, open_filesystem
+from millpond.slot.partition.attempt_lock import AttemptLock
 from millpond.slot.partition.partition import Partition
 from millpond.slot.partition.partitions import PartitionServer
-from millpond.slot.partition.turns import Turns
 from millpond.slot.process.messages import Run
 
 from .conftest import TIME, begin, grouped, table_of
@@ -200,7 +200,7 @@ def test_in_sync_mode_output_comes_after_its_own_version_is_durable(counting, se
 
 
 def test_a_batch_is_answered_only_when_what_it_waits_for_is_durable(counting, servers, monkeypatch):
-    """Else a reader that is cut off while it waits would let Spark's ledger run ahead of the state."""
+    """Else a reader that is cut off while it waits would let Spark's logs run ahead of the state."""
     server = servers()
     run(server, counting, 0, grouped(0, [1], [1]))
     assert server.answered(counting.key) == [(0, 0, 0)]
@@ -245,7 +245,7 @@ def test_an_attempt_whose_input_is_in_is_not_cut_off_by_another_reader_of_the_ba
 
 
 class _Gate:
-    """Input that waits in the middle until it is let go or cut off."""
+    """Input that waits in the middle until it is released or cut off."""
 
     def __init__(self, *batches):
         self.batches = batches
@@ -382,7 +382,7 @@ def test_a_run_that_has_ended_leaves_nothing_behind(counting, servers):
 
 
 def test_what_still_works_when_its_run_ends_lets_go_when_it_can(counting, servers, monkeypatch):
-    monkeypatch.setattr(Turns.close, "__defaults__", (0.1,))
+    monkeypatch.setattr(AttemptLock.close, "__defaults__", (0.1,))
     server = servers()
     run(server, counting, 0, grouped(0, [1], [1]))
     begun, go_on = threading.Event(), threading.Event()
@@ -403,11 +403,11 @@ def test_what_still_works_when_its_run_ends_lets_go_when_it_can(counting, server
     thread.start()
     assert begun.wait(60)
     assert server.drain(counting.key, 10, counting.generation) == [(0, 0, 1)]
-    tables = list(server._means.budget._accounts)
+    tables = list(server._resources.budget._accounts)
     go_on.set()
     thread.join(60)
     assert len(raised) == 1
-    assert len(server._means.budget._accounts) < len(tables)
+    assert len(server._resources.budget._accounts) < len(tables)
     assert durable(counting).newest() == 1
 
 
@@ -443,7 +443,7 @@ def test_a_dead_slots_sealed_delta_is_adopted(counting, servers, monkeypatch):
     monkeypatch.undo()
     assert (0, 0) in durable(counting).missing(2)
     for query in first._queries.values():
-        query.let_go()  # its locks go as if it had died
+        query.release()  # its locks go as if it had died
     assert run(servers(), counting, 2, grouped(0, [1], [1]))[0] == {1: (3, 3)}
 
 

@@ -1,4 +1,4 @@
-"""What a slot asks of an object store, as its server sees it, and what is told of that."""
+"""A slot's requests to an object store, as its server sees them, and as the metrics report them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_batch_is_one_put_and_no_list_and_no_get(
     for batch in told[FIRST + 1 :]:
         total += Counter(batch.requests)
         assert batch.requests.keys() == PRICES.keys()
-    # What a batch tells was asked before it was sealed: of the last commit or two nothing is told yet.
+    # A batch reports the requests before it was sealed: those of the last commit or two are not reported yet.
     assert BATCHES - FIRST - 2 <= total["puts"] <= BATCHES - FIRST
     assert total["heads"] <= 2 * total["puts"] + 2
     assert not total["lists"]

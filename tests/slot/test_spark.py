@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from millpond.slot.pipe.client import drain
-from millpond.slot.pipe.pipe import Coverage, Pipe
 from millpond.slot.process.identity import Process
 from millpond.slot.process.lifecycle import SlotDirectory
+from millpond.worker.client import drain
+from millpond.worker.slot_stage import Coverage, SlotStage
 
 from .conftest import GROUPED, begin, wait_until, with_tests_on_path
 
@@ -44,7 +44,7 @@ def piped(spark, task, coverage=None, rows=ROWS):
         )
     )
     by_range = marked.repartitionById(2, spark_expr(partition))
-    return by_range.mapInArrow(Pipe(task, coverage), "k bigint, count bigint, sum bigint")
+    return by_range.mapInArrow(SlotStage(task, coverage), "k bigint, count bigint, sum bigint")
 
 
 def spark_expr(text):
@@ -71,7 +71,7 @@ def truth(batches):
 
 
 def plan(task, batches):
-    """What Spark writes of batches whose markers have the time that `piped` gives them."""
+    """Write Spark's offset log for batches whose markers have the time that `piped` gives them."""
     Path(task.offsets).mkdir(parents=True)
     for batch in range(batches):
         times = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 1_700_000_000_000})

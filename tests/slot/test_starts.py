@@ -9,9 +9,9 @@ from pyspark import TaskContext
 
 from millpond.checkpoint.generation import claim
 from millpond.checkpoint.recovery import Recovery
-from millpond.files.backends.filesystem import join_url, open_filesystem
-from millpond.slot.pipe.client import drain
-from millpond.slot.pipe.pipe import Pipe
+from millpond.files.locations.opening import join_url, open_filesystem
+from millpond.worker.client import drain
+from millpond.worker.slot_stage import SlotStage
 
 from .conftest import FakeContext, grouped, table_of
 
@@ -43,7 +43,7 @@ class Query:
     def run(self, task, batch, partition, whole):
         """A task of a batch; a consumer that stops early has its row, but does not hear that this was the last."""
         self.contexts.here = FakeContext(batch)
-        output = Pipe(task)(iter([grouped(partition, [1], [1], partitions=2)]))
+        output = SlotStage(task)(iter([grouped(partition, [1], [1], partitions=2)]))
         if whole:
             return list(table_of(output).values())
         first = next(output)

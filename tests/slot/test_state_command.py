@@ -18,18 +18,18 @@ from millpond.checkpoint.forks.parents import Parents
 from millpond.checkpoint.formats.documents import write_own_document
 from millpond.checkpoint.formats.manifest import PartitionManifest, TableState, seal
 from millpond.checkpoint.generation import claim, newest_claim, numbers
-from millpond.checkpoint.pinned import PinnedOperator, PinnedQuery, pin, plain
 from millpond.checkpoint.recovery import Recovery
+from millpond.checkpoint.state_schema import OperatorSchema, StateSchema, pin, plain
 from millpond.errors import StateDamagedError, UsageError
-from millpond.files.backends.filesystem import join_url, open_filesystem
+from millpond.files.locations.opening import join_url, open_filesystem
 from millpond.files.refs import RunRef, TableManifest
 from millpond.operators.kinds.registry import state_tables
-from millpond.query.ledger.ownership import Ownership
-from millpond.slot.reading.reader import StateOperator, StateReader
+from millpond.query.logs.ownership import Ownership
 from millpond.spec.kinds.enrich import EnrichSpec
 from millpond.spec.kinds.group_state import STATE, GroupStateSpec
 from millpond.spec.kinds.processor import ProcessorSpec, Variable
 from millpond.spec.operators import Field
+from millpond.state_reader.reader import StateOperator, StateReader
 from millpond.stores.rmw import flush
 from millpond.stores.rmw.eviction_buffer import EvictionBuffer
 from tests.checkpoint.rig import Slot
@@ -193,9 +193,9 @@ def test_a_version_that_does_not_exist_is_one_usage_error(
 def test_state_that_lies_elsewhere_is_found_from_the_checkpoint(
     checkpoint: Path, tmp_path: Path, state: Callable[..., tuple]
 ) -> None:
-    ledger = open_filesystem(str(tmp_path / "ledger"))
+    query_logs = open_filesystem(str(tmp_path / "ledger"))
     files = open_filesystem(str(checkpoint / "millpond"))
-    Ownership(ledger.url, ledger, str(checkpoint), files).note(max(numbers(files)))
+    Ownership(query_logs.url, query_logs, str(checkpoint), files).note(max(numbers(files)))
     for command, *options in (["ls"], ["show"], ["verify"], ["rescale", "--partitions", 5, "--dry-run"]):
         assert state(command, tmp_path / "ledger", *options) == state(command, checkpoint, *options)
     code, (told,) = state("export", tmp_path / "ledger", tmp_path / "exported")
@@ -220,7 +220,7 @@ def test_an_empty_location_is_a_usage_error(state: Callable[..., tuple]) -> None
 def test_sizes_are_those_of_all_slices(tmp_path: Path, state: Callable[..., tuple]) -> None:
     files = open_filesystem(join_url(str(tmp_path), "millpond"))
     tables = {"main": {}, "distinct0": {}}
-    pin(files, PinnedQuery(1 << 15, (PinnedOperator("counts", plain(GROUPED), tables),)))
+    pin(files, StateSchema(1 << 15, (OperatorSchema("counts", plain(GROUPED), tables),)))
     generation = claim(files, run="test", partitions=2)
     Recovery(files, generation, 1).begin([0])
     slot = Slot(files, generation.number, tmp_path / "host")
@@ -250,8 +250,8 @@ def enriched(tmp_path: Path) -> Path:
     files = open_filesystem(join_url(str(tmp_path), "millpond"))
     lookup = EnrichSpec((Field("k", "bigint"),), (0,))
     tables = {name: plain(table.schema) for name, table in state_tables(GROUPED).items()}
-    operators = (PinnedOperator("enrich by k", plain(lookup), {}), PinnedOperator("counts", plain(GROUPED), tables))
-    pin(files, PinnedQuery(1 << 15, operators))
+    operators = (OperatorSchema("enrich by k", plain(lookup), {}), OperatorSchema("counts", plain(GROUPED), tables))
+    pin(files, StateSchema(1 << 15, operators))
     generation = claim(files, run="test", partitions=2)
     Recovery(files, generation, 2).begin([0])
     slot = Slot(files, generation.number, tmp_path / "host")
@@ -329,9 +329,9 @@ def _tables(reader: StateReader, partition: int) -> Iterator[TableState]:
 
 @pytest.mark.parametrize("partitions", [2, 3])
 def test_attempts_at_a_batch_are_not_mixed(tmp_path: Path, partitions: int) -> None:
-    """What a run began with, and what one of its partitions has made anew of other input, are two states."""
+    """A run's first state, and the one that one of its partitions has made again of other input, are two states."""
     files = open_filesystem(join_url(str(tmp_path), "millpond"))
-    pin(files, PinnedQuery(1 << 15, (PinnedOperator("counts", plain(GROUPED), {"main": {}}),)))
+    pin(files, StateSchema(1 << 15, (OperatorSchema("counts", plain(GROUPED), {"main": {}}),)))
 
     def make(slot: Slot, partition: int, seen: int) -> None:
         parent = slot.open(partition, 1)
@@ -369,7 +369,7 @@ def test_attempts_at_a_batch_are_not_mixed(tmp_path: Path, partitions: int) -> N
 
 def test_operators_are_listed_before_there_is_a_version(tmp_path: Path, state: Callable[..., tuple]) -> None:
     files = open_filesystem(join_url(str(tmp_path), "millpond"))
-    pin(files, PinnedQuery(1 << 15, (PinnedOperator("counts", plain(GROUPED), {"main": {}, "distinct0": {}}),)))
+    pin(files, StateSchema(1 << 15, (OperatorSchema("counts", plain(GROUPED), {"main": {}, "distinct0": {}}),)))
     Recovery(files, claim(files, run="test", partitions=1), 1).begin([0])
     code, (head, *lines) = state("ls", tmp_path)
     assert code == 0
@@ -411,7 +411,7 @@ def age(path: Path, seconds: float = 2 * 86400.0) -> None:
 
 @pytest.fixture
 def aged(long_history: Path, tmp_path: Path) -> Path:
-    """A copy of it, with something that nobody needs of each kind but commits."""
+    """A copy of it, with an unneeded file of each kind but commits."""
     folder = Path(shutil.copytree(long_history, tmp_path / "aged"))
     for name in ("files/0rphan.run", "staging/half"):
         path = folder / "millpond" / name
@@ -476,7 +476,7 @@ def test_gc_wants_the_ledger(aged: Path, state: Callable[..., tuple]) -> None:
     (aged / "metadata").unlink()
     code, (told,) = state("gc", aged)
     assert code == 1
-    assert told.startswith("[USAGE] There is no ledger of Spark's here")
+    assert told.startswith("[USAGE] There are no offset log and commit log of Spark here")
 
 
 def test_gc_removes_nothing_where_the_state_is_not_that_of_the_ledger(aged: Path, state: Callable[..., tuple]) -> None:

@@ -10,9 +10,9 @@ import pytest
 from pyspark import TaskContext
 
 from millpond.errors import TransientError
-from millpond.slot.pipe.client import drain
-from millpond.slot.pipe.pipe import Pipe
 from millpond.slot.process.lifecycle import SlotDirectory
+from millpond.worker.client import drain
+from millpond.worker.slot_stage import SlotStage
 
 from .conftest import FakeContext, grouped, hasty, table_of
 
@@ -72,7 +72,7 @@ def test_every_batch_gives_what_it_should(counting, monkeypatch, seed, mode):
             context = FakeContext(batch, attempt)
             monkeypatch.setattr(TaskContext, "get", staticmethod(lambda context=context: context))
             try:
-                output = table_of(Pipe(task)(storm.input(pieces)))
+                output = table_of(SlotStage(task)(storm.input(pieces)))
                 break
             except TransientError:
                 continue

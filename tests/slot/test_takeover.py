@@ -15,10 +15,10 @@ from pyspark import TaskContext
 
 from millpond.checkpoint.recovery import Recovery
 from millpond.errors import MillpondError, TransientError
-from millpond.files.backends.filesystem import join_url, open_filesystem
-from millpond.slot.pipe.client import answered_batches, drain
-from millpond.slot.pipe.pipe import Pipe
+from millpond.files.locations.opening import join_url, open_filesystem
 from millpond.slot.process.lifecycle import SlotDirectory
+from millpond.worker.client import answered_batches, drain
+from millpond.worker.slot_stage import SlotStage
 
 from .conftest import FakeContext, begin, grouped, hasty, table_of, wait_until, with_tests_on_path
 
@@ -30,7 +30,7 @@ def ask(monkeypatch):
     def run(task, batch, batches):
         context = FakeContext(batch)
         monkeypatch.setattr(TaskContext, "get", staticmethod(lambda: context))
-        return table_of(Pipe(task)(iter([batches] if isinstance(batches, pa.RecordBatch) else batches)))
+        return table_of(SlotStage(task)(iter([batches] if isinstance(batches, pa.RecordBatch) else batches)))
 
     return run
 
@@ -111,13 +111,13 @@ def test_drain_leaves_everything_durable_and_nothing_held(counting, ask):
 
 _DRIVER = """
 import pickle, sys
-import millpond.slot.pipe.pipe as p
+import millpond.worker.slot_stage as p
 import msgspec
 from pyspark import TaskContext
 from tests.slot.conftest import FakeContext, grouped, own_jvm
 TaskContext.get = staticmethod(lambda: FakeContext(0))
 task = msgspec.structs.replace(pickle.load(sys.stdin.buffer), jvm=own_jvm())
-rows = list(p.Pipe(task)(iter([grouped(0, [1], [1])])))
+rows = list(p.SlotStage(task)(iter([grouped(0, [1], [1])])))
 print("answered", flush=True)
 import signal
 signal.pause()

@@ -13,7 +13,7 @@ from millpond.checkpoint.retention.collector import Collector
 from millpond.errors import UsageError
 from millpond.layout import HashRange
 from millpond.slot.process.messages import Run
-from millpond.slot.reading.reader import StateReader, span
+from millpond.state_reader.reader import StateReader, span
 from millpond.stores.rmw import flush
 from tests.checkpoint.rig import Slot
 
@@ -74,7 +74,7 @@ def read(reader: StateReader, version: int) -> dict[int, tuple[int, ...]]:
 
 
 def roll_back(folder: Path, last: int) -> None:
-    """Take Spark's ledger back to a batch."""
+    """Take Spark's logs back to a batch."""
     for name in ("offsets", "commits"):
         for path in (folder / name).iterdir():
             if path.name.isdigit() and int(path.name) > last:

@@ -182,7 +182,7 @@ class Totals(millpond.AsyncStatefulProcessor):
 
 
 def test_asynchronous_processor(spark: SparkSession, tmp_path: Path) -> None:
-    """What only Millpond runs is refused by name where it cannot."""
+    """A processor that only Millpond runs is refused by name where Millpond cannot run it."""
     session = spark.newSession()
     session.conf.set("spark.sql.streaming.stateStore.providerClass", checks.ROCKSDB)
     write(tmp_path / "in", 0, checks.script(("a", ""), ("b", ""), ("a", "")))

@@ -17,7 +17,7 @@ from pyspark import SparkConf
 from pyspark.sql import DataFrame, Row, SparkSession
 
 import millpond
-from millpond.plan.transplant import transplant
+from millpond.plan.rewriter import rewrite_plan
 
 ZIP = Path(pyspark.__file__).parent / "python" / "lib" / "pyspark.zip"
 """What Spark's Python workers import. Unlike the installed package, it has PySpark's tests."""
@@ -41,7 +41,7 @@ class Suite(NamedTuple):
 
 
 class OnMillpond(unittest.TestCase):
-    """What is mixed in before a test class of Spark's: it installs Millpond, and counts operators.
+    """Mixin before a test class of Spark's: it installs Millpond, and counts operators.
 
     Attributes:
         application: a session of the application that the tests share; set before the first class runs.
@@ -84,13 +84,13 @@ class OnMillpond(unittest.TestCase):
 
         def counted(df: DataFrame, decision: Any, *more: Any) -> DataFrame:
             self.operators += len(decision.ours)
-            return transplant(df, decision, *more)
+            return rewrite_plan(df, decision, *more)
 
         def kept(suffix: Any = None, prefix: Any = None, dir: Any = None) -> str:
             return mkdtemp(suffix, prefix, dir or self.folder)
 
         patch = pytest.MonkeyPatch()
-        patch.setattr("millpond.query.writer.transplant", counted)
+        patch.setattr("millpond.query.writer.rewrite_plan", counted)
         patch.setattr(tempfile, "mkdtemp", kept)
         self.addCleanup(patch.undo)
 

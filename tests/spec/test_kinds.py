@@ -1,7 +1,8 @@
-"""What a kind of operator is stands in one place: its spec, and its entry in the table of kinds."""
+"""A kind of operator is defined in one place: its spec, and its entry in the table of kinds."""
 
 import ast
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
@@ -12,7 +13,6 @@ import millpond
 from millpond.operators.kinds.registry import KINDS, state_tables
 from millpond.operators.protocol import MAIN, TableKind
 from millpond.slot.partition import tables
-from millpond.slot.reading.tables import _READ
 from millpond.spec.functions import KEY_COLUMNS
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.kinds.deduplicate import DeduplicateSpec, WithinSpec
@@ -25,7 +25,8 @@ from millpond.spec.kinds.rank import RankSpec
 from millpond.spec.kinds.session import SessionSpec
 from millpond.spec.kinds.union import OperatorSpec
 from millpond.spec.operators import OP, AggregateCall, EventTime, Field, Order, Windows
-from millpond.spec.protocol import Spec
+from millpond.spec.protocol import ChangelogError, Spec
+from millpond.state_reader.tables import _READ
 
 SOURCES = Path(millpond.__file__).parent
 SPECS = {kind.__name__ for kind in get_args(OperatorSpec)}
@@ -123,7 +124,7 @@ def test_every_kind_has_its_entry() -> None:
 
 
 def test_every_kind_says_all_that_is_asked() -> None:
-    """What is read from `query.json` is not looked at by mypy."""
+    """Mypy does not check the specs that are read from `query.json`."""
     asked = {name for name, said in vars(Spec).items() if getattr(said, "__isabstractmethod__", False)}
     assert asked
     for kind in get_args(OperatorSpec):
@@ -133,7 +134,7 @@ def test_every_kind_says_all_that_is_asked() -> None:
 
 def test_every_store_is_opened_and_read() -> None:
     assert tables._OPEN.keys() == set(get_args(TableKind))
-    assert _READ.keys() == tables._OPEN.keys() - tables._MOMENTARY
+    assert _READ.keys() == tables._OPEN.keys() - tables._TEMPORARY
 
 
 def test_what_is_pinned_keeps_its_names() -> None:
@@ -165,6 +166,14 @@ def test_what_is_pinned_keeps_its_names() -> None:
     }
 
 
+def changelog(change: Callable[[], OperatorSpec]) -> OperatorSpec | str:
+    """A spec over a changelog, or with one as output; or why there is none."""
+    try:
+        return change()
+    except ChangelogError as error:
+        return str(error)
+
+
 @pytest.mark.parametrize("spec", EXAMPLES.values(), ids=EXAMPLES)
 class TestEveryKind:
     def test_comes_back_from_what_is_pinned(self, spec: OperatorSpec) -> None:
@@ -172,8 +181,8 @@ class TestEveryKind:
         assert msgspec.json.decode(pinned, type=OperatorSpec) == spec
 
     def test_takes_changes_or_says_why_not(self, spec: OperatorSpec) -> None:
-        """What would take images that are gone as rows would count them."""
-        found = spec.consuming()
+        """An operator that took deletes for rows would count them."""
+        found = changelog(spec.consume_changelog)
         if isinstance(found, str):
             assert found
             return
@@ -181,8 +190,8 @@ class TestEveryKind:
         assert found.input_fields == (*spec.input_fields, OP)
 
     def test_gives_out_its_changes_or_says_why_not(self, spec: OperatorSpec) -> None:
-        """What updates rows without saying which are gone must not stand below another operator."""
-        found = spec.emitting()
+        """An operator that updates rows without their deletes must not stand below another operator."""
+        found = changelog(spec.produce_changelog)
         if not spec.updates:
             assert found == spec
         elif isinstance(found, str):
@@ -193,7 +202,7 @@ class TestEveryKind:
 
     def test_has_a_table_of_what_is_shown(self, spec: OperatorSpec) -> None:
         shown = [name for name, table in state_tables(spec).items() if table.shown]
-        assert bool(shown) == spec.stateful
+        assert bool(shown) == spec.facts.stateful
         if MAIN in state_tables(spec):
             assert state_tables(spec)[MAIN].axis == "hash"
 
@@ -243,13 +252,13 @@ def test_what_is_in_the_state_of_a_deduplication_may_not_change(specs: tuple[Ope
 
 
 def test_only_updates_of_operators_of_spark_are_further_rows() -> None:
-    taking = {name for name, spec in EXAMPLES.items() if spec.takes_updates}
+    taking = {name for name, spec in EXAMPLES.items() if spec.facts.takes_updates}
     assert taking == {"deduplicate", "processor", "timers", "groups", "groups for ever", "enrich", "updated rows"}
-    assert {name for name, spec in EXAMPLES.items() if spec.beyond_spark} == {"rank", "ranks", "over"}
+    assert {name for name, spec in EXAMPLES.items() if spec.facts.beyond_spark} == {"rank", "ranks", "over"}
 
 
 def test_changes_of_windows_stay_in() -> None:
-    kept = {name for name, spec in EXAMPLES.items() if isinstance(spec.emitting(), str)}
+    kept = {name for name, spec in EXAMPLES.items() if isinstance(changelog(spec.produce_changelog), str)}
     assert kept == {"updated windows", "shown sessions", "updated rows"}
 
 
@@ -262,7 +271,7 @@ def test_stores_are_chosen_by_access() -> None:
     held = {"aligned append": "aligned", "unaligned append": "unaligned", "ordered": "ordered"}
     for name, spec in EXAMPLES.items():
         kinds = {table.kind for table in state_tables(spec).values()}
-        if not spec.stateful:
+        if not spec.facts.stateful:
             assert not kinds
             continue
         assert held.get(stores[name], "rmw") in kinds

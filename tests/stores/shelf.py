@@ -18,7 +18,7 @@ from millpond.stores.runs.run_set import RunSet
 
 
 def found_rows(runs: RunSet, keys: Rows, pending: NDArray[np.int64]) -> tuple[NDArray[np.int64], Rows]:
-    """What `lookup` finds: which keys, and copies of their rows."""
+    """Return the keys that `lookup` finds, and copies of their rows."""
     found, shape = runs.lookup(keys, pending), shape_of(runs.layout)
     return found.positions, Rows(*gather_rows(found.rows_at, found.heaps_at, shape.width, shape.blobs))
 
@@ -66,8 +66,10 @@ class Shelf:
         name = f"{next(self._numbers):04d}.run"
         mapped = Rows(self._map(name + ".words", rows.words), self._map(name + ".heap", rows.heap))
         hashes = rows.words[:, 0]
-        oldest = int((rows.words[:, META] >> np.uint64(STAMP_SHIFT)).min())
-        ref = RunRef(name, rows.count, rows.words.nbytes, int(hashes[0]), int(hashes[-1]), oldest=oldest)
+        # A merge may leave nothing: tombstones that hide only rows of its own inputs.
+        first, last = (int(hashes[0]), int(hashes[-1])) if len(hashes) else (0, 0)
+        oldest = int((rows.words[:, META] >> np.uint64(STAMP_SHIFT)).min()) if len(hashes) else 0
+        ref = RunRef(name, rows.count, rows.words.nbytes, first, last, oldest=oldest)
         self.written[name] = Run(MappedSource(mapped, layout), ref)
         return self.written[name]
 

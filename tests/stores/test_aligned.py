@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millpond.errors import StateDamagedError, StateIncompatibleError
-from millpond.files.backends.filesystem import FileSystem, open_filesystem
+from millpond.files.backends.filesystem import FileSystem
 from millpond.files.formats.append_file import ByteRange
+from millpond.files.locations.opening import open_filesystem
 from millpond.files.refs import TableManifest
 from millpond.layout import HashRange, RowLayout, Rows
 from millpond.stores.aligned import hash_intervals
@@ -249,17 +250,17 @@ _GRADUAL = """
 import sys, tempfile
 import numpy as np
 from millpond.files.formats.append_file import ByteRange
-from millpond.files.backends.filesystem import open_filesystem
+from millpond.files.locations.opening import open_filesystem
 from millpond.layout import Rows
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import MemoryBudget
-from millpond.stores.memory.process_memory import anonymous, give_back_above
+from millpond.stores.memory.process_memory import anonymous, set_trim_threshold
 from tests.rows import layout
 from tests.stores.test_rmw_model import Immediate
 from tests.stores.windows import WindowTables
 
 shape = layout("w", "wb")
-give_back_above(1 << 17)
+set_trim_threshold(1 << 17)
 folder, budget, total = sys.argv[1], 8 << 20, 1_400_000
 
 def rows(count, seed):

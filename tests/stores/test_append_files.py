@@ -13,10 +13,10 @@ import pytest
 
 from millpond.errors import StateDamagedError
 from millpond.files.backends import uploads
-from millpond.files.backends.counted import CountedFiles
-from millpond.files.backends.filesystem import open_filesystem
 from millpond.files.formats.append_file import AppendFile, AppendFileWriter
 from millpond.files.formats.blocks import sort_rows
+from millpond.files.locations.counted import CountedFiles
+from millpond.files.locations.opening import open_filesystem
 from millpond.files.refs import RunRef
 from millpond.files.tiers.local_copies import LocalCache
 from millpond.layout import HASH

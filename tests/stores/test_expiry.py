@@ -80,7 +80,7 @@ class Rig:
         names, keys = self.keys(list(chosen))
         times = np.array(list(chosen.values()), np.int64)
         if step.ahead and not self.table._memory.complete:
-            self.table._locate(keys, Expiry.stamps(times), TOUCH_NONE)
+            self.table._lookup.upsert(keys, Expiry.stamps(times), TOUCH_NONE)
         if step.ahead == "only":
             return
         rows = self.table.upsert(keys, Expiry.stamps(times)).rows

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millpond.files.backends.filesystem import open_filesystem
 from millpond.files.formats.segment import decode_rows
+from millpond.files.locations.opening import open_filesystem
 from millpond.files.refs import TableManifest
 from millpond.kernels.ordered.order import MATCHED
 from millpond.layout import META, NEVER, Column, RowLayout, Rows
@@ -91,7 +91,7 @@ class Rig:
     def batch(self, fresh: list[Model], marks: list[int], until: int, spill: bool) -> None:
         table = self.table
         table.begin(self.version)
-        table.announce(np.array([row.hash for row in (*fresh, *self.rows[:3])], np.uint64))
+        table.prefetch(np.array([row.hash for row in (*fresh, *self.rows[:3])], np.uint64))
         if fresh:
             entries = [Entry(row.hash, row.key, (0, *([0] if self.marked else []), *row.value)) for row in fresh]
             rows = encode(entries, self.layout.rows)
@@ -300,11 +300,11 @@ def test_blocks_of_announced_keys_are_there(tmp_path: Path) -> None:
     probe = words[words[:, 0].argsort()][5:400:9, : rig._probe.rows.width].copy()
     for part in table.parts:  # a read that fails costs no later one
         part.bring = lambda _: [][0]  # type: ignore[method-assign]
-    table.announce(probe[:, 0].copy())
+    table.prefetch(probe[:, 0].copy())
     assert table.stats()["prefetched_keys"] == 0
     for part in table.parts:
         del part.bring  # type: ignore[method-assign]
-    table.announce(probe[:, 0].copy())
+    table.prefetch(probe[:, 0].copy())
     read = store.cache.misses
     found = 0
     for part in table.parts:
@@ -321,7 +321,7 @@ def test_blocks_of_announced_keys_are_there(tmp_path: Path) -> None:
     table._ahead._reading = True
     flood = np.arange(1 << 17, dtype=np.uint64) << np.uint64(46)
     for start in range(0, len(flood), 1 << 12):
-        table.announce(flood[start : start + (1 << 12)])
+        table.prefetch(flood[start : start + (1 << 12)])
     held = [column.nbytes for one in table._ahead._waiting for column in one]
     assert sum(held) <= rig.table._budget.total // 16
     table._ahead._reading = False
@@ -357,7 +357,7 @@ def test_only_parts_of_the_times_that_are_sought_are_read_ahead(tmp_path: Path) 
         store.cache.limit = limit
         for part in table.parts:
             part.run.source.remote().fetched = 0  # type: ignore[union-attr]
-        table.announce(hashes, lo * keys, hi * keys)
+        table.prefetch(hashes, lo * keys, hi * keys)
         return [part.oldest // SECOND for part in table.parts if part.run.source.remote().fetched]  # type: ignore[union-attr]
 
     assert read(10 * SECOND, 20 * SECOND) == [10, 20]

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from millpond.errors import TransientError, UsageError
-from millpond.files.backends.filesystem import open_filesystem
 from millpond.files.formats.segment import decode_rows
+from millpond.files.locations.opening import open_filesystem
 from millpond.files.refs import TableManifest
 from millpond.layout import HashRange, RowLayout, Rows
 from millpond.stores.memory.budget import MemoryBudget
-from millpond.stores.rmw.policy import AheadShare, Policy
+from millpond.stores.rmw.policy import Policy, PrefetchShare
 from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.prefetcher import Prefetches
 from millpond.stores.runs.run_set import RunSet
@@ -266,7 +266,7 @@ def test_hints_keep_rows_in_memory(pools, tmp_path) -> None:
     table.seal()
     hinted = keys(NUMBERS, np.arange(0, 1000, 7)).words[:, 0]
     table._memory.complete = False
-    table.announce(hinted, 500, 1)
+    table.prefetch(hinted, 500, 1)
     table._memory.evict(table._eviction_buffer, 0.7)
     left = np.concatenate([table.words[ids, 0] for ids in table._hot.walk(4096)])
     assert 200 < len(left) < 400
@@ -296,7 +296,7 @@ def test_what_leaves_memory_first(pools, tmp_path, policy) -> None:
             count_up(table, NUMBERS, some[start : start + 300], version)
         table.seal()
     table._memory.complete = False
-    table.announce(keys(NUMBERS, thirds[1]).words[:, 0], 9, 9)
+    table.prefetch(keys(NUMBERS, thirds[1]).words[:, 0], 9, 9)
     table._memory.evict(table._eviction_buffer, 1 / 3)
     gone = set(range(900)) - left()
     if policy == "timestamp":  # those that are announced stay, the others were used in one batch
@@ -343,8 +343,8 @@ def test_tables_at_rest_leave_memory_to_others(pools, tmp_path) -> None:
     for version in range(8):  # a table a batch, as windows follow each other
         table = RmwTable(NUMBERS.schema, fresh(NUMBERS), RunSet(NUMBERS), budget, pools[0], store=shelf)
         for other in tables:
-            other.rest(True)
-            if other.crowded:
+            other.set_idle(True)
+            if other.over_budget:
                 other.begin(version)
                 other.seal()
         table.begin(version)
@@ -395,17 +395,17 @@ def test_what_fits_is_worked_through_in_order_and_stays(pools, tmp_path) -> None
     for version in (3, 4):  # the first is not known to be small
         table.begin(version)
         passes = table.passes(len(few))
-        table.narrow(HashRange(0, 1 << 63))
+        table.restrict(HashRange(0, 1 << 63))
         count_up(table, NUMBERS, few + version, version)
         table.seal()
     assert passes == 2
     assert table.stats()["hot_rows"] > 2 * len(few), "the others are still there"
     table.begin(5)
     assert table.passes(500_000) > 2
-    table.narrow(HashRange(0, 1 << 63))
+    table.restrict(HashRange(0, 1 << 63))
     assert table.stats()["hot_rows"] == 0
     # Every block will be read anyway: none is for the sake of hints.
-    assert table.announce(keys(NUMBERS, few).words[:, 0].copy(), 6, 6) == len(few)
+    assert table.prefetch(keys(NUMBERS, few).words[:, 0].copy(), 6, 6) == len(few)
     table.seal()
     assert table.stats()["dropped_hints"] == len(few)
     assert table.stats()["prefetched_keys"] == 0
@@ -413,7 +413,7 @@ def test_what_fits_is_worked_through_in_order_and_stays(pools, tmp_path) -> None
 
 
 def test_memory_for_what_is_read_ahead_goes_by_what_became_of_it() -> None:
-    share = AheadShare()
+    share = PrefetchShare()
     begun = share.value
     share.learn(Prefetches(read=100, used=100, dropped=0))
     share.learn(Prefetches(read=0, used=0, dropped=100))

@@ -96,7 +96,7 @@ class Announce:
 
 @dataclass
 class Read:
-    """What was announced is read by now."""
+    """Step: the reads of prefetch hints are done."""
 
 
 @dataclass
@@ -136,9 +136,9 @@ class Rig:
             keys=keys,
         )
 
-    def announce(self, step: Announce) -> None:
+    def prefetch(self, step: Announce) -> None:
         hashes = np.array([self.hash(key) for key in step.keys], np.uint64)
-        self.table.announce(hashes, step.stamp, self.version + step.later)
+        self.table.prefetch(hashes, step.stamp, self.version + step.later)
 
     def hash(self, key: tuple[Value, ...]) -> int:
         number = int.from_bytes(repr(key).encode()[-16:], "big") * 0x9E3779B97F4A7C15 % 2**64
@@ -150,7 +150,7 @@ class Rig:
         blank = (None,) * len(self.layout.schema.values)
         keys = encode((Entry(h, key, blank) for h, key in names), self.layout)
         if step.ahead and not table._memory.complete:
-            table._locate(keys, step.stamp, TOUCH_NONE)
+            table._lookup.upsert(keys, step.stamp, TOUCH_NONE)
             table._memory.expect(len(names))
         located = table.upsert(keys, step.stamp, step.touch)
         fresh = []
@@ -169,11 +169,11 @@ class Rig:
         bounds = sorted({0, 2**64, *step.cuts})
         for range_ in map(HashRange, bounds, bounds[1:]):
             inside = [i for i, key in enumerate(whole.keys) if range_.lo <= self.hash(key) < range_.hi]
-            self.table.narrow(range_)
+            self.table.restrict(range_)
             keys, lines = [whole.keys[i] for i in inside], [whole.values[i] for i in inside]
             if keys:
                 changed |= self.upsert(Upsert(keys, lines, whole.touch, whole.stamp, whole.ahead))
-        self.table.narrow(HashRange())
+        self.table.restrict(HashRange())
         return changed
 
     def remove(self, step: Remove) -> set[tuple[int, tuple[Value, ...]]]:
@@ -218,7 +218,7 @@ class Rig:
             elif isinstance(step, Flush):
                 table._flusher._most_bytes = 0
             elif isinstance(step, Announce):
-                self.announce(step)
+                self.prefetch(step)
             elif isinstance(step, Read):
                 self.readers.work()
         want = {name: self.state[name] for name in changed}
@@ -235,7 +235,7 @@ class Rig:
         self.log.append((self.version, data))
 
     def recover(self) -> None:
-        """Open the table anew from what would be durable."""
+        """Open the table again from the state that would be durable."""
         manifest = self.table.manifest()
         self.table.close()
         runs = [self.shelf.written[ref.name] for ref in manifest.runs]

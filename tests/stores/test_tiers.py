@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from millpond.files.backends.counted import CountedFiles
-from millpond.files.backends.filesystem import open_filesystem
-from millpond.files.backends.hedged import HedgedFiles
 from millpond.files.formats.segment import decode_rows
+from millpond.files.locations.counted import CountedFiles
+from millpond.files.locations.hedged import HedgedFiles
+from millpond.files.locations.opening import open_filesystem
 from millpond.files.refs import TableManifest
 from millpond.layout import RowLayout
 from millpond.stores.memory.budget import MemoryBudget

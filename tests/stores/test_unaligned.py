@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millpond.errors import SettingError, StateDamagedError, TransientError, UsageError
-from millpond.files.backends.filesystem import FileSystem, open_filesystem
+from millpond.files.backends.filesystem import FileSystem
 from millpond.files.formats.segment import decode_rows
+from millpond.files.locations.opening import open_filesystem
 from millpond.files.refs import TableManifest
 from millpond.layout import HashRange, RowLayout, Rows
 from millpond.stores.append_files import AppendFiles
@@ -313,7 +314,7 @@ def test_without_prediction_nothing_hits(tmp_path: Path, pool: ThreadPoolExecuto
 
 @pytest.mark.parametrize("where", ["disk", "remote"])
 def test_prediction_reads_seldom(where: str, tmp_path: Path, pool: ThreadPoolExecutor) -> None:
-    """What that is worth where reads are cold, `benchmarks.append_stores` measures."""
+    """Its gain with cold reads is measured by `benchmarks.append_stores`."""
     reads = {}
     for ratio in (0.0, 0.04):
         folder = tmp_path / str(ratio)
@@ -415,7 +416,7 @@ def test_a_failure_to_write_is_raised_between_batches(tmp_path: Path) -> None:
     table.begin(0)
     table.append(rows_of(np.arange(10), np.arange(10), np.arange(10)), np.arange(10))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("millpond.files.backends.patience._PAUSE", 0.0)
+        patch.setattr("millpond.files.backends.retry._PAUSE", 0.0)
         table._freeze()
     table.seal()
     assert table.manifest().runs == ()

@@ -126,7 +126,7 @@ class Upper(StatefulProcessor):
 
 
 class Pausing(StatefulProcessor):
-    """Counts until a key has had no row for ten seconds, by a timer that is set anew."""
+    """Count until a key has had no row for ten seconds, by a timer that is reset."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self.handle = handle
@@ -169,7 +169,7 @@ class PausingFrames(Pausing):
 
 
 class Several(StatefulProcessor):
-    """Sets a timer for each value, and tells what is left when one is due."""
+    """Set a timer for each value, and report the values that are left when one is due."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self.handle = handle

@@ -1,4 +1,4 @@
-"""What the tester of processors has of a real query, and Spark's own has not; and what it refuses."""
+"""Behaviour of a real query that the tester of processors has, and Spark's own has not; and calls that it refuses."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_rows_that_are_emitted_late() -> None:
 
 
 def test_keys() -> None:
-    """Of several columns, of columns that rows do not have, null, and floats, of which 0.0 is not −0.0."""
+    """Keys of several columns, of columns that rows do not have, null, and floats, of which 0.0 is not −0.0."""
     one = ProcessorTester(
         Script({"v": ("Value", "n int")}), "k string, g double", "k string, n int, do string", Script.ddl
     )

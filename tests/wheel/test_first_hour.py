@@ -1,6 +1,6 @@
 """`pip install`, then the README's example: what somebody does who has no clone, in an environment of their own.
 
-Run by `make wheel`: it installs everything anew, which takes minutes.
+Run by `make wheel`: it installs everything from scratch, which takes minutes.
 """
 
 import os

@@ -1,1 +1,1 @@
-"""From sealed deltas to durable versions: commits, manifests, generations, recovery, retention."""
+"""The path from sealed deltas to durable versions: commits, manifests, generations, recovery, retention."""

@@ -1,6 +1,6 @@
 """A query's checkpoint as a slot sees it: open partitions at a version, read deltas, put commits.
 
-Which manifests count is decided by the generation: its own commits, and the exact manifests that its base names.
+The generation decides which manifests count: its own commits, and the exact manifests that its base names.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from millpond.checkpoint.formats.deltas import read_delta, read_deltas
 from millpond.checkpoint.formats.documents import damaged
 from millpond.checkpoint.formats.manifest import DeltaRef, PartitionManifest, Sealed, checksum
 from millpond.checkpoint.generation import Base, BaseVersion, Generation, Tip, check_fence, read_base, read_claim
-from millpond.checkpoint.pinned import PinnedQuery, read_shapes
 from millpond.checkpoint.rescale import inherited
+from millpond.checkpoint.state_schema import StateSchema, read_schemas
 from millpond.errors import MillpondError, StateDamagedError, TransientError
 from millpond.files.backends.filesystem import AlreadyExistsError, Buffer, FileInfo, FileSystem, MissingFileError
 
 _HEADERS = 256
-"""Headers kept in memory: partitions of one slot share commit objects, so opening them reads each header once."""
+"""Commit headers cached in memory. Partitions of one slot share commit objects, so each header is read once."""
 
 _LISTING_SECONDS = 1.0
+"""Seconds for which partitions that are opened one after the other share a listing of commits."""
 
 _REMEMBERED = 4
-"""Final manifests kept per partition for the children that are computed from them."""
+"""Final manifests cached per partition: the commit of the next version needs its parent's deltas."""
 
 
 class Checkpoint:
@@ -44,17 +45,17 @@ class Checkpoint:
     Args:
         files: the location's `millpond/` folder (`join_url(location, "millpond")`).
         generation: the run's number; it must have a base (the driver writes it before the query starts).
-        poll: seconds between looks at the store while waiting for a commit of another slot.
+        poll: seconds between two listings while waiting for a commit of another slot.
 
     Attributes:
-        shapes: of a query that was changed: its shape and those before, by number, newest first.
+        shapes: state schemas by number, newest first: the query's own and its ancestors. Empty if it never changed.
     """
 
     def __init__(self, files: FileSystem, generation: int, *, poll: float = 0.05) -> None:
         self.files = files
         self.claim: Generation = read_claim(files, generation)
         self.base: Base = read_base(files, generation)
-        self.shapes: dict[int, PinnedQuery] = read_shapes(files, self.base.shape) if self.base.shape else {}
+        self.shapes: dict[int, StateSchema] = read_schemas(files, self.base.shape) if self.base.shape else {}
         self._poll = poll
         self._lock = threading.Lock()
         self._headers: OrderedDict[str, CommitHeader] = OrderedDict()
@@ -63,28 +64,30 @@ class Checkpoint:
 
     @property
     def generation(self) -> int:
-        """The number of the generation that this run writes."""
+        """Number of the generation that this run writes."""
         return self.claim.number
 
     def open_partition(self, operator: int, partition: int, version: int, *, wait: float = 0.0) -> PartitionManifest:
-        """The state of a partition at a version: this generation's own commit, else the base's.
+        """Return the manifest of a partition at a version: from this generation's own commit, else from the base.
 
         Version 0, and a base version without a tip, give a manifest without tables (and with `id` ""): empty state.
 
         Args:
-            operator, partition, version: what to open.
-            wait: seconds to wait for a commit that may be on its way from another slot.
+            operator, partition, version: the state to open.
+            wait: seconds to wait for a commit that another slot may still be writing.
 
         Raises:
             FencedError: a newer generation exists.
-            TransientError: the version is not there after `wait` seconds, or two commits of it contradict each other;
-                in both cases a restart of the query repairs it.
-            StateDamagedError: a file of it is missing, cut short or altered.
+            TransientError: the version does not exist after `wait` seconds, or two of its commits contradict each
+                other. Restarting the query repairs both cases.
+            StateDamagedError: a file of the version is missing, cut short or altered.
         """
         deadline = time.monotonic() + wait
         fresh = False
         while True:
             own = self._intact(operator, partition, self._listing(version, fresh))
+            # Same lineage means same input, so such manifests are interchangeable; two lineages mean that the attempts
+            # of one batch read different rows.
             if len({manifest.lineage for manifest in own}) > 1:
                 raise TransientError(
                     "Two attempts of one batch saw different input, so its state is not certain.",
@@ -114,87 +117,96 @@ class Checkpoint:
             fresh = True
 
     def commits_of(self, operator: int, partition: int, version: int) -> list[PartitionManifest]:
-        """All intact manifests of a place and version that this generation has put, each `id` once."""
+        """Return this generation's intact manifests of a partition and version, each `id` once."""
         return self._intact(operator, partition, self._listing(version, fresh=True))
 
     def _listing(self, version: int, fresh: bool) -> list[FileInfo]:
-        """This generation's commits of a version; also looks for a newer generation.
+        """List this generation's commits of a version, and check the fence.
 
-        Partitions that are opened one after the other share a listing. Nobody opens a version before its batch runs,
-        and what commits synchronously is there by then; what else is on its way is interchangeable with the base, or
-        missed, and then looked for afresh.
+        Partitions that are opened one after the other share a listing. A cached listing is safe: a version is opened
+        only once its batch runs, and synchronous commits are complete by then. A commit that arrives later either is
+        interchangeable with the base, or is missing, and then `open_partition` lists again.
+
+        Args:
+            version: the version.
+            fresh: list even if a recent listing is cached.
+
+        Raises:
+            FencedError: a newer generation exists.
         """
         with self._lock:
-            listed, at, found = self._listed
-        if fresh or listed != version or time.monotonic() - at > _LISTING_SECONDS:
-            at = time.monotonic()
+            listed, listed_at, commits = self._listed
+        if fresh or listed != version or time.monotonic() - listed_at > _LISTING_SECONDS:
+            listed_at = time.monotonic()
             check_fence(self.files, self.generation)
-            found = self.files.list(commit_prefix(version, self.generation))
+            commits = self.files.list(commit_prefix(version, self.generation))
             with self._lock:
-                self._listed = version, at, found
-        return found
+                self._listed = version, listed_at, commits
+        return commits
 
     def _intact(self, operator: int, partition: int, commits: Sequence[FileInfo]) -> list[PartitionManifest]:
-        found: dict[str, PartitionManifest] = {}
+        manifests: dict[str, PartitionManifest] = {}
         for info in commits:
             try:
                 header = self._header(info)
             except MissingFileError:
-                continue  # collected meanwhile
+                continue  # removed by garbage collection meanwhile
             except StateDamagedError:
-                continue  # a torn put that was never acknowledged; were it needed, the version would be missing
+                continue  # a torn put, never acknowledged; without another commit, the version counts as missing
             for manifest in header.manifests:
                 if manifest.place == (operator, partition):
-                    found.setdefault(manifest.id, manifest)
-        return list(found.values())
+                    manifests.setdefault(manifest.id, manifest)
+        return list(manifests.values())
 
     def read_delta(self, ref: DeltaRef) -> Buffer:
-        """The bytes of a delta, as sealed; `StateDamagedError` when it is not there as it was written."""
+        """Read the bytes of a delta, as sealed; raise `StateDamagedError` if they are missing or altered."""
         return read_delta(self.files, ref)
 
     def read_deltas(self, refs: Sequence[DeltaRef]) -> Iterator[Buffer]:
-        """The bytes of several deltas, in order; a few are fetched ahead."""
+        """Yield the bytes of several deltas, in order; a few are prefetched."""
         return read_deltas(self.files, refs)
 
     def parent_of(self, manifest: PartitionManifest) -> PartitionManifest | None:
-        """The final manifest that `manifest` was computed from, if it is durable."""
+        """Return the final manifest that `manifest` was computed from; None if that is not durable."""
         version = manifest.version - 1
         empty = PartitionManifest(manifest.operator, manifest.partition, version)
         if manifest.parent is None:
             return empty
         with self._lock:
-            known = self._known[manifest.place].get(manifest.parent)
-        if known is not None:
-            return known
+            cached = self._known[manifest.place].get(manifest.parent)
+        if cached is not None:
+            return cached
         base = self.base.at(version)
         if base is not None:
-            found = self._inherited(base, *manifest.place, version)
-            if found.id == manifest.parent:
-                return found
+            inherited_manifest = self._inherited(base, *manifest.place, version)
+            if inherited_manifest.id == manifest.parent:
+                return inherited_manifest
         own = self.commits_of(*manifest.place, version)
-        return next((found for found in own if found.id == manifest.parent), None)
+        return next((candidate for candidate in own if candidate.id == manifest.parent), None)
 
     def put_commit(self, slot: str, number: int, group: Sequence[tuple[Sealed, PartitionManifest]]) -> str:
         """Put one commit object over sealed deltas of one version, each with its parent's final manifest.
 
-        The manifests are durable when this returns; they are acknowledged only after `check_fence`.
+        The manifests are durable when this returns. The caller acknowledges them only after `check_fence`.
 
         Args:
             slot: uuid of the slot.
-            number: of the object among the slot's; a name that holds anything else is left alone and raises.
+            number: sequence number of the object within the slot.
             group: see `encode_commit`.
 
         Returns:
             The name of the object.
 
         Raises:
-            AlreadyExistsError: the name holds other bytes: a put of ours that was torn. Use another number.
+            AlreadyExistsError: the name holds other bytes, left by an earlier torn put of this slot. They are not
+                overwritten; use another number.
         """
         pieces, header = encode_commit(self.generation, slot, group)
         name = commit_name(header.version, self.generation, slot, number)
         try:
             self.files.put(name, pieces, create=True)
         except AlreadyExistsError:
+            # The same bytes mean that an earlier try succeeded and its answer was lost.
             if not self._holds(name, pieces):
                 raise
         with self._lock:
@@ -213,7 +225,7 @@ class Checkpoint:
         return memoryview(data).nbytes == length and checksum([data]) == checksum(pieces)
 
     def _inherited(self, base: BaseVersion | None, operator: int, partition: int, version: int) -> PartitionManifest:
-        """What this run's partition begins with."""
+        """Return the manifest with which a partition of this run begins (see `rescale.inherited`)."""
         return inherited(self.claim, base, operator, partition, version, lambda tip: self._read_tip(tip, version))
 
     def _read_tip(self, tip: Tip, version: int) -> PartitionManifest:
@@ -229,10 +241,10 @@ class Checkpoint:
 
     def _header(self, info: FileInfo) -> CommitHeader:
         with self._lock:
-            known = self._headers.get(info.name)
-            if known is not None:
+            cached = self._headers.get(info.name)
+            if cached is not None:
                 self._headers.move_to_end(info.name)
-                return known
+                return cached
         header = read_header(self.files, info.name, info.size)
         if (header.version, header.generation) != parse_commit_name(info.name):
             raise damaged(self.files.locate(info.name), "does not hold what its name says")
@@ -244,8 +256,8 @@ class Checkpoint:
 
     def _remember(self, manifest: PartitionManifest) -> PartitionManifest:
         with self._lock:
-            known = self._known[manifest.place]
-            known[manifest.id] = manifest
-            while len(known) > _REMEMBERED:
-                known.popitem(last=False)
+            cached = self._known[manifest.place]
+            cached[manifest.id] = manifest
+            while len(cached) > _REMEMBERED:
+                cached.popitem(last=False)
         return manifest

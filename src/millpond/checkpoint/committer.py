@@ -1,12 +1,14 @@
-"""The committer: makes sealed versions durable behind the batch's back (MiSA §4.1–4.5).
+"""The committer, which makes sealed versions durable in the background (MiSA §4.1–4.5).
 
-A background thread groups what is sealed into one commit object per version (several, if it is much), puts it with
-put-if-absent, checks that no newer generation exists, and only then acknowledges. What is sealed is held for the slot's
-other partitions, so that a batch is one put, but only until it is released, by who waits for it or by the next batch,
-or until a second is over.
-A put that fails is repeated with backoff; one whose outcome is not known (a time-out, a name that is suddenly taken) is
-settled by reading it back. The thread leaves a heartbeat; whoever waits for it watches that, and replaces a thread that
-died or is stuck in a put: its put, should it still take effect, has the same name and the same bytes.
+A background thread groups sealed versions into one commit object per version, or several if they are large. It writes
+the object with put-if-absent, checks that no newer generation exists, and only then acknowledges.
+
+Sealed versions are batched into one put per slot. A group is flushed when all partitions have sealed, when a waiter
+needs it, when the next batch starts, or after 1 s.
+
+A failed put is repeated with backoff. If its outcome is unknown (a time-out, or a name that is suddenly taken), the
+committer reads the object back. The thread updates a heartbeat. Waiters watch the heartbeat, and replace a thread that
+died or is stuck in a put. A late put of the old thread is harmless: it has the same name and the same bytes.
 """
 
 from __future__ import annotations
@@ -31,13 +33,15 @@ from millpond.files.backends.uploads import SLOWEST
 Key = tuple[int, int, int]
 
 LARGE = 256 << 20
-"""Bytes up to which partitions share a commit: stores take some gigabytes in one put, and one that fails is made again
-as a whole."""
+"""Largest commit object that several partitions share, in bytes.
+
+Stores accept some gigabytes in one put, but a failed put is repeated as a whole.
+"""
 
 
 @dataclass
 class CommitterStats:
-    """What the committer has done; for progress reports."""
+    """Counters of the committer, for progress reports."""
 
     commits: int = 0
     versions: int = 0
@@ -45,22 +49,22 @@ class CommitterStats:
     retries: int = 0
     restarts: int = 0
     seconds: float = 0.0
-    """From when the first of a group was sealed to the group's acknowledgement, of the last commit."""
+    """Latency of the last commit: from the first seal of its group to the acknowledgement, in seconds."""
 
 
 class Committer:
-    """Makes sealed versions durable. Thread-safe.
+    """Background writer of commit objects. Thread-safe.
 
     Args:
-        checkpoint: where commits go.
+        checkpoint: the checkpoint to commit to.
         slot: uuid of the slot.
-        sealed: the slot's local files; what is durable is removed from them.
+        sealed: the slot's local files; durable versions are removed from them.
         limit: seconds of failing after which waiters get an error (the committer keeps trying).
-        trouble: seconds of failing after which it is told: a store may fail now and then.
-        stuck: seconds after which a put that has not returned is taken over by a new thread (more for large ones).
+        trouble: seconds of failing after which `trouble()` reports it; shorter failures of a store are normal.
+        stuck: seconds after which a new thread takes over a put that has not returned (longer for large puts).
         backoff: first and longest pause between tries, in seconds; a random half of it is jitter.
-        hold: seconds for which what is sealed waits for the other partitions that the version before had, at most.
-        threaded: run in a thread; without, the caller drives it by `step()` (tests).
+        hold: longest time in seconds that a sealed version waits for the other partitions of its version.
+        threaded: run in a thread; if False, the caller drives it by `step()` (tests).
     """
 
     def __init__(
@@ -89,12 +93,12 @@ class Committer:
         self.heartbeat = time.monotonic()
         self._changed = threading.Condition()
         self._pending: dict[str, Sealed] = {}  # by manifest id, in the order of submission
-        self._since: dict[str, float] = {}  # of those: when they were submitted
-        self._unsure: set[str] = set()  # of those, adopted ones: they may be durable already
+        self._since: dict[str, float] = {}  # time of submission of each pending version, by manifest id
+        self._unsure: set[str] = set()  # ids of adopted pending versions, which may be durable already
         self._group: _Group | None = None
-        self._places: dict[int, set[tuple[int, int]]] = {}  # of the last versions: what was submitted of them
-        self._held_since = 0.0  # when the first of the newest version was
-        self._released = 0  # nothing is held of versions up to this one
+        self._places: dict[int, set[tuple[int, int]]] = {}  # partitions submitted, for the last versions
+        self._held_since = 0.0  # time of the first submission of the newest version
+        self._released = 0  # versions up to this one are not held any more
         self._latest: dict[Key, str] = {}  # id of the newest seal of a version
         self._durable: dict[tuple[int, int], int] = {}
         self._lost: dict[str, TransientError] = {}
@@ -108,16 +112,16 @@ class Committer:
         self._closed = threading.Event()
 
     def opened(self, manifest: PartitionManifest) -> None:
-        """Note that a version came from the store, so it is durable."""
+        """Record that a version was opened from the store, so it is durable."""
         with self._changed:
             self._durable[manifest.place] = max(manifest.version, self._durable.get(manifest.place, 0))
 
     def submit(self, sealed: Sealed, *, adopted: bool = False) -> None:
-        """Hand over a sealed version (as `SealedFiles.write` or `adopt` returned it); returns at once.
+        """Submit a sealed version (as `SealedFiles.write` or `adopt` returned it). Non-blocking.
 
         Args:
-            sealed: what to make durable. Its parent must be durable or submitted before.
-            adopted: it comes from a dead slot, which may have put it already: look first.
+            sealed: the version to make durable. Its parent must be durable or submitted before.
+            adopted: the version comes from a dead slot, which may have committed it already: the store is checked.
 
         Raises:
             FencedError: a newer run has taken over.
@@ -137,21 +141,23 @@ class Committer:
             self._changed.notify_all()
 
     def release(self, version: int) -> None:
-        """Hold nothing back any more of this version and those before it: a batch that reads it has begun."""
+        """Stop holding this version and earlier ones for grouping: a batch that reads it has begun."""
         with self._changed:
             if version > self._released:
                 self._released = version
                 self._changed.notify_all()
 
     def wait_durable(self, operator: int, partition: int, version: int, timeout: float | None = None) -> None:
-        """Return once the newest seal of this version is acknowledged; at once for version 0 and what was `opened`.
+        """Wait until the newest seal of this version is acknowledged.
+
+        Returns at once for version 0 and for versions that were `opened`.
 
         Args:
-            operator, partition, version: what to wait for.
-            timeout: seconds; None leaves it to the committer's `limit` of failing.
+            operator, partition, version: the version to wait for.
+            timeout: seconds; None waits until the committer has failed for `limit` seconds.
 
         Raises:
-            TransientError: time is up, or the store has failed for too long (names the file and the failure).
+            TransientError: the time is up, or the store has failed for too long (names the file and the failure).
             FencedError: a newer run has taken over.
         """
         key = (operator, partition, version)
@@ -161,7 +167,7 @@ class Committer:
             raise error.at(operator=str(operator), partition=partition, version=version) from None
 
     def trouble(self) -> str:
-        """What fails, since when and where, if commits have failed for some seconds; else empty."""
+        """Describe the failure, its duration and its file if commits have failed for some seconds; else return ""."""
         with self._changed:
             failing = 0.0 if self._failing_since is None else time.monotonic() - self._failing_since
             if failing <= self._trouble:
@@ -170,17 +176,17 @@ class Committer:
             return str(self._overdue(what, "Meanwhile they are tried again and again."))
 
     def drain(self, timeout: float | None = None) -> None:
-        """Return once everything submitted is acknowledged; raises as `wait_durable` does."""
+        """Wait until all submitted versions are acknowledged; raises as `wait_durable` does."""
         self._wait(lambda: not self._pending, timeout)
 
     def close(self) -> None:
-        """End the thread after its present try; what is not durable stays in the sealed files."""
+        """Stop the thread after its current try; versions that are not durable stay in the sealed files."""
         with self._changed:
             self._closed.set()
             self._changed.notify_all()
 
     def step(self) -> bool:
-        """One try to commit one group, in the calling thread; False when nothing is sealed."""
+        """Try once to commit one group, in the calling thread; return False if nothing is pending."""
         group = self._take_group()
         if group is None:
             return False
@@ -190,35 +196,43 @@ class Committer:
             with self._changed:
                 self._fenced = error
                 self._changed.notify_all()
-        except Exception as error:  # the committer outlives every failure; waiters decide when it is too much
+        except Exception as error:  # the committer survives every failure; waiters decide when to give up
             self._failed(error)
         return True
 
     def _forget_attempt(self, sealed: Sealed) -> None:
-        """Drop an earlier attempt at the same version that is not on its way: nothing is computed from it any more."""
-        before = self._pending.get(self._latest.get(sealed.key, ""))
-        on_its_way = self._group.members if self._group else []
-        if before is not None and not any(before is member for member in on_its_way):
-            del self._pending[before.manifest.id]
-            self._since.pop(before.manifest.id, None)
-            self._sealed.remove(before)
+        """Drop an earlier attempt at the same version unless its put is in flight.
+
+        No later version is computed from the earlier attempt any more.
+        """
+        earlier = self._pending.get(self._latest.get(sealed.key, ""))
+        in_flight = self._group.members if self._group else []
+        if earlier is not None and not any(earlier is member for member in in_flight):
+            del self._pending[earlier.manifest.id]
+            self._since.pop(earlier.manifest.id, None)
+            self._sealed.remove(earlier)
 
     def _note_place(self, manifest: PartitionManifest) -> None:
-        known = self._places
-        if manifest.version not in known:
+        """Record that a partition has sealed a version; only the last two versions are kept."""
+        submitted = self._places
+        if manifest.version not in submitted:
             self._held_since = time.monotonic()
-        known.setdefault(manifest.version, set()).add(manifest.place)
-        self._places = {version: places for version, places in known.items() if version >= manifest.version - 1}
+        submitted.setdefault(manifest.version, set()).add(manifest.place)
+        self._places = {version: places for version, places in submitted.items() if version >= manifest.version - 1}
 
     def _held(self) -> float:
-        """Seconds for which what is sealed may still wait for the rest of its version."""
+        """Return the seconds for which the oldest pending version may still wait for its other partitions.
+
+        It does not wait once every partition of the version before has submitted this one.
+        """
         version = min(sealed.manifest.version for sealed in self._pending.values())
-        whole = self._places.get(version - 1, set()) <= self._places.get(version, set())
-        if self._group is not None or self._fenced is not None or whole or version <= self._released:
+        complete = self._places.get(version - 1, set()) <= self._places.get(version, set())
+        if self._group is not None or self._fenced is not None or complete or version <= self._released:
             return 0.0
         return max(0.0, self._held_since + self._hold - time.monotonic())
 
     def _take_group(self) -> _Group | None:
+        """Return the group in flight, else form one of the oldest pending version; None if nothing is pending."""
         with self._changed:
             self.heartbeat = time.monotonic()
             if self._fenced is not None:
@@ -226,14 +240,22 @@ class Committer:
             if self._group is None and self._pending:
                 version = min(sealed.manifest.version for sealed in self._pending.values())
                 sealed = [sealed for sealed in self._pending.values() if sealed.manifest.version == version]
-                before = itertools.accumulate((one.bytes for one in sealed), initial=0)
+                # The first member always fits, so a partition larger than LARGE gets a commit object of its own.
+                offsets = itertools.accumulate((member.bytes for member in sealed), initial=0)
                 members = [
-                    one for one, size in zip(sealed, before, strict=False) if not size or size + one.bytes <= LARGE
+                    member
+                    for member, offset in zip(sealed, offsets, strict=False)
+                    if not offset or offset + member.bytes <= LARGE
                 ]
                 self._group = _Group(self._number, members)
             return self._group
 
     def _commit(self, group: _Group) -> None:
+        """Put a group's commit object, check the fence, and acknowledge.
+
+        A version whose parent is not durable is marked as lost. Its waiters get an error, and a restart of the query
+        repeats the batch.
+        """
         ready = []
         for sealed in group.members:
             if sealed.manifest.id in self._unsure and self._is_stored(sealed.manifest):
@@ -247,16 +269,17 @@ class Committer:
             try:
                 self.checkpoint.put_commit(self.slot, group.number, ready)
             except AlreadyExistsError:
-                self._next_number(group)  # a torn put of ours lies there
+                self._next_number(group)  # the name holds an earlier torn put of this slot
                 raise
         self.heartbeat = time.monotonic()
+        # The fence is checked after the put: a run that claims later lists after its claim, so it sees this commit.
         self.checkpoint.check_fence()
         self._acknowledge(group, sum(sealed.bytes for sealed, _ in ready))
 
     def _acknowledge(self, group: _Group, size: int) -> None:
         with self._changed:
             if self._group is not group:
-                return  # another thread took over and has done this
+                return  # another thread took over and has acknowledged the group
             self._group = None
             self._next_number(group)
             self._failure = self._failing_since = None
@@ -275,14 +298,16 @@ class Committer:
             self.stats.seconds = max(0.0, time.monotonic() - min(since, default=math.inf))
             self._changed.notify_all()
         for sealed in group.members:
-            with suppress(MillpondError):  # a file that stays is found durable by whoever adopts it
+            with suppress(MillpondError):  # a slot that adopts a leftover file finds its version durable
                 self._sealed.remove(sealed)
 
     def _is_stored(self, manifest: PartitionManifest) -> bool:
-        # Another attempt's commit will do, and if it saw other input, a second one would only put it in doubt.
+        # A commit of another attempt is enough. If that attempt saw other input, a second commit would contradict it,
+        # and the version would be uncertain.
         return bool(self.checkpoint.commits_of(*manifest.place, manifest.version))
 
     def _lose(self, sealed: Sealed) -> None:
+        """Mark a version as lost: its parent is neither durable nor known."""
         manifest = sealed.manifest
         with self._changed:
             self._lost[manifest.id] = TransientError(
@@ -291,11 +316,13 @@ class Committer:
             )
 
     def _next_number(self, group: _Group) -> None:
+        """Give the group a new object number, for its next put or, after its commit, for the next group."""
         with self._changed:
             self._number = max(self._number, group.number + 1)
             group.number = self._number
 
     def _failed(self, error: Exception) -> None:
+        """Record a failed try, then wait for the backoff, or until the committer closes."""
         with self._changed:
             if not isinstance(error, MillpondError):
                 error = TransientError(f"The committer failed: {error!r}.", action="Try again.")
@@ -322,9 +349,10 @@ class Committer:
         raise TransientError("This slot has not sealed the version.", action="Restart the query.")
 
     def _wait(self, done: Callable[[], bool], timeout: float | None, version: int | None = None) -> None:
+        """Wait until `done()`, and flush held versions up to `version` (None: all), as the caller needs them."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
-            before = self.stats.retries + self.stats.restarts
+            failures_before = self.stats.retries + self.stats.restarts
             while not done():
                 if self._fenced is not None:
                     raise self._fenced
@@ -333,9 +361,9 @@ class Committer:
                 if deadline is not None and now >= deadline:
                     raise self._overdue(f"A commit is not durable after {timeout:g} s")
                 self._watch(now)
-                fresh = self.stats.retries + self.stats.restarts - before
+                new_failures = self.stats.retries + self.stats.restarts - failures_before
                 failing = 0.0 if self._failing_since is None else now - self._failing_since
-                if failing > self._limit and fresh > 1:  # it still fails, and not only for waiters before this one
+                if failing > self._limit and new_failures > 1:  # it has also failed since this waiter came
                     raise self._overdue(f"Commits have failed for {failing:.0f} s")
                 if self._threaded:
                     self._changed.wait(min(0.5, self._stuck / 4, max(0.0, (deadline or now + 1) - now)))
@@ -358,6 +386,7 @@ class Committer:
         self._start_thread()
 
     def _overdue(self, what: str, then: str = "Then restart the query.") -> TransientError:
+        """Build the error for a commit that is late, with the last failure and its file."""
         version = min((sealed.manifest.version for sealed in self._pending.values()), default=0)
         number = self._group.number if self._group else self._number
         name = commit_name(version, self.checkpoint.generation, self.slot, number)
@@ -390,7 +419,7 @@ class Committer:
 
 @dataclass
 class _Group:
-    """What goes into one commit object: sealed versions that are repeated together until they are settled."""
+    """Sealed versions of one commit object; they are retried together until they are acknowledged."""
 
     number: int
     members: list[Sealed]

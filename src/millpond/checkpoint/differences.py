@@ -1,7 +1,7 @@
-"""What differs between the query that wrote a checkpoint and the one that is started, in the words of a PySpark user.
+"""Differences between the query that wrote a checkpoint and the query that is started, in terms of PySpark.
 
-Each kind of operator says itself what it does (`Spec.traits`). Here operators are put side by side, and functions,
-which have their texts in the query.
+Each kind of operator describes itself (`Spec.traits`). This module aligns the operators of both queries, and their
+functions, which have the texts of the query.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ OTHER_VERSION = "another version of Millpond made its state, which this one does
 
 
 def differences(before: Plain, now: Plain) -> list[str]:
-    """One line for each difference that matters between two pinned queries, which are plain data."""
+    """Describe each difference that matters between two state schemas (plain data), one line each."""
     lines = []
     if before["key_groups"] != now["key_groups"]:
         lines.append(
-            f"the query has spark.millpond.keyGroups={now['key_groups']}; its checkpoint has {before['key_groups']}"
+            f"this version of Millpond has {now['key_groups']} key groups; the checkpoint has {before['key_groups']}"
         )
     lines += _operators(before["operators"], now["operators"])
     return lines + list(_between(before.get("between", []), now.get("between", [])))
 
 
 def _operators(before: list[Plain], now: list[Plain]) -> Iterator[str]:
-    titles, new_titles = ([one["name"] for one in some] for some in (before, now))
+    titles, new_titles = ([operator["name"] for operator in operators] for operators in (before, now))
     if titles != new_titles and Counter(titles) == Counter(new_titles):
         yield f"the query has the stateful operators {_quoted(new_titles)}; its checkpoint {_quoted(titles)}"
         return
@@ -62,12 +62,12 @@ def _operators(before: list[Plain], now: list[Plain]) -> Iterator[str]:
 
 
 def _operator(before: Plain, now: Plain) -> Iterator[str]:
-    """What differs between two operators; what their state looks like follows from the rest."""
+    """Describe the differences between two operators. Their table layouts follow from the specs."""
     if before["spec"].get("type") != now["spec"].get("type"):
         yield f"the query has '{now['name']}' where its checkpoint has '{before['name']}'"
         return
     try:
-        old, new = (msgspec.convert(one["spec"], OperatorSpec) for one in (before, now))
+        old, new = (msgspec.convert(operator["spec"], OperatorSpec) for operator in (before, now))
     except msgspec.ValidationError:
         yield f"{before['name']}: {OTHER_VERSION}"
         return
@@ -81,9 +81,9 @@ def _operator(before: Plain, now: Plain) -> Iterator[str]:
 
 
 def _traits(before: Mapping[str, Trait], now: Mapping[str, Trait]) -> Iterator[str]:
-    """The respects in which two of one kind differ."""
+    """Describe the traits in which two operators of one kind differ."""
     for respect in [*before, *(name for name in now if name not in before)]:
-        old, new = (some.get(respect, Trait("does without")) for some in (before, now))
+        old, new = (traits.get(respect, Trait("does without")) for traits in (before, now))
         if old.text != new.text:
             yield f"the query {new.text}; its checkpoint {old.text}"
         elif old != new:
@@ -91,13 +91,13 @@ def _traits(before: Mapping[str, Trait], now: Mapping[str, Trait]) -> Iterator[s
 
 
 def _lasting(spec: OperatorSpec) -> Any:
-    """A spec without what its functions' columns are called in the state."""
+    """Return a spec as plain data, without the names that its functions' columns have in the state."""
     calls = [msgspec.structs.replace(call, field=None) for call in spec.calls]
     return msgspec.to_builtins(spec) | {"calls": msgspec.to_builtins(calls)}
 
 
 def _between(before: list[Plain], now: list[Plain]) -> Iterator[str]:
-    """What differs in what Spark evaluates between operators where rows change."""
+    """Describe the differences in the expressions that Spark evaluates on a changelog between operators."""
     if len(before) != len(now):
         yield "the query has its operators whose rows change at other places than its checkpoint"
         return
@@ -108,7 +108,7 @@ def _between(before: list[Plain], now: list[Plain]) -> Iterator[str]:
         if old["functions"] != new["functions"]:
             lines += _codes(old["functions"], new["functions"])
         if old["time_zones"] != new["time_zones"]:
-            zones, new_zones = (", ".join(one["time_zones"]) or "any" for one in (old, new))
+            zones, new_zones = (", ".join(schema["time_zones"]) or "any" for schema in (old, new))
             lines.append(f"the query computes in the time zone {new_zones}; its checkpoint in {zones}")
         lines += _settings(old["settings"], new["settings"])
         if not lines and old["digest"] != new["digest"]:
@@ -117,10 +117,10 @@ def _between(before: list[Plain], now: list[Plain]) -> Iterator[str]:
 
 
 def _codes(before: list[list[str]], now: list[list[str]]) -> Iterator[str]:
-    """Functions of the user whose code is another."""
+    """Describe the user-defined functions whose code differs; `before` and `now` are pairs of name and code digest."""
     for name in sorted({name for name, _ in before} & {name for name, _ in now}):
-        codes, new_codes = ([code for each, code in some if each == name] for some in (before, now))
-        if codes != new_codes and all(codes + new_codes):  # the code of some is not known
+        codes, new_codes = ([code for other, code in pairs if other == name] for pairs in (before, now))
+        if codes != new_codes and all(codes + new_codes):  # an empty digest means that the code is unknown
             yield (
                 f"the query's function {name} has other code than its checkpoint's (or refers to other code, or runs "
                 "on another release of Python)"
@@ -131,33 +131,34 @@ def _computed(before: list[str], now: list[str]) -> Iterator[str]:
     matcher = SequenceMatcher(None, before, now, autojunk=False)
     for tag, i, j, k, m in matcher.get_opcodes():
         if tag != "equal":
-            old, new = (", ".join(some) or "nothing there" for some in (before[i:j], now[k:m]))
+            old, new = (", ".join(texts) or "nothing there" for texts in (before[i:j], now[k:m]))
             yield f"the query has {new}; its checkpoint has {old}"
 
 
 def _settings(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
     for name in sorted({*before, *now}):
         if before.get(name) != now.get(name):
-            old, new = (some.get(name, "unset") for some in (before, now))
+            old, new = (settings.get(name, "unset") for settings in (before, now))
             yield f"the query runs with {name}={new}; its checkpoint with {old}"
 
 
 def _calls(old: OperatorSpec, new: OperatorSpec, before: Plain, now: Plain) -> Iterator[str]:
-    """Functions: the text of each as the query has it, or else as the spec has it."""
+    """Describe the differences between the functions of two operators."""
     olds, news = _Call.all(old, before), _Call.all(new, now)
-    texts, new_texts = ([call.text for call in some] for some in (olds, news))
+    texts, new_texts = ([call.text for call in calls] for calls in (olds, news))
     same = Counter(repr(call.plain) for call in olds) == Counter(repr(call.plain) for call in news)
     moved = len(texts) == len(new_texts) and any(
-        one != other and other in texts for one, other in zip(texts, new_texts, strict=True)
+        text != new_text and new_text in texts for text, new_text in zip(texts, new_texts, strict=True)
     )
     if same and (moved or [call.plain for call in olds] != [call.plain for call in news]):
         yield _order(olds, news)
         return
-    # Where inputs stand changes with the functions before: what the query calls them tells functions apart, if it can.
-    names, new_names = ([_unqualified(text) for text in some] for some in (texts, new_texts))
+    # Positions of inputs depend on the preceding functions, so functions are matched by their text in the query if all
+    # texts are known and unique.
+    names, new_names = ([_unqualified(text) for text in side] for side in (texts, new_texts))
     by_name = names != new_names and all(
-        all(call.named for call in some) and len(set(each)) == len(each)
-        for some, each in ((olds, names), (news, new_names))
+        all(call.named for call in calls) and len(set(side)) == len(side)
+        for calls, side in ((olds, names), (news, new_names))
     )
     if by_name and [name for name in names if name in new_names] != [name for name in new_names if name in names]:
         yield _order(olds, news)
@@ -167,38 +168,39 @@ def _calls(old: OperatorSpec, new: OperatorSpec, before: Plain, now: Plain) -> I
         return
     keys, new_keys = (names, new_names)
     if not by_name:
-        keys, new_keys = ([repr(call.plain) for call in some] for some in (olds, news))
+        keys, new_keys = ([repr(call.plain) for call in calls] for calls in (olds, news))
     for tag, i, j, k, m in SequenceMatcher(None, keys, new_keys, autojunk=False).get_opcodes():
         if tag == "equal":
-            for one, other in zip(olds[i:j], news[k:m], strict=True):
-                if one.differs(other):
-                    yield one.replaced(other)
+            for old_call, new_call in zip(olds[i:j], news[k:m], strict=True):
+                if old_call.differs(new_call):
+                    yield old_call.replaced(new_call)
                 elif by_name:
-                    yield from one.changed(other)
+                    yield from old_call.changed(new_call)
             continue
         changed = min(j - i, m - k)
-        for one, other in zip(olds[i : i + changed], news[k : k + changed], strict=True):
-            yield from one.became(other)
+        for old_call, new_call in zip(olds[i : i + changed], news[k : k + changed], strict=True):
+            yield from old_call.became(new_call)
         yield from (call.gone for call in olds[i + changed : j])
         yield from (call.new for call in news[k + changed : m])
 
 
 def _order(before: Sequence[_Call], now: Sequence[_Call]) -> str:
-    old, new = (", ".join(call.text for call in some) for some in (before, now))
+    old, new = (", ".join(call.text for call in calls) for calls in (before, now))
     return f"the query computes its functions in the order {new}; its checkpoint in the order {old}"
 
 
 def _unqualified(text: str) -> str:
-    """SQL with the last parts of names only: what comes before them are views and aliases, or structs."""
+    """Strip qualifiers from names in SQL: views, aliases, or structs."""
     return "".join(part if part[:1] == "'" else _QUALIFIER.sub("", part) for part in _QUOTED.split(text))
 
 
 class _Call:
-    """One function of an operator, its inputs by their types instead of their positions.
+    """One function of an operator, with the types of its inputs.
 
     Attributes:
-        text: for people. named: whether it is the query's own.
-        plain: what tells it apart. Positions of inputs are those of the first function that reads them.
+        text: text for people.
+        named: whether the text is from the query; else it is derived from the spec.
+        plain: plain data that identifies the function. Equal inputs share the position of their first reader.
     """
 
     def __init__(self, call: AggregateCall, columns: Sequence[Field], text: str | None) -> None:
@@ -212,31 +214,31 @@ class _Call:
 
     @classmethod
     def all(cls, spec: OperatorSpec, pinned: Plain) -> list[_Call]:
-        """The functions of an operator."""
+        """Return the functions of an operator, with their texts from its schema if these are complete."""
         texts = pinned.get("functions") or []
         known = texts if len(texts) == len(spec.calls) else [None] * len(spec.calls)
         return [cls(call, spec.arguments, text) for call, text in zip(spec.calls, known, strict=True)]
 
     @property
     def new(self) -> str:
-        """That only the query has it."""
+        """Message: only the query has the function."""
         return f"the query computes {self.text}; its checkpoint does not"
 
     @property
     def gone(self) -> str:
-        """That only the checkpoint has it."""
+        """Message: only the checkpoint has the function."""
         return f"the query does not compute {self.text}; its checkpoint does"
 
     def replaced(self, new: _Call) -> str:
-        """That another one stands in its place."""
+        """Return the message that another function replaced this one."""
         return f"the query computes {new.text}; its checkpoint computes {self.text}"
 
     def differs(self, new: _Call) -> bool:
-        """Whether both are in the words of the query, and these are others, but for the names of views and aliases."""
+        """Return whether both texts are from queries and differ, apart from qualifiers."""
         return self.named and new.named and _unqualified(self.text) != _unqualified(new.text)
 
     def became(self, new: _Call) -> Iterator[str]:
-        """What differs between this and the function that stands in its place."""
+        """Describe the differences between this function and its replacement."""
         if self.text != new.text:
             yield self.replaced(new)
             return
@@ -247,16 +249,16 @@ class _Call:
         yield from lines or [shared]
 
     def changed(self, new: _Call) -> Iterator[str]:
-        """What differs between this and the same function, but for where its inputs stand."""
+        """Describe the differences from the same function in the new query; positions of inputs are ignored."""
         if self.types != new.types:
-            old, types = (", ".join(some) or "*" for some in (self.types, new.types))
+            old, types = (", ".join(side) or "*" for side in (self.types, new.types))
             yield f"the query computes {self.text} of {types}; its checkpoint of {old}"
         if self.call.type != new.call.type:
             yield f"the query's {self.text} gives {new.call.type}; its checkpoint's gives {self.call.type}"
         before, now = option_traits(self.call), option_traits(new.call)
         for name in sorted({*before, *now}):
             if before.get(name) != now.get(name):
-                old, option = (some.get(name, "has no such option") for some in (before, now))
+                old, option = (options.get(name, "has no such option") for options in (before, now))
                 yield f"the query's {self.text} {option}; its checkpoint's {old}"
 
 

@@ -1,10 +1,12 @@
 """Generations: each run of a query claims the next number and thereby fences the runs before it.
 
-`generations/<n>.json` is the claim, put-if-absent before anything is listed; from then on no older run acknowledges a
-commit: the claim leaves `<m>.fenced` for every older one, so that a run that goes on looks for one name, and lists
-nothing. `generations/<n>.base.json` follows once recovery has chosen what to start from: it names, version by version,
-the exact manifests that this generation builds on, so a commit of an older run that arrives late is never looked at.
-A claim without a base belongs to a run that died before it began; recovery skips it.
+`generations/<n>.json` is the claim, written put-if-absent before anything is listed. From then on no older run
+acknowledges a commit. The claim writes `<m>.fenced` for every older generation, so an older run checks its fence by
+name, without a listing.
+
+`generations/<n>.base.json` follows once recovery has chosen the state to start from. It names, version by version, the
+exact manifests that this generation builds on. So a late commit of an older run is never read. A claim without a base
+belongs to a run that died before it began; recovery skips it.
 """
 
 from __future__ import annotations
@@ -27,12 +29,12 @@ from millpond.checkpoint.formats.documents import (
 )
 from millpond.errors import FencedError, SettingError, StateDamagedError, TransientError
 from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem
-from millpond.files.backends.patience import patiently
+from millpond.files.backends.retry import with_retries
 from millpond.layout import HashRange
 
 FOLDER = "generations/"
 INITIAL = "initial/"
-"""Where what the first batch of a query begins with lies, by the generation of the run that has written it."""
+"""Folder of initial state, which the first batch reads; by the generation of the run that wrote it."""
 _BASE = ".base.json"
 _FENCED = ".fenced"
 
@@ -42,15 +44,15 @@ KeyGroups = tuple[tuple[int, int], ...]
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """A claim.
+    """A run's claim of a generation.
 
     Attributes:
-        number: greater than those of all runs before.
-        run: names the run that claimed it, for messages.
+        number: greater than the numbers of all earlier runs.
+        run: name of the run that claimed it, for messages.
         key_groups: number of key groups of the query.
-        ranges: of its partitions.
+        ranges: key groups [first, stop) of each of its partitions.
         created: seconds since the epoch.
-        format: of the checkpoint.
+        format: format version of the checkpoint.
     """
 
     number: int
@@ -66,11 +68,11 @@ class Generation(msgspec.Struct, frozen=True):
         return len(self.ranges)
 
     def hash_range(self, partition: int) -> HashRange:
-        """The hashes that a partition of this run holds."""
+        """Return the range of hashes that a partition of this run holds."""
         return self.hashes(self.ranges[partition])
 
     def hashes(self, groups: tuple[int, int]) -> HashRange:
-        """The hashes of key groups [first, stop)."""
+        """Return the range of hashes of key groups [first, stop)."""
         shift = 64 - (self.key_groups - 1).bit_length()
         return HashRange(groups[0] << shift, groups[1] << shift)
 
@@ -91,7 +93,7 @@ class BaseVersion(msgspec.Struct, frozen=True):
     """A version that is durable in every partition; a partition without a tip is empty at it.
 
     Attributes:
-        ranges: of the partitions that the tips are of; they may be others than those of the run that builds on them.
+        ranges: key groups of the partitions of the tips; the run that builds on them may have other partitions.
     """
 
     version: int
@@ -99,18 +101,18 @@ class BaseVersion(msgspec.Struct, frozen=True):
     ranges: KeyGroups
 
     def tip(self, operator: int, partition: int) -> Tip | None:
-        """The tip of one of these partitions, or None when there is none."""
+        """Return the tip of one of these partitions; None if its state is empty."""
         place = operator, partition
         return next((tip for tip in self.tips if (tip.operator, tip.partition) == place), None)
 
 
 class Base(msgspec.Struct, frozen=True):
-    """What a generation builds on: one or several durable versions, ascending.
+    """The base of a generation: the durable versions, ascending, that it builds on.
 
     Attributes:
-        plan: a digest of what the run computes up to its operators: another must not repeat a batch that it ran.
-        shape: of the query that runs (see `checkpoint.pinned`).
-        retain: how many versions are kept to be read, where that is more than Spark's ledger goes back.
+        plan: digest of the plan up to the run's operators; a run with another plan must not repeat its batches.
+        shape: number of the state schema of the query that runs (see `checkpoint.state_schema`).
+        retain: number of versions kept for readers, if that is more than Spark's offset log retains.
     """
 
     generation: int
@@ -122,27 +124,27 @@ class Base(msgspec.Struct, frozen=True):
     format: int = FORMAT
 
     def at(self, version: int) -> BaseVersion | None:
-        """What the base has of a version, if it has it."""
+        """Return the base's tips of a version; None if the base lacks it."""
         return next((base for base in self.versions if base.version == version), None)
 
 
 def split_key_groups(key_groups: int, partitions: int) -> tuple[tuple[int, int], ...]:
-    """The contiguous ranges with `partition = key_group * partitions // key_groups`."""
+    """Split key groups into contiguous ranges, by `partition = key_group * partitions // key_groups`."""
     bounds = [-(-p * key_groups // partitions) for p in range(partitions + 1)]
     return tuple(pairwise(bounds))
 
 
 def claim(files: FileSystem, *, run: str, partitions: int, key_groups: int = 1 << 15, least: int = 1) -> Generation:
-    """Claim the next generation. From its return on, every older run is fenced (it finishes no commit any more).
+    """Claim the next generation. Once it returns, every older run is fenced: it cannot finish a commit.
 
     Args:
         files: the location's `millpond/` folder.
-        run: names the run.
-        partitions, key_groups: of the query.
-        least: the number is at least this. The time, in milliseconds, fences runs whose checkpoint was deleted, too.
+        run: name of the run.
+        partitions, key_groups: their numbers for the query.
+        least: smallest number to claim. The time in milliseconds also fences runs whose checkpoint was deleted.
 
     Raises:
-        SettingError: the store does not keep to put-if-absent.
+        SettingError: the store does not honour put-if-absent.
         FencedError: a newer run has begun meanwhile.
     """
     number = max(least, max(numbers(files), default=0) + 1)
@@ -157,25 +159,25 @@ def claim(files: FileSystem, *, run: str, partitions: int, key_groups: int = 1 <
             if failures == 0:
                 raise
             failures -= 1
-            number += 1  # whether it took effect is not known; a claim without a base does no harm
+            number += 1  # the outcome of the put is unknown; a claim without a base is harmless
         else:
-            patiently(partial(_claim_again, files, generation))
-            patiently(lambda: _fence_older(files))
+            with_retries(partial(_claim_again, files, generation))
+            with_retries(lambda: _fence_older(files))
             return generation
 
 
 def _claim_again(files: FileSystem, generation: Generation) -> None:
-    """Put the claim that is there once more, which has to be refused; where it is not, it is the same again.
+    """Check that the store refuses a second put of the claim; if it accepts the put, the bytes are the same.
 
-    Some S3-compatible stores ignore `If-None-Match`: there, two runs would each believe to be the only one.
+    Some S3-compatible stores ignore `If-None-Match`. On these, two runs would both believe that they hold the claim.
     """
     try:
         write_document(files, claim_name(generation.number), generation, create=True)
     except AlreadyExistsError:
         return
-    check_fence(files, generation.number)  # a newer run may have removed the claim, of which there is one again now
+    check_fence(files, generation.number)  # a newer run may have removed the claim, and this put has created it again
     raise SettingError(
-        "The store overwrites what a put-if-absent (If-None-Match: *) finds: two runs could not be told apart.",
+        "The store overwrites what a put-if-absent (If-None-Match: *) finds: two runs could claim one query.",
         action="Use a store that keeps to conditional puts, or a version of it that does (`millpond docs state-on-s3` "
         "names what was tested).",
         file=files.locate(claim_name(generation.number)),
@@ -183,9 +185,9 @@ def _claim_again(files: FileSystem, generation: Generation) -> None:
 
 
 def _fence_older(files: FileSystem) -> None:
-    """Leave a mark for every claim but the newest. Of two that race, the later one's listing has both.
+    """Write a fence mark for every claim but the newest.
 
-    Marks are never taken back, so a put of one that arrives late does no harm.
+    If two claims race, the later one's listing has both. Marks are never removed, so a late put of one is harmless.
     """
     names = {info.name for info in files.list(FOLDER)}
     claimed = _numbers_of(names)
@@ -195,23 +197,23 @@ def _fence_older(files: FileSystem) -> None:
 
 
 def write_base(files: FileSystem, base: Base) -> None:
-    """Write what the generation builds on; slots can open it from then on."""
+    """Write the base of a generation; from then on, slots can open it."""
     check_fence(files, base.generation)
     write_document(files, base_name(base.generation), base)
 
 
 def read_claim(files: FileSystem, number: int) -> Generation:
-    """Read a claim."""
+    """Read the claim of a generation."""
     return read_document(files, claim_name(number), Generation)
 
 
 def read_base(files: FileSystem, number: int) -> Base:
-    """Read what a generation builds on."""
+    """Read the base of a generation."""
     return read_document(files, base_name(number), Base)
 
 
 def newest_retain(files: FileSystem) -> int:
-    """How many versions the newest run that has begun keeps to be read; 0 if it does not say."""
+    """Return the number of versions that the newest begun run keeps for readers; 0 if it does not say."""
     for number in reversed(begun(files)):
         with suppress(StateDamagedError):
             return read_base(files, number).retain
@@ -219,7 +221,7 @@ def newest_retain(files: FileSystem) -> int:
 
 
 def newest_claim(files: FileSystem) -> Generation | None:
-    """The newest claim that can be read (a torn one was never returned to its run), or None."""
+    """Return the newest readable claim, or None. A torn claim can be skipped: it was never returned to its run."""
     for number in reversed(numbers(files)):
         with suppress(StateDamagedError):
             return read_claim(files, number)
@@ -227,28 +229,28 @@ def newest_claim(files: FileSystem) -> Generation | None:
 
 
 def numbers(files: FileSystem, after: int = 0) -> list[int]:
-    """The claimed generations behind `after`, ascending."""
+    """List the claimed generations greater than `after`, ascending."""
     start = claim_name(after) if after else ""
     claimed = _numbers_of(info.name for info in files.list(FOLDER, after=start))
     return [number for number in claimed if number > after]
 
 
 def _numbers_of(names: Iterable[str]) -> list[int]:
-    found = (name.removeprefix(FOLDER)[:DIGITS] for name in names)
-    return sorted({int(name) for name in found if name.isdigit()})
+    prefixes = (name.removeprefix(FOLDER)[:DIGITS] for name in names)
+    return sorted({int(prefix) for prefix in prefixes if prefix.isdigit()})
 
 
 def begun(files: FileSystem) -> list[int]:
-    """The generations that have a base, ascending."""
-    found = (info.name.removeprefix(FOLDER) for info in files.list(FOLDER))
-    return sorted(int(name[:DIGITS]) for name in found if name[:DIGITS].isdigit() and name[DIGITS:] == _BASE)
+    """List the generations that have a base, ascending."""
+    names = (info.name.removeprefix(FOLDER) for info in files.list(FOLDER))
+    return sorted(int(name[:DIGITS]) for name in names if name[:DIGITS].isdigit() and name[DIGITS:] == _BASE)
 
 
 def check_fence(files: FileSystem, number: int) -> None:
     """Raise `FencedError` if a newer generation exists.
 
-    Two requests for objects by name, cheaper than a list: the claim is still there (whoever begins anew where a
-    checkpoint was deleted does not know whom to fence), and the mark is not.
+    Two requests by name are cheaper than a listing. The run is not fenced if its claim exists and its mark does not.
+    The claim is checked because a run that starts after its checkpoint was deleted finds no claims to mark.
     """
     if files.exists(claim_name(number)) and not files.exists(fenced_name(number)):
         return
@@ -262,15 +264,15 @@ def check_fence(files: FileSystem, number: int) -> None:
 
 
 def claim_name(number: int) -> str:
-    """The object of a claim."""
+    """Return the name of a claim object."""
     return f"{FOLDER}{digits(number)}.json"
 
 
 def fenced_name(number: int) -> str:
-    """The object that says that a newer run than this has claimed its generation."""
+    """Return the name of a generation's fence mark: a newer run has claimed."""
     return f"{FOLDER}{digits(number)}{_FENCED}"
 
 
 def base_name(number: int) -> str:
-    """The object that says what a generation builds on."""
+    """Return the name of a generation's base object."""
     return f"{FOLDER}{digits(number)}{_BASE}"

@@ -1,19 +1,19 @@
-"""What is durable, and what a new run builds on.
+"""Recovery: determine the durable versions, and choose the base of a new run.
 
-The driver claims a generation first (older runs are fenced from then on), then lists `commits/` once. A version is
-durable when every partition of every operator has it and all attempts at it saw the same input, back to the beginning
-(one lineage). The run before this one decides: its own commits, and the exact manifests that its base names. Commits
-of runs before that, however late they arrived, are not looked at.
+The driver claims a generation first, which fences older runs, then lists `commits/` once. A version is durable under
+two conditions: every partition of every operator has it, and all attempts at it have one lineage. One lineage means the
+same input, back to the beginning. Only the previous run counts: its own commits, and the exact manifests that its base
+names. Commits of earlier runs are not read, however late they arrived.
 
     generation = claim(files, run=…, partitions=P)
     recovery = Recovery(files, generation, operators=n)
     if recovery.durable(c + 1):
-        recovery.begin([c + 1])        # slots may open the generation now; add c + 2 if it is durable and planned
+        recovery.begin([c + 1])        # slots can open the generation now; add c + 2 if it is durable and planned
     else:                              # replay batch c, then claim again
         recovery.begin([c])
 
-Each run of the plan, replays too, should claim its own generation: then what a replay computed and what the sink's run
-computed cannot be taken for two attempts of one run.
+Each run of the plan, including replays, should claim its own generation. Otherwise the results of a replay and of the
+sink's run could be mistaken for two attempts of one run.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ Place = tuple[int, int]
 
 
 class Recovery:
-    """The durable versions of a checkpoint at the moment of its making.
+    """The durable versions of a checkpoint at the time of construction.
 
     Args:
         files: the location's `millpond/` folder.
-        generation: the claim that was just made; None only looks (`read_state`), and `begin` is refused.
-        operators: number of operators that run on Millpond; None takes it from the run before.
-        anew: whether to begin with empty state, whatever earlier runs have left.
+        generation: the run's new claim; None is read-only (`read_state`): `begin` raises.
+        operators: number of operators that run on Millpond; None takes it from the previous run.
+        from_scratch: whether to begin with empty state and ignore the state of earlier runs.
 
     Raises:
-        StateIncompatibleError: the run before this one had other key groups.
-        StateDamagedError: a generation file is altered or gone, and it had been in use.
+        StateIncompatibleError: the previous run had another number of key groups.
+        StateDamagedError: a generation file that was in use is altered or missing.
     """
 
     def __init__(
@@ -64,20 +64,20 @@ class Recovery:
         generation: Generation | None = None,
         operators: int | None = None,
         *,
-        anew: bool = False,
+        from_scratch: bool = False,
     ) -> None:
         self.files = files
         self.generation = generation
         self.damaged: set[str] = set()
-        """URLs of commit objects that were left out because they are cut short or altered."""
+        """URLs of commit objects that were skipped because they are cut short or altered."""
         self._commits: dict[tuple[int, int], list[FileInfo]] = defaultdict(list)
         for info in files.list("commits/"):
             self._commits[parse_commit_name(info.name)].append(info)
         self._runs = _Runs(files, {number for _, number in self._commits}, generation)
-        if not anew:
+        if not from_scratch:
             self._check_runs(generation)
-        newest = None if anew else self._runs.newest()
-        self._anew = anew
+        newest = None if from_scratch else self._runs.newest()
+        self._from_scratch = from_scratch
         if newest and generation:
             self._check_key_groups(newest.claim, generation)
         layout = generation or (newest.claim if newest else None)
@@ -86,24 +86,24 @@ class Recovery:
         self._found: dict[int, _Found] = {}
 
     def durable(self, version: int) -> bool:
-        """Whether every partition has this version."""
+        """Return whether every partition has this version."""
         return not self.missing(version)
 
     def missing(self, version: int) -> list[Place]:
-        """The (operator, partition) pairs that lack a version, or whose attempts at it saw different input."""
+        """List the (operator, partition) pairs that lack a version, or whose attempts at it saw different input."""
         return [place for place, tip in self._at(version).tips.items() if tip is None and version > 0]
 
     @property
     def partitions(self) -> int:
-        """How many partitions the new generation has, or if there is none, the last run."""
+        """Number of partitions of the new generation, else of the last run."""
         return len(self._ranges)
 
     def ranges(self, version: int) -> KeyGroups:
-        """The key groups of the partitions that have a version: those of the run that made it."""
+        """Return the key groups of a version's partitions, as the run that wrote the version had them."""
         return self._at(version).ranges
 
     def newest(self) -> int:
-        """The newest durable version; 0 when there is none."""
+        """Return the newest durable version; 0 if there is none."""
         run = self._runs.newest()
         if run is None:
             return 0
@@ -113,26 +113,30 @@ class Recovery:
 
     @property
     def plan(self) -> str | None:
-        """What the run before this one computed up to its operators (see `Base`); None if there was none."""
+        """Digest of the previous run's plan up to its operators (see `Base`); None if there was no run."""
         run = self._runs.newest()
         return run.base.plan if run else None
 
     def shape(self, version: int) -> int:
-        """The shape of the query that made a durable version; 0 for empty state.
+        """Return the number of the state schema of a durable version; 0 for empty state.
 
         Raises:
-            StateDamagedError: its partitions are of different ones.
+            StateDamagedError: its partitions have different state schemas.
         """
         shapes = {tip.shape for tip in self._at(version).tips.values() if tip is not None}
         if len(shapes) > 1:
-            raise damaged(self.files.locate("commits/"), "is of a query of another shape than others of its version")
+            raise damaged(self.files.locate("commits/"), "has another state schema than others of its version")
         return shapes.pop() if shapes else 0
 
     def begin(self, versions: Iterable[int], plan: str = "", *, shape: int = 0, retain: int = 0) -> Base:
-        """Let the new generation build on these versions (each durable); slots can open it from then on.
+        """Write the base of the new generation; from then on, slots can open it.
 
         Args:
-            versions: what it builds on. plan, shape, retain: see `Base`.
+            versions: the versions to build on; each must be durable.
+            plan, shape, retain: see `Base`.
+
+        Raises:
+            ValueError: no generation was claimed, or a version is not durable.
         """
         if self.generation is None:
             raise ValueError("Only a run that has claimed a generation can begin.")
@@ -140,29 +144,33 @@ class Recovery:
         for version in sorted(set(versions)):
             if not self.durable(version):
                 raise ValueError(f"Version {version} is not durable.")
-            found = self._at(version)
-            chosen.append(BaseVersion(version, tuple(tip for tip in found.tips.values() if tip), found.ranges))
+            state = self._at(version)
+            chosen.append(BaseVersion(version, tuple(tip for tip in state.tips.values() if tip), state.ranges))
         base = Base(self.generation.number, self.operators, tuple(chosen), plan, shape, retain)
         write_base(self.files, base)
         return base
 
     def manifest(self, operator: int, partition: int, version: int) -> PartitionManifest:
-        """The manifest of a partition, of those that have it (see `ranges`), at a durable version."""
+        """Read the manifest of a partition at a durable version; partitions are numbered as in `ranges(version)`."""
         tip = self._at(version).tips.get((operator, partition))
         if tip is None:
             if version == 0:
                 return PartitionManifest(operator, partition, 0)
             raise ValueError(f"Version {version} is not durable.")
-        for found in read_header(self.files, tip.commit, tip.size).manifests:
-            if found.id == tip.id:
-                return found
+        for candidate in read_header(self.files, tip.commit, tip.size).manifests:
+            if candidate.id == tip.id:
+                return candidate
         raise damaged(self.files.locate(tip.commit), f"does not hold partition {partition} of operator {operator}")
 
     def manifests(self, version: int) -> list[PartitionManifest]:
-        """The manifests of all partitions that have a durable version (above 0)."""
+        """Read the manifests of all partitions at a durable version (above 0)."""
         tips = [tip for tip in self._at(version).tips.values() if tip is not None]
         objects = dict.fromkeys((tip.commit, tip.size) for tip in tips)
-        held = {one.id: one for name, size in objects for one in read_header(self.files, name, size).manifests}
+        held = {
+            manifest.id: manifest
+            for name, size in objects
+            for manifest in read_header(self.files, name, size).manifests
+        }
         for tip in tips:
             if tip.id not in held:
                 raise damaged(
@@ -180,7 +188,7 @@ class Recovery:
 
     def _find(self, version: int) -> _Found:
         run = self._runs.of(version)
-        if run is None or version == 0 or self._anew:
+        if run is None or version == 0 or self._from_scratch:
             return _Found(self._ranges, dict.fromkeys(self._places(self._ranges)))
         ranges = run.claim.ranges
         places = self._places(ranges)
@@ -193,32 +201,36 @@ class Recovery:
             return _Found(ranges, {place: next(iter(own[place].values())) for place in places})
         base = run.base.at(version)
         if base is not None and base.ranges != ranges and all(len(tips) < 2 for tips in own.values()):
-            # Partitions of other ranges cannot be put together with its own: what it built on is whole.
+            # Partitions with other ranges cannot be combined with the run's own commits. The base is complete, so all
+            # tips come from it.
             return _Found(base.ranges, {place: base.tip(*place) for place in self._places(base.ranges)})
-        # That run did not take all partitions this far: what it built on still counts, where the two agree.
-        found: dict[Place, Tip | None] = {}
+        # The run did not commit this version in all partitions. Tips of its base count as well, where both agree.
+        chosen: dict[Place, Tip | None] = {}
         for place in places:
             tips = dict(own[place])
-            before = base.tip(*place) if base is not None and base.ranges == ranges else None
-            if before is not None:
-                tips[before.lineage] = before
-            found[place] = next(iter(tips.values())) if len(tips) == 1 else None
-        return _Found(ranges, found)
+            inherited = base.tip(*place) if base is not None and base.ranges == ranges else None
+            if inherited is not None:
+                tips[inherited.lineage] = inherited
+            chosen[place] = next(iter(tips.values())) if len(tips) == 1 else None
+        return _Found(ranges, chosen)
 
     def _headers(self, version: int, number: int) -> Iterator[tuple[FileInfo, CommitHeader]]:
         for info in self._commits.get((version, number), ()):
             try:
                 yield info, read_header(self.files, info.name, info.size)
             except MissingFileError:
-                continue  # collected meanwhile
+                continue  # removed by garbage collection meanwhile
             except StateDamagedError:
                 self.damaged.add(self.files.locate(info.name))
 
     def _check_runs(self, generation: Generation | None) -> None:
-        """See that the run of the newest commits is there: without it, those of the run before would be the newest."""
-        made = max((n for _, n in self._commits if generation is None or n < generation.number), default=0)
-        if made > self._runs.last:
-            name = base_name(made)
+        """Check that the run of the newest commits has its base file.
+
+        If the base file is missing, recovery would silently go back to the commits of an earlier run.
+        """
+        newest = max((n for _, n in self._commits if generation is None or n < generation.number), default=0)
+        if newest > self._runs.last:
+            name = base_name(newest)
             raise StateDamagedError(
                 f"The file {name}, which says what state the newest commits build on, is gone.",
                 action="Put it back from a backup of the checkpoint, with all that is in generations/; or start with a "
@@ -229,15 +241,15 @@ class Recovery:
     def _check_key_groups(self, before: Generation, now: Generation) -> None:
         if before.key_groups != now.key_groups:
             raise StateIncompatibleError(
-                f"The state has {before.key_groups} key groups; the query asks for {now.key_groups}.",
-                action=f"Set spark.millpond.keyGroups to {before.key_groups}.",
+                f"The state has {before.key_groups} key groups; this version of Millpond has {now.key_groups}.",
+                action="Start with a new checkpointLocation, or with the version that wrote the state.",
                 file=self.files.locate(claim_name(before.number)),
             )
 
 
 @dataclass(frozen=True)
 class _Found:
-    """What there is of one version: the key groups of the partitions that it is in, and the tip of each place."""
+    """The tips found for one version, by operator and partition, and the key groups of these partitions."""
 
     ranges: KeyGroups
     tips: dict[Place, Tip | None]
@@ -245,14 +257,14 @@ class _Found:
 
 @dataclass(frozen=True)
 class _Run:
-    """A generation that began."""
+    """A generation that has a base."""
 
     claim: Generation
     base: Base
 
 
 class _Runs:
-    """The runs before this one that wrote a base, newest first, read as far as needed."""
+    """The earlier runs that wrote a base, newest first; read lazily."""
 
     def __init__(self, files: FileSystem, committed: set[int], generation: Generation | None) -> None:
         self._files = files
@@ -260,14 +272,14 @@ class _Runs:
         self._left = [n for n in begun(files) if generation is None or n < generation.number]
         self._read: list[_Run] = []
         self.last = max(self._left, default=0)
-        """The newest of them."""
+        """Generation of the newest earlier run; 0 if there is none."""
 
     def newest(self) -> _Run | None:
-        """The run before this one."""
+        """Return the previous run, or None."""
         return next(self._all(), None)
 
     def of(self, version: int) -> _Run | None:
-        """The newest run that began at or before a version."""
+        """Return the newest run that began at or before a version, or None."""
         for run in self._all():
             if any(base.version <= version for base in run.base.versions):
                 return run

@@ -1,8 +1,8 @@
-"""Another number of partitions: a partition takes its part of those that an earlier run has left. No data moves.
+"""Rescaling: derive the manifests of another number of partitions. No data moves.
 
-What the old manifests name is named by the new ones too, each file and delta with the *window* of hashes that counts:
-what of the old partition's range lies in the new one's. So a file that was written before may belong to several
-partitions, until each has compacted it away. (Flink 2.0 §5.1: files are shared by reference.)
+A new manifest names the same files and deltas as the old ones. Each reference has the *window* of hashes that counts:
+the intersection of the old partition's range with the new one's. So one file may belong to several partitions, until
+each has compacted it away. (Flink 2.0 §5.1: files are shared by reference.)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from millpond.layout import HashRange
 from millpond.time_slices import disjoint
 
 Parent = tuple[PartitionManifest, HashRange]
-"""A partition as it was, with the range of hashes that it held."""
+"""The manifest of a partition before rescaling, and the range of hashes that it held."""
 
 
 def inherited(
@@ -32,15 +32,19 @@ def inherited(
     version: int,
     read: Callable[[Tip], PartitionManifest],
 ) -> PartitionManifest:
-    """What a run's partition begins with: the same one of the run before, or its part of several.
+    """Derive the manifest with which a run's partition begins, from one or several partitions of its base.
 
     Args:
-        claim: the run's. base: what it builds on; None for empty state.
-        operator, partition, version: what is wanted.
-        read: the manifest of a tip.
+        claim: the run's claim.
+        base: the version that the run builds on; None for empty state.
+        operator, partition, version: the state to derive.
+        read: reads the manifest of a tip.
+
+    Returns:
+        The manifest; if the partition's range has not changed, the one of the base.
 
     Raises:
-        StateDamagedError: the partitions of the base are not of one state.
+        StateDamagedError: the partitions of the base contradict each other.
     """
     range_ = claim.hash_range(partition)
     parents = []
@@ -53,7 +57,7 @@ def inherited(
 
 
 class Rescaled(NamedTuple):
-    """What a partition will be made of when there are others: partitions of the last run, and what it has of them."""
+    """A partition after rescaling: the last run's partitions that it takes state from, and its manifest."""
 
     partition: int
     parents: tuple[int, ...]
@@ -63,40 +67,43 @@ class Rescaled(NamedTuple):
 def rescaled(
     claim: Generation, partitions: int, operator: int, version: int, manifest: Callable[[int], PartitionManifest]
 ) -> Iterator[Rescaled]:
-    """What each partition of an operator would begin with if there were so many.
+    """Yield the manifests with which the partitions of an operator would begin after rescaling.
 
     Args:
-        claim: of the run that made the version. partitions: how many there shall be.
-        operator, version: whose state. manifest: of each partition as it is.
+        claim: claim of the run that wrote the version.
+        partitions: the new number of partitions.
+        operator, version: the state to rescale.
+        manifest: returns the current manifest of a partition.
     """
     for number, groups in enumerate(split_key_groups(claim.key_groups, partitions)):
         range_ = claim.hashes(groups)
-        parents = [at for at in range(claim.partitions) if claim.hash_range(at).meets(range_)]
-        parts = [(manifest(at), claim.hash_range(at)) for at in parents]
+        parents = [old for old in range(claim.partitions) if claim.hash_range(old).meets(range_)]
+        parts = [(manifest(old), claim.hash_range(old)) for old in parents]
         yield Rescaled(number, tuple(parents), _joined(parts, operator, number, version, range_))
 
 
 def _joined(
     parents: Sequence[Parent], operator: int, partition: int, version: int, range_: HashRange
 ) -> PartitionManifest:
-    """The state of a partition, made of those parts of others that lie in its range."""
+    """Combine the parts of the parents that lie in a partition's range into one manifest."""
     if not parents:
         return PartitionManifest(operator, partition, version)
     if len(parents) == 1 and parents[0][1] == range_:
         return msgspec.structs.replace(parents[0][0], partition=partition)
     if len({manifest.shape for manifest, _ in parents}) > 1:
         raise StateDamagedError(
-            "The partitions of one version are of queries of different shapes.",
+            "The partitions of one version have different state schemas.",
             action="Start with as many partitions as the last run had.",
             operator=str(operator),
             version=version,
         )
-    # Each partition cuts event time as its rows ask for it: slices that overlap become one.
+    # Each partition cuts event time into slices of its own, according to its rows. Overlapping slices become one.
     belongs = disjoint({name: None for manifest, _ in parents for name in manifest.tables})
     tables: dict[str, list[tuple[TableState, HashRange]]] = {}
     for manifest, held in parents:
         for name, table in manifest.tables.items():
             tables.setdefault(belongs[name], []).append((table, held))
+    # `id` and `lineage` are derived from the parents, so that all slots compute the same manifest.
     words = [str(part) for manifest, _ in parents for part in (manifest.id, manifest.lineage)]
     digest = xxhash.xxh3_128(",".join([*words, *map(str, range_)]).encode())
     return PartitionManifest(
@@ -123,10 +130,10 @@ def _table(name: str, version: int, parts: Sequence[tuple[TableState, HashRange]
     for state, held in parts:
         part = held.meet(range_)
         keys += _share(state.runs.keys, held, part.hi) - _share(state.runs.keys, held, part.lo)
-        rest = part.meet(HashRange(state.runs.lowest))
-        if rest.lo >= rest.hi:
+        live = part.meet(HashRange(state.runs.lowest))
+        if live.lo >= live.hi:
             continue
-        window = HashRange() if state.runs.axis == "none" else rest
+        window = HashRange() if state.runs.axis == "none" else live
         runs += _runs(state.runs, window)
         deltas += _deltas(state, window)
     flushed = min(state.runs.flushed for state, _ in parts)
@@ -136,33 +143,36 @@ def _table(name: str, version: int, parts: Sequence[tuple[TableState, HashRange]
 
 
 def _share(keys: int, held: HashRange, until: int) -> int:
-    """About how many keys of a range are below a hash: such that the parts of a range have all of them together."""
+    """Estimate the number of keys of a range below a hash.
+
+    The estimates of adjoining parts of a range add up to all of its keys.
+    """
     return keys * (until - held.lo) // (held.hi - held.lo)
 
 
 def _runs(table: TableManifest, window: HashRange) -> Iterator[RunRef]:
     for run in table.runs:
         if run.pending:
-            continue  # its rows are found elsewhere, and who had begun it is gone
-        seen = range_of(run.window).meet(window)
+            continue  # its rows are also in deltas or other runs, and the slot that was writing it is gone
+        visible = range_of(run.window).meet(window)
         if run.last and table.axis == "hash":
-            if run.last < seen.lo or run.first >= seen.hi:
+            if run.last < visible.lo or run.first >= visible.hi:
                 continue
-            if seen.has(HashRange(run.first, run.last + 1)):
+            if visible.has(HashRange(run.first, run.last + 1)):
                 yield msgspec.structs.replace(run, window=None)
                 continue
-        if seen.lo < seen.hi:
-            yield msgspec.structs.replace(run, window=window_of(seen))
+        if visible.lo < visible.hi:
+            yield msgspec.structs.replace(run, window=window_of(visible))
 
 
 def _deltas(state: TableState, window: HashRange) -> Iterator[DeltaRef]:
     covered = state.runs.skip
     for delta in state.deltas:
-        left = delta.rows - delta.skip
-        if covered and covered >= left:
-            covered -= left
+        remaining = delta.rows - delta.skip
+        if covered and covered >= remaining:
+            covered -= remaining
             continue
-        seen = range_of(delta.window).meet(window)
-        if seen.lo < seen.hi:
-            yield msgspec.structs.replace(delta, skip=delta.skip + covered, window=window_of(seen))
+        visible = range_of(delta.window).meet(window)
+        if visible.lo < visible.hi:
+            yield msgspec.structs.replace(delta, skip=delta.skip + covered, window=window_of(visible))
         covered = 0

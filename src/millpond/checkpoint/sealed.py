@@ -1,9 +1,10 @@
 """Sealed deltas on the local disk, from the seal until they are durable.
 
-Written, not synced: they outlive the slot's process, not the host. Each use has a folder of its own, under a name that
-is never used again, and holds its lock from before the folder can be seen until it ends: nobody can be faster. What a
-use leaves is taken over by the next one on the host that finds the lock free, and uploaded.
-A file has the format of a commit object (`checkpoint/formats/commit.py`), so one that is only half there is recognised.
+The files are written but not synced: they survive the slot's process, but not the host. Each `SealedFiles` has its own
+folder under a name that is never used again. It holds the folder's lock from before the folder is visible until it
+closes, so folder creation is race-free. The next `SealedFiles` on the host that finds the lock free adopts leftover
+files and uploads them. A file has the format of a commit object (`checkpoint/formats/commit.py`), so an incomplete one
+is recognised.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ from millpond.files.backends.local import LocalFiles
 _LOCK = "lock"
 _SUFFIX = ".sealed"
 _UNSEEN = "."
-"""Names that begin so are folders that are being made: nobody else touches them."""
+"""Name prefix of folders under construction, which no other process touches."""
 
 
 class SealedFiles:
     """The sealed files of one generation of a query in one slot. Thread-safe as far as `remove` goes.
 
     Args:
-        directory: private to the query on this host; all its slots share it.
+        directory: directory of the query on this host; all its slots share it.
         slot: uuid of the slot.
-        open_folder: makes the file system of one folder; tests inject faults here.
+        open_folder: opens the file system of one folder; tests inject faults here.
 
     Attributes:
-        path: of the folder that is written to.
+        path: path of the folder that is written to.
     """
 
     def __init__(self, directory: str, slot: str, open_folder: Callable[[str], FileSystem] = LocalFiles) -> None:
@@ -56,7 +57,7 @@ class SealedFiles:
         """Write a sealed delta, so that it survives the death of this process; not synced.
 
         Returns:
-            The same, its pieces now views of the file's pages: what was passed in may be freed.
+            The same delta, with pieces that are views of the mapped file; the memory of the argument may be freed.
         """
         manifest = sealed.manifest
         empty = PartitionManifest(manifest.operator, manifest.partition, manifest.version - 1)
@@ -67,7 +68,7 @@ class SealedFiles:
         return _sealed(header, self._own.map(name))
 
     def remove(self, sealed: Sealed) -> None:
-        """Forget a sealed delta that is durable, or that nobody will ask for."""
+        """Delete the file of a sealed delta that is durable, or that is not needed any more."""
         with self._lock:
             for folder in tuple(self._folders.values()):
                 folder.files.delete(_file_name(sealed.manifest))
@@ -75,12 +76,12 @@ class SealedFiles:
                     self._drop(folder)
 
     def adopt(self, generation: int) -> list[Sealed]:
-        """What earlier uses of this generation on this host sealed and may not have uploaded, oldest version first.
+        """Take over sealed deltas of this generation that dead slots on this host left, oldest version first.
 
-        What is of an older generation, or broken, is deleted. The folders belong to this use until it has removed
-        every one of the returned deltas, or ends.
+        They may have been uploaded already. Damaged files and files of older generations are deleted. This object holds
+        the folders until all returned deltas are removed, or until it closes.
         """
-        found: list[Sealed] = []
+        adopted: list[Sealed] = []
         names = sorted(entry.name for entry in os.scandir(self.directory) if entry.is_dir())
         for name in names:
             if name in self._folders or name.startswith(_UNSEEN):
@@ -89,24 +90,24 @@ class SealedFiles:
             if folder is None:
                 continue
             sealed = folder.read_all(generation)
-            found += sealed
+            adopted += sealed
             if not folder.names():
                 self._drop(folder)
             elif not sealed:
-                self._let_go(folder)  # a newer generation's: this run has been overtaken
-        return sorted(found, key=lambda sealed: (sealed.manifest.version, sealed.key))
+                self._release(folder)  # its files are of a newer generation: this run has been fenced
+        return sorted(adopted, key=lambda sealed: (sealed.manifest.version, sealed.key))
 
     def close(self) -> None:
-        """Give the locks back; what is still there can be adopted by the next use."""
+        """Release the locks; the remaining files can be adopted by another slot."""
         with self._lock:
             for folder in tuple(self._folders.values()):
                 if folder.names():
-                    self._let_go(folder)
+                    self._release(folder)
                 else:
                     self._drop(folder)
 
     def _make(self, name: str) -> _Folder:
-        """A new folder: its lock is held before it has the name under which others find it."""
+        """Create a folder. It is locked under a hidden name first and renamed then, so no other process can lock it."""
         os.makedirs(self.directory, exist_ok=True)
         path, unseen = (os.path.join(self.directory, mark + name) for mark in ("", _UNSEEN))
         os.mkdir(unseen)
@@ -120,7 +121,7 @@ class SealedFiles:
         return self._folders.setdefault(name, _Folder(name, path, lock, self._open_folder(path)))
 
     def _take(self, name: str) -> _Folder | None:
-        """A folder that nobody uses; None if somebody does, or has just removed it."""
+        """Lock an abandoned folder; return None if it is in use, or was just removed."""
         path = os.path.join(self.directory, name)
         try:
             lock = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_CLOEXEC)
@@ -128,6 +129,7 @@ class SealedFiles:
             return None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Without a link, the lock file was deleted between `open` and `flock`: the folder is gone.
             if os.fstat(lock).st_nlink:
                 return self._folders.setdefault(name, _Folder(name, path, lock, self._open_folder(path)))
         except BlockingIOError:
@@ -135,12 +137,12 @@ class SealedFiles:
         os.close(lock)
         return None
 
-    def _let_go(self, folder: _Folder) -> None:
+    def _release(self, folder: _Folder) -> None:
         os.close(self._folders.pop(folder.name).lock)
 
     def _drop(self, folder: _Folder) -> None:
         shutil.rmtree(folder.path, ignore_errors=True)
-        self._let_go(folder)
+        self._release(folder)
 
 
 @dataclass
@@ -160,7 +162,7 @@ class _Folder:
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
     def read_all(self, generation: int) -> list[Sealed]:
-        found = []
+        deltas = []
         for name in self.names():
             try:
                 header = read_header(self.files, name)
@@ -169,10 +171,10 @@ class _Folder:
                 self.files.delete(name)
                 continue
             if header.generation == generation:
-                found.append(sealed)
+                deltas.append(sealed)
             elif header.generation < generation:
                 self.files.delete(name)
-        return found
+        return deltas
 
 
 def _sealed(header: CommitHeader, data: memoryview, *, check: bool = False) -> Sealed:

@@ -1,4 +1,4 @@
-"""Runs the demo: both engines one after another, killed and started again, and what came of it compared."""
+"""The demo: run both engines one after the other, kill and restart them, and compare their results."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from millpond.demo.engines.job import CLICKS, LEAST_BATCHES, Job, Size, find
 from millpond.demo.engines.machine import Machine, look
 from millpond.demo.engines.side import ENGINE, EngineEnded, Side
 from millpond.demo.report import page, picture
+from millpond.demo.report.chart import style
 from millpond.demo.report.report import Report
 from millpond.demo.view import View, summary
 from millpond.workloads.process import become_subreaper
 
-# An engine that does no batch for so long has hung.
-PATIENCE_SECONDS = 180.0
+# An engine without a finished batch for this time has hung.
+TIMEOUT_SECONDS = 180.0
 MOST_CORES = 4
 INTERRUPTED = 130
 _PREFIX = "mp-demo-"
-# Sockets lie below an engine's folder for temporary files, and their names may have no more than 107 bytes.
+# Sockets lie below an engine's temporary folder, and a socket path may have at most 107 bytes.
 _LONGEST = 42
 
 
@@ -46,17 +47,19 @@ def run_demo(
 
     Args:
         query: `clicks`, or the name of a NEXMark query.
-        folder: where the report goes; `millpond-demo` below the current folder by default.
+        folder: the folder for the report; `millpond-demo` in the current folder by default.
         picture_path: an SVG file to draw the result into, if any.
-        size: how much to run; the job's own size by default.
-        command: what to start as an engine.
+        size: the size of the job; the job's own size by default.
+        command: the command that starts an engine.
 
     Returns:
-        The exit status: 0 if every row was equal, before and after the kill; 130 if it was interrupted; else 1.
+        The exit status: 0 if all rows are equal, before and after the kill; 130 if it was interrupted; else 1.
 
     Raises:
-        UsageError: there is no such query, or it cannot be compared.
+        UsageError: the query does not exist, or its results cannot be compared.
+        SettingError: matplotlib, which draws the report, is not installed.
     """
+    style()
     job = find(query, size.rows_per_batch if size else 0)
     console = Console(highlight=False)
     work = Path(tempfile.mkdtemp(prefix=_PREFIX))
@@ -72,8 +75,10 @@ def run_demo(
             chosen = size or job.size
             cores = min(machine.cores, MOST_CORES)
             for engine in ("spark", "millpond"):
-                at = str(work / engine)
-                plan = Plan(engine, at, job.name, chosen.rows_per_batch, 0, cores, str(short / f"tmp-{engine[0]}"))
+                engine_folder = str(work / engine)
+                plan = Plan(
+                    engine, engine_folder, job.name, chosen.rows_per_batch, 0, cores, str(short / f"tmp-{engine[0]}")
+                )
                 sides.append(Side(plan, command))
             report = _run(console, sides, job, chosen, machine)
             _tell(console, report, folder or Path("millpond-demo"), picture_path)
@@ -90,23 +95,23 @@ def run_demo(
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP end the demo as Ctrl-C does, and nothing end it while it cleans up."""
+    """Make SIGTERM and SIGHUP end the demo as Ctrl-C does, and ignore signals during the cleanup."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        for each in caught:
-            signal.signal(each, signal.SIG_IGN)
+        for signal_number in caught:
+            signal.signal(signal_number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
     caught = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {each: signal.signal(each, interrupt) for each in caught}
+    before = {signal_number: signal.signal(signal_number, interrupt) for signal_number in caught}
     try:
         yield
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for signal_number, handler in before.items():
+            signal.signal(signal_number, handler)
 
 
 def _clean(sides: list[Side], folders: set[Path]) -> None:
@@ -126,7 +131,7 @@ def _run(console: Console, sides: list[Side], job: Job, size: Size, machine: Mac
                 before, total = side.done, side.done + size.after_kill
                 view.total = total
             side.run.counted = before
-            # The next batch is on its way: this is the middle of the stream.
+            # The next batch is already running: the kill comes in mid-stream.
             processes = side.kill()
             view.say(f"{side.name}: {side.done} batches, then SIGKILL for all of its {processes} processes")
             side.start(total)
@@ -160,8 +165,18 @@ def _run(console: Console, sides: list[Side], job: Job, size: Size, machine: Mac
 
 
 def _follow(side: Side, view: View, batches: int, seconds: float | None = None) -> None:
-    """Show the engine at work until it has done so many batches, or has worked for so long."""
-    done, deadline = side.done, time.monotonic() + PATIENCE_SECONDS
+    """Show an engine until it has done its batches, or a time is over.
+
+    Args:
+        side: the engine.
+        view: the output.
+        batches: the number of batches.
+        seconds: the time since the start of the first batch; None: no limit.
+
+    Raises:
+        EngineEnded: the engine has ended before, or has hung.
+    """
+    done, deadline = side.done, time.monotonic() + TIMEOUT_SECONDS
     while side.done < batches:
         time.sleep(0.1)
         side.look()
@@ -170,11 +185,11 @@ def _follow(side: Side, view: View, batches: int, seconds: float | None = None) 
         if seconds is not None and worked > seconds and side.done >= LEAST_BATCHES:
             return
         if side.done > done:
-            done, deadline = side.done, time.monotonic() + PATIENCE_SECONDS
+            done, deadline = side.done, time.monotonic() + TIMEOUT_SECONDS
         elif side.status == "done" and side.done < batches:
             raise EngineEnded(f"{side.name} ended after {side.done} of {batches} batches")
         elif time.monotonic() > deadline:
-            raise EngineEnded(f"{side.name} has done no batch for {PATIENCE_SECONDS:.0f} s")
+            raise EngineEnded(f"{side.name} has done no batch for {TIMEOUT_SECONDS:.0f} s")
 
 
 def _compare(sides: list[Side], batches: Sequence[int]) -> Comparison:

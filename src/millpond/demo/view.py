@@ -1,4 +1,4 @@
-"""The demo in a terminal: both engines side by side while they run, and what came of it."""
+"""The demo in a terminal: both engines side by side while they run, and the result."""
 
 from __future__ import annotations
 
@@ -24,18 +24,20 @@ _COLOURS = {"spark": "dark_orange", "millpond": "dodger_blue1"}
 _STATUS = {"waiting": "dim", "killed": "bold red", "restarting": "bold magenta", "done": "bold green"}
 _LEAST_WIDTH, _MOST_WIDTH = 76, 132
 _WIDEST_COLUMN = 4
-# A terminal of fewer lines than this gets no blank ones.
+# Number of lines of a terminal from which blank lines are shown.
 _ROOMY = 28
-# Without a terminal: a line for each so many batches.
+# Number of lines for a run without a terminal.
 _LINES = 14
 
 
 def columns(values: list[float | None], top: float, height: int, width: int) -> list[str]:
-    """A chart of block characters: a line of text for each of `height` rows, upper first; None leaves a gap.
+    """Return a chart of block characters as lines of text, the upper line first.
 
     Args:
+        values: the values of the columns; None leaves a gap.
         top: the value that fills a column.
-        width: characters for each value, the last of them blank where there are several.
+        height: the number of lines.
+        width: the number of characters for each value; the last of several characters is blank.
     """
     lines = []
     for row in reversed(range(height)):
@@ -49,7 +51,7 @@ def columns(values: list[float | None], top: float, height: int, width: int) -> 
 
 
 class View:
-    """The live picture in a terminal; elsewhere a line now and then."""
+    """The live picture in a terminal; elsewhere a line for some of the batches."""
 
     def __init__(self, console: Console, sides: list[Side], job: Job, total: int) -> None:
         self._console, self._sides, self._job = console, sides, job
@@ -77,14 +79,14 @@ class View:
             self._live.__exit__(kind, error, trace)
 
     def say(self, line: str) -> None:
-        """Tell what has just happened."""
+        """Show a message about the last event."""
         self._said = line
         if self._live is None:
             self._console.print(line, soft_wrap=True)
         self.show(now=True)
 
     def show(self, *, now: bool = False) -> None:
-        """Show how things stand, a few times a second at most."""
+        """Show the current state, at most four times a second."""
         if self._live is None:
             self._lines()
         elif now or time.monotonic() - self._shown > 0.25:
@@ -103,7 +105,7 @@ class View:
                 self._console.print(line, soft_wrap=True)
 
     def picture(self) -> RenderableType:
-        """Both engines now."""
+        """Draw both engines."""
         width = min(self._console.width, _MOST_WIDTH)
         beside = width >= _LEAST_WIDTH
         inner = (width - 6) // 2 - 4 if beside else width - 8
@@ -111,7 +113,7 @@ class View:
             max((b.rows / b.ms for s in self._sides for b in s.run.batches), default=1.0),
             max((b.ms for s in self._sides for b in s.run.batches[1:]), default=1.0),
         )
-        # Where there is no room for both, the one that works.
+        # Without room for both engines, show the active one.
         working = [side for side in self._sides if side.run.starts][-1:] or self._sides[:1]
         panels = [self._panel(side, inner, tops) for side in (self._sides if beside else working)]
         body: RenderableType
@@ -123,9 +125,9 @@ class View:
         else:
             body = Group(*panels)
         about = Text(self._job.about, style="dim")
-        said = Text(self._said or " ", style="italic", no_wrap=True, overflow="ellipsis")
+        message = Text(self._said or " ", style="italic", no_wrap=True, overflow="ellipsis")
         return Panel(
-            Group(about, Text(), body, said),
+            Group(about, Text(), body, message),
             title=f"[bold]{self._job.title}",
             width=width,
             border_style="dim",
@@ -143,18 +145,18 @@ class View:
             values.insert(cut, None)
             batch_times.insert(cut, None)
         fit = max(1, width // per_batch)
-        gone = max(0, len(values) - fit)
-        killed = len(run.before_kill()) - gone if run.kills else None
+        hidden = max(0, len(values) - fit)
+        killed = len(run.before_kill()) - hidden if run.kills else None
         gap = [Text()] if self._console.height >= _ROOMY else []
         parts: list[RenderableType] = [
             _ends(Text(f"batch {side.done} of {self.total}"), _status(side)),
             _bar(self.total, side.done, width, colour),
             *gap,
             _ends(Text("rows/s"), Text(rounded(rate([last])) if last else "–", style=f"bold {colour}")),
-            _chart(columns(values[gone:], tops[0], 5, per_batch), killed, per_batch, colour),
+            _chart(columns(values[hidden:], tops[0], 5, per_batch), killed, per_batch, colour),
             *gap,
             _ends(Text("batch time"), Text(shown(last.ms if last else None, " ms"), style=f"bold {colour}")),
-            _chart(columns(batch_times[gone:], tops[1], 3, per_batch), killed, per_batch, colour),
+            _chart(columns(batch_times[hidden:], tops[1], 3, per_batch), killed, per_batch, colour),
             *gap,
             _ends(Text("state on disk"), Text(shown(side.state_bytes / 1e6, " MB"))),
             _ends(Text("commits behind"), Text(shown(side.behind))),
@@ -172,7 +174,7 @@ def _ends(left: Text, right: Text) -> Table:
 
 
 def _bar(total: int, done: int, width: int, colour: str) -> Table:
-    """A progress bar on a line of its own: by itself it ends without one."""
+    """Return a progress bar on its own line: a plain progress bar does not end with a newline."""
     line = Table.grid()
     line.add_row(ProgressBar(total, done, width=width, complete_style=colour, finished_style=colour))
     return line
@@ -184,22 +186,22 @@ def _status(side: Side) -> Text:
 
 
 def _chart(lines: list[str], killed: int | None, per_batch: int, colour: str) -> Text:
-    """A chart, with the kill as a column of its own."""
-    found = Text(no_wrap=True, overflow="crop")
+    """Return a chart as text, with the kill as a separate column."""
+    chart = Text(no_wrap=True, overflow="crop")
     for number, line in enumerate(lines):
         if killed is None or killed < 0:
-            found.append(line, style=colour)
+            chart.append(line, style=colour)
         else:
-            at = killed * per_batch
-            found.append(line[:at], style=colour)
-            found.append("✕" if number == len(lines) - 1 else "╎", style="bold red")
-            found.append(line[at + 1 :], style=colour)
-        found.append("\n" if number < len(lines) - 1 else "")
-    return found
+            position = killed * per_batch
+            chart.append(line[:position], style=colour)
+            chart.append("✕" if number == len(lines) - 1 else "╎", style="bold red")
+            chart.append(line[position + 1 :], style=colour)
+        chart.append("\n" if number < len(lines) - 1 else "")
+    return chart
 
 
 def summary(report: Report) -> RenderableType:
-    """Both runs, whole, and the figure that it ends with."""
+    """Return the figures of both runs, the verdict and the ratio."""
     table = Table(box=box.SIMPLE_HEAD, title=report.title, title_justify="left", title_style="bold")
     table.add_column("")
     table.add_column(report.spark.name, justify="right", style=_COLOURS["spark"])

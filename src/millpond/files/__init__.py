@@ -1,1 +1,1 @@
-"""Where bytes live: the file layer and the formats of state files."""
+"""The file layer: file systems for all kinds of locations, formats of state files, and local copies."""

@@ -1,4 +1,4 @@
-"""What is said of a local disk that fails: the system's reason, the place, and what helps."""
+"""Error texts for failures of a local disk: the system's reason, and the remedy."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 NO_FILES = (errno.EMFILE, errno.ENFILE)
 REFUSED = (errno.EACCES, errno.EPERM)
 UNFIT = (errno.ENOTDIR, errno.EISDIR, errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG)
-"""Failures that do not pass by themselves: no file can be written under such a name."""
+"""Permanent failures: no file can be written under such a name."""
 
 
 def remedy(error: OSError, place: str, or_else: str = "") -> str:
-    """Say what helps against an error of a local disk.
+    """Return the remedy for an error of a local disk.
 
     Args:
-        error: the system's. place: the folder that was used.
-        or_else: how another place is named, to go on behind "or"; empty where the place cannot be chosen.
+        error: the system's error.
+        place: the folder that was used.
+        or_else: how to choose another folder, as the clause after "or"; empty if the folder cannot be chosen.
 
     Returns:
         One sentence, for the `action` of an error.
@@ -36,5 +37,5 @@ def remedy(error: OSError, place: str, or_else: str = "") -> str:
 
 
 def reason(error: OSError) -> str:
-    """Say in the system's words why a local disk failed."""
+    """Return the system's reason for an error of a local disk."""
     return error.strerror or str(error)

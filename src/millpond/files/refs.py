@@ -1,4 +1,4 @@
-"""Names of files in manifests: what a store hands out and a checkpoint keeps, neither knowing the other."""
+"""References to files in manifests: the interface between stores, which write files, and checkpoints."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ import msgspec
 from millpond.layout import LAST_HASH, HashRange
 
 Axis = Literal["hash", "group", "none"]
-"""By what a table's rows belong to partitions: their hash, that of their group which stands beside, or nothing: rows of
-such a table are of use to all, and may be in several.
+"""How a table's rows are assigned to partitions.
+
+`hash`: by their own hash. `group`: by the hash of their group, which is stored beside. `none`: not at all; all
+partitions use the rows, and a row may be in several partitions.
 """
 
-Window = tuple[int, int]
-"""Hashes of which rows count in a file that has others too, both ends included."""
+HashInterval = tuple[int, int]
+"""Interval of hashes, both ends included: only rows of a file within it belong to the partition."""
 
 
-def range_of(window: Window | None) -> HashRange:
-    """A window as a range."""
+def range_of(window: HashInterval | None) -> HashRange:
+    """Convert an interval to a range; None is the whole range."""
     return HashRange() if window is None else HashRange(window[0], window[1] + 1)
 
 
-def window_of(range_: HashRange) -> Window | None:
-    """A range, which is not empty, as a window."""
+def window_of(range_: HashRange) -> HashInterval | None:
+    """Convert a range, which is not empty, to an interval; None for the whole range."""
     return None if range_.whole else (range_.lo, min(range_.hi - 1, LAST_HASH))
 
 
@@ -31,16 +33,17 @@ class RunRef(msgspec.Struct, frozen=True):
     """A run file of one table.
 
     Attributes:
-        name: the file, below the state location.
-        rows, bytes: what it holds and how long the file is.
-        first, last: lowest and highest hash among its rows, both included.
-        flushed: the version up to which deltas are covered by this run and those behind it, as far as its writer knew.
-        oldest, newest: lowest and highest stamp among its rows.
-        checksum: of the file's footer, which holds what is needed to check the rest.
-        marks: whether its rows are not rows of the table but notes on rows of its other runs (see `OrderedTable`).
-        pending: whether the file only must not be removed: its rows are (still) found in deltas or in other runs.
-        window: the hashes of the rows that count, by the axis of the table: a file that was written before partitions
-            changed belongs to several of them, each of which reads its own.
+        name: name of the file, below the state location.
+        rows, bytes: number of rows, and length of the file.
+        first, last: lowest and highest hash of its rows, both included.
+        flushed: this run and older ones cover the deltas up to this version, as far as its writer knew.
+        oldest, newest: lowest and highest access time of its rows.
+        checksum: checksum of the file's footer, by which the rest can be checked.
+        marks: whether its rows are matched bits for rows of the other runs instead of rows of the table (see
+            `OrderedTable`).
+        pending: whether the reference only protects the file from removal; its rows are still in deltas or other runs.
+        window: interval of hashes of the rows that count, by the table's axis; None for all. After rescaling, a file
+            belongs to several partitions, and each reads its own interval.
     """
 
     name: str
@@ -54,18 +57,20 @@ class RunRef(msgspec.Struct, frozen=True):
     checksum: int = 0
     marks: bool = False
     pending: bool = False
-    window: Window | None = None
+    window: HashInterval | None = None
 
 
 class TableManifest(msgspec.Struct, frozen=True):
     """The runs of one table, newest first; deltas of versions up to `flushed` are covered by them.
 
     Attributes:
-        keys: how many keys the table holds, deltas included.
-        expired: for tables in order of time, the time (microseconds) up to which rows are not part of the state.
-        skip: how many rows of the deltas behind `flushed`, in order, are covered too (by stores that only append).
-        lowest: rows of lower hashes do not count any more (by stores that are read in the order of hashes).
-        axis: by what the table's rows belong to partitions.
+        runs: the runs, newest first.
+        flushed: version up to which the runs cover the deltas.
+        keys: number of keys in the table, deltas included.
+        expired: for tables ordered by time, event time (microseconds) up to which rows have expired.
+        skip: number of rows of the deltas after `flushed`, in order, that the runs cover as well (append-only stores).
+        lowest: lowest hash that counts; rows of lower hashes are dropped (stores that are consumed in hash order).
+        axis: how the table's rows are assigned to partitions.
     """
 
     runs: tuple[RunRef, ...] = ()

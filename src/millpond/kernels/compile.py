@@ -1,9 +1,10 @@
-"""Compile kernels before they are needed.
+"""Ahead-of-time compilation of kernels.
 
-`python -m millpond.kernels.compile` compiles all of them on all cores, for an installation or an image. With `--behind`
-it is the process that a machine's first query leaves behind. That process compiles what the query did not need, so that
-later queries need not wait. It outlives the application, since short programs would never finish it, and each would
-begin it again. One runs at a time, it yields to everything else, and it ends after ten minutes at the latest.
+`python -m millpond.kernels.compile` compiles all kernels on all cores, for an installation or an image. With
+`--behind` it is the background process that a machine's first query starts: it compiles the kernels that the query
+did not need, so that later queries need not wait. It outlives the application, because short programs would never
+finish the work and each would start it again. Only one such process runs at a time, at the lowest priority, for at
+most ten minutes.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ import millpond.kernels
 from millpond.kernels.compiled import KERNELS, Kernel, missing, open_lock
 
 _LONGEST = 600
-"""Seconds after which the process that was left behind is ended by the system, whatever it does."""
+"""Seconds after which the system ends the background process."""
 
 
 def import_all() -> None:
-    """Import every module of kernels."""
+    """Import all kernel modules."""
     for module in pkgutil.walk_packages(millpond.kernels.__path__, "millpond.kernels."):
         if module.name != __name__:
             importlib.import_module(module.name)
@@ -39,7 +40,7 @@ def _prepare(number: int) -> None:
 
 
 def compile_all() -> int:
-    """Compile what is not on disk, on all cores, and show progress; returns the exit status."""
+    """Compile the kernels that are not on disk, on all cores, with a progress bar; return the exit status."""
     import multiprocessing
 
     from rich.console import Console
@@ -47,7 +48,7 @@ def compile_all() -> int:
 
     out = Console()
     import_all()
-    if not all(one.kept or one.folder for one in KERNELS):
+    if not all(kernel.kept or kernel.folder for kernel in KERNELS):
         out.print(
             "Compiled kernels cannot be kept: this user can write neither to the package nor to a cache of its own. "
             "Set NUMBA_CACHE_DIR to a folder that it can write.",
@@ -55,7 +56,7 @@ def compile_all() -> int:
         )
         return 1
     began = time.monotonic()
-    numbers = [KERNELS.index(one) for one in missing()]
+    numbers = [KERNELS.index(kernel) for kernel in missing()]
     if numbers:
         with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
             done = pool.imap_unordered(_prepare, numbers)
@@ -67,9 +68,9 @@ def compile_all() -> int:
 
 
 def compile_side_by_side(kernels: Sequence[Kernel]) -> list[int]:
-    """Compile some kernels in two processes, which begin at either end; returns their ids.
+    """Compile kernels in two forked processes, one from each end of the list; return the process ids.
 
-    They are forked, so that nothing is imported again: the caller must have no threads.
+    Forked processes need not import anything again; the caller must have no threads.
     """
     return [_forked(kernels), _forked(kernels[::-1])]
 
@@ -78,32 +79,32 @@ def _forked(kernels: Sequence[Kernel]) -> int:
     pid = os.fork()
     if pid == 0:
         try:
-            os.closerange(3, 65_536)  # sockets of the caller's must not stay open when it ends
-            for one in kernels:
-                one.prepare()
+            os.closerange(3, 65_536)  # the caller's sockets must not stay open after it ends
+            for kernel in kernels:
+                kernel.prepare()
         finally:
-            os._exit(0)  # a query that needs a kernel which failed compiles it again, and tells why
+            os._exit(0)  # a query that needs a failed kernel compiles it again, and reports the error
     return pid
 
 
 def leave_behind() -> None:
-    """Start the process that compiles all other kernels, unless it runs."""
+    """Start the background process that compiles all other kernels, unless one is running."""
     lock = _lock()
     if lock is None:
         return
     try:
-        # The shell ends at once, so that the process is no child of this one, which waits for its children. In a
-        # session of its own it does not get the Ctrl-C of the application's terminal.
+        # The shell ends at once, so that the process is not a child of this one, which waits for its children. In its
+        # own session it does not receive Ctrl-C from the application's terminal.
         compiler = [sys.executable, "-m", "millpond.kernels.compile", "--behind"]
         command = ["nice", "-n", "19", "/bin/sh", "-c", '"$@" &', "sh", *compiler]
         quiet = subprocess.DEVNULL
         subprocess.run(command, stdin=quiet, stdout=quiet, stderr=quiet, pass_fds=[lock], start_new_session=True)
     finally:
-        os.close(lock)  # the process has the same lock, and holds it until it ends
+        os.close(lock)  # the process has inherited the lock, and holds it until it ends
 
 
 def _lock() -> int | None:
-    """The lock on the folder of compiled kernels; None if another process holds it, or there is no such folder."""
+    """Take the lock on the folder of compiled kernels; None if another process holds it, or there is no such folder."""
     folder = KERNELS[0].folder
     if folder is None:
         return None
@@ -117,16 +118,16 @@ def _lock() -> int | None:
 
 
 def compile_behind() -> None:
-    """Compile what is not on disk, one kernel after another, and yield to every other process."""
+    """Compile the kernels that are not on disk, one after another, at the lowest priority."""
     signal.alarm(_LONGEST)
     with suppress(OSError):  # refused in some containers
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    with suppress(OSError):  # Linux shares processors among sessions first, if it is set to
+    with suppress(OSError):  # with autogroups, Linux divides processor time among sessions first
         Path("/proc/self/autogroup").write_text("19")
     import_all()
-    for one in missing():
-        if not one.kept:
-            one.prepare(alone=False)
+    for kernel in missing():
+        if not kernel.kept:
+            kernel.prepare(alone=False)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Memory primitives for kernels: unaligned 8-byte loads, stores and copies, and the bits of doubles.
 
-Numba has none of these; byte loops cost several times as much per row.
+Numba provides no such primitives, and byte loops cost several times as much per row.
 """
 
 
@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 
 from millpond.kernels.compiled import kernel
 
-# The types of kernels' arguments: arrays that are written to, and with `_IN` those that are only read.
+# Argument types of kernels: arrays that are written to, and with the suffix `_IN` read-only ones.
 WORDS = types.Array(types.uint64, 2, "C")
 WORDS_IN = types.Array(types.uint64, 2, "C", readonly=True)
 BYTES = types.Array(types.uint8, 1, "C")
@@ -44,7 +44,7 @@ def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any
 
 @intrinsic
 def load64(typingctx: Any, array: Any, index: Any) -> Any:
-    """`load64(bytes, i)`: the eight bytes from `i` on as a little-endian word; the caller keeps within bounds."""
+    """`load64(bytes, i)`: load eight bytes from `i` on as a little-endian word; no bounds check."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = _pointer(context, builder, signature.args[0], args[0], args[1])
@@ -55,7 +55,7 @@ def load64(typingctx: Any, array: Any, index: Any) -> Any:
 
 @intrinsic
 def store64(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
-    """`store64(bytes, i, word)`: write a word as eight little-endian bytes from `i` on."""
+    """`store64(bytes, i, word)`: store a word as eight little-endian bytes from `i` on; no bounds check."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = _pointer(context, builder, signature.args[0], args[0], args[1])
@@ -87,7 +87,7 @@ def bits_float(typingctx: Any, value: Any) -> Any:
 
 @kernel(U64(BYTES_IN, I64, I64))
 def load_up_to_8(data: Any, start: int, length: int) -> int:
-    """The `length` ≤ 8 bytes from `start` on as a little-endian word, the rest zero; reads nothing beyond `data`."""
+    """Load `length` ≤ 8 bytes from `start` on as a little-endian word, zero-padded; does not read beyond `data`."""
     if start + 8 <= data.size:
         word = load64(data, start)
         if length < 8:

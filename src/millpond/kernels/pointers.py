@@ -1,8 +1,8 @@
-"""Reading and writing memory by address, for kernels that follow rows through several files and buffers.
+"""Memory access by address, for kernels that process rows from several files and buffers.
 
-Runs lie in mapped files, cached blocks and plain arrays; a row's address is the one thing they have in common. An
-address is a `uint64`; every function takes a base address and a signed offset, so that kernels never mix signed and
-unsigned arithmetic (Numba would turn that into floating point).
+Runs are in mapped files, cached blocks and plain arrays; kernels access all of them by address. An address is a
+`uint64`. Functions take a base address and a signed offset, so that kernels never mix signed and unsigned arithmetic,
+which Numba would convert to floating point.
 """
 
 # mypy: disable-error-code="untyped-decorator,import-untyped"
@@ -31,7 +31,7 @@ def _pointer(builder: Any, base: Any, offset: Any, scale: int, pointee: Any) -> 
 
 @intrinsic
 def word(typing_context: Any, base: Any, index: Any) -> Any:
-    """The 8-byte word number `index` from address `base` on; no alignment needed."""
+    """Load the 8-byte word number `index` from address `base` on; no alignment needed."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load(_pointer(builder, args[0], args[1], 8, _WORD), align=1)
@@ -41,7 +41,7 @@ def word(typing_context: Any, base: Any, index: Any) -> Any:
 
 @intrinsic
 def word_at(typing_context: Any, base: Any, offset: Any) -> Any:
-    """The 8-byte word that begins `offset` bytes after address `base`; no alignment needed."""
+    """Load the 8-byte word at `offset` bytes after address `base`; no alignment needed."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load(_pointer(builder, args[0], args[1], 1, _WORD), align=1)
@@ -51,7 +51,7 @@ def word_at(typing_context: Any, base: Any, offset: Any) -> Any:
 
 @intrinsic
 def put_word(typing_context: Any, base: Any, index: Any, value: Any) -> Any:
-    """Write the 8-byte word number `index` from address `base` on."""
+    """Store the 8-byte word number `index` from address `base` on; no alignment needed."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.store(args[2], _pointer(builder, args[0], args[1], 8, _WORD), align=1)
@@ -62,7 +62,7 @@ def put_word(typing_context: Any, base: Any, index: Any, value: Any) -> Any:
 
 @intrinsic
 def put_word_at(typing_context: Any, base: Any, offset: Any, value: Any) -> Any:
-    """Write the 8-byte word that begins `offset` bytes after address `base`."""
+    """Store the 8-byte word at `offset` bytes after address `base`; no alignment needed."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.store(args[2], _pointer(builder, args[0], args[1], 1, _WORD), align=1)
@@ -73,7 +73,7 @@ def put_word_at(typing_context: Any, base: Any, offset: Any, value: Any) -> Any:
 
 @intrinsic
 def byte_at(typing_context: Any, base: Any, offset: Any) -> Any:
-    """The byte `offset` bytes after address `base`."""
+    """Load the byte at `offset` bytes after address `base`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load(_pointer(builder, args[0], args[1], 1, _BYTE))
@@ -83,7 +83,7 @@ def byte_at(typing_context: Any, base: Any, offset: Any) -> Any:
 
 @intrinsic
 def put_byte_at(typing_context: Any, base: Any, offset: Any, value: Any) -> Any:
-    """Write the byte `offset` bytes after address `base`."""
+    """Store the byte at `offset` bytes after address `base`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.store(args[2], _pointer(builder, args[0], args[1], 1, _BYTE))
@@ -94,7 +94,7 @@ def put_byte_at(typing_context: Any, base: Any, offset: Any, value: Any) -> Any:
 
 @intrinsic
 def step(typing_context: Any, base: Any, offset: Any) -> Any:
-    """Address `base` plus `offset` bytes."""
+    """Add `offset` bytes to address `base`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.add(args[0], args[1])
@@ -104,7 +104,7 @@ def step(typing_context: Any, base: Any, offset: Any) -> Any:
 
 @intrinsic
 def prefetch(typing_context: Any, base: Any, offset: Any) -> Any:
-    """Ask the processor for the cache line `offset` bytes after address `base`; any address is allowed."""
+    """Prefetch the cache line at `offset` bytes after address `base`; invalid addresses are harmless."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = _pointer(builder, args[0], args[1], 1, _BYTE)
@@ -135,7 +135,7 @@ def copy_bytes(typing_context: Any, target: Any, source: Any, size: Any) -> Any:
 
 @kernel()
 def same_bytes(left: int, right: int, size: int) -> bool:
-    """Whether `size` > 8 bytes at two addresses are equal."""
+    """Return whether `size` > 8 bytes at two addresses are equal."""
     whole = size >> 3
     for i in range(whole):
         if word(left, i) != word(right, i):
@@ -154,10 +154,16 @@ def same_key(
     key_stop: int,
     references: int,
 ) -> bool:
-    """Whether two rows (addresses of words and heaps) have the same key; their hashes are not looked at.
+    """Compare the keys of two rows; their hashes are not compared.
 
-    `references` is the address of a byte for each word: whether it is a heap offset. (Numba counts references to arrays
-    in every call that it does not inline, so that functions called for each row take addresses.)
+    Numba counts references to arrays in every call that it does not inline, so functions called per row take
+    addresses.
+
+    Args:
+        left, left_heap, right, right_heap: addresses of the rows' words and heaps.
+        null_mask: the key's null bits.
+        key_start, key_stop: first word of the key, and the word after the last.
+        references: address of a byte per word: whether the word is a heap offset.
     """
     if (word(left, 2) ^ word(right, 2)) & null_mask != 0:
         return False
@@ -176,7 +182,7 @@ def same_key(
 
 
 def address(array: NDArray[Any]) -> int:
-    """The address of an array's first byte; whoever passes it to a kernel keeps the array alive."""
+    """Return the address of an array's first byte. The caller has to keep the array alive while a kernel uses it."""
     return int(array.__array_interface__["data"][0])
 
 
@@ -185,5 +191,5 @@ def address(array: NDArray[Any]) -> int:
     types.uint64(types.Array(types.uint8, 1, "A", readonly=True)),
 )
 def data_of(array: Any) -> int:
-    """What `address` gives, of the words of rows or of a heap: several times faster than asking NumPy."""
+    """Return the address of the words of rows or of a heap, several times faster than `address`."""
     return np.uint64(array.ctypes.data)  # type: ignore[return-value]

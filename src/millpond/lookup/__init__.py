@@ -1,4 +1,4 @@
-"""Tables outside of Spark that streams are enriched from (`millpond.enrich`): what they offer, and two kinds."""
+"""External tables for lookup joins (`millpond.enrich`): the protocol, and PostgreSQL and Redis."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""How to reach a PostgreSQL server, as libpq reads it. What cannot be read for sure is refused, and never quoted.
+"""Parsing of PostgreSQL connection strings by libpq's rules.
 
-A password with a character that ends it makes a host or a database of its rest, which clients and servers then tell.
+Ambiguous strings are rejected and never quoted in errors. An unescaped delimiter in a password makes its remainder
+parse as a host or database, and clients and servers print those.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ from millpond.errors import UsageError
 
 _URI = re.compile(r"postgres(ql)?://([^:@/?#]*(:[^@/?]*)?@)?[^@/?#]*(/[^@?#]*)?(\?[^@#]*)?")
 _HOST = re.compile(r"[/@][^@]*|[\w.-]*|[0-9a-fA-F:.]+(%\w+)?")
-"""One host: a socket's folder or name, a name or an address, one of IPv6."""
+"""One host: a socket's folder or name, a host name, or an IPv4 or IPv6 address."""
 
 
 def parts_of(conninfo: str, table: str) -> dict[str, str] | None:
-    """What a connection string says, by libpq's names of it; None where psycopg, which reads it, is not installed.
+    """Parse a connection string.
+
+    Returns:
+        Parameters by libpq's names; None where psycopg, which parses them, is not installed.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: the string is malformed or ambiguous.
     """
     good = isinstance(conninfo, str) and (not conninfo.startswith("postgres") or bool(_URI.fullmatch(conninfo)))
     parts = None
@@ -28,7 +32,7 @@ def parts_of(conninfo: str, table: str) -> dict[str, str] | None:
         parts = {name: str(value) for name, value in conninfo_to_dict(conninfo).items()}
     except ImportError:
         pass
-    except Exception:  # its text may have a part of the password
+    except Exception:  # the error's text may contain a part of the password
         good = False
     if good and (parts is None or _sure(parts)):
         return parts
@@ -42,15 +46,15 @@ def parts_of(conninfo: str, table: str) -> dict[str, str] | None:
 
 
 def _sure(parts: dict[str, str]) -> bool:
-    """Whether hosts, ports and database look like such, and not like a part of a password."""
+    """Check that hosts, ports and database look like such, and not like a part of a password."""
     hosts = [host for name in ("host", "hostaddr") for host in parts.get(name, "").split(",")]
     ports = re.fullmatch(r"[0-9,]*", parts.get("port", ""))
     return all(_HOST.fullmatch(host) for host in hosts) and bool(ports) and "://" not in parts.get("dbname", "")
 
 
 def secrets_of(conninfo: str) -> list[str]:
-    """The values of a connection string that libpq shows as asterisks."""
+    """Return the values of a connection string that libpq marks as secret (it shows them as asterisks)."""
     from psycopg.pq import Conninfo
 
     options = Conninfo.parse(conninfo.encode())
-    return [one.val.decode(errors="replace") for one in options if one.dispchar == b"*" and one.val]
+    return [option.val.decode(errors="replace") for option in options if option.dispchar == b"*" and option.val]

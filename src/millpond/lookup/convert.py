@@ -1,4 +1,4 @@
-"""What clients of foreign stores give, as Arrow columns; and which values cannot be."""
+"""Conversion of values from external stores to Arrow columns, with per-value errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WRONG = (pa.ArrowException, OverflowError, TypeError, ValueError)
 
 
 def texts(values: Sequence[bytes | None], dtype: pa.DataType) -> pa.Array:
-    """Values that are written as text, in UTF-8: numbers, `true` and `false`, dates and times as ISO 8601 has them."""
+    """Convert UTF-8 text: numbers, `true` and `false`, dates and times in ISO 8601."""
     raw = pa.array(values, pa.binary())
     if pa.types.is_binary(dtype):
         return raw
@@ -27,41 +27,44 @@ def texts(values: Sequence[bytes | None], dtype: pa.DataType) -> pa.Array:
 
 
 def objects(values: Sequence[Any], dtype: pa.DataType) -> pa.Array:
-    """Values as Python's objects. Of numbers that are none, no integers are made."""
+    """Convert Python objects; reject fractions for integer columns."""
     if pa.types.is_integer(dtype):
-        said = pa.array(values)
-        if pa.types.is_floating(said.type) or pa.types.is_decimal(said.type):
-            return said.cast(dtype)
+        # Infer the type first: unlike the constructor, a safe cast is sure to raise for fractions.
+        inferred = pa.array(values)
+        if pa.types.is_floating(inferred.type) or pa.types.is_decimal(inferred.type):
+            return inferred.cast(dtype)
     return _single(pa.array(values, pa.float64())) if pa.types.is_float32(dtype) else pa.array(values, dtype)
 
 
 def _single(values: pa.Array) -> pa.Array:
-    """Numbers in single precision.
+    """Cast to single precision.
 
     Raises:
-        OverflowError: one is too large for it.
+        OverflowError: a finite value is too large.
     """
-    made = values.cast(pa.float32(), safe=False)
-    if pc.any(pc.and_(pc.is_inf(made), pc.is_finite(values))).as_py():
+    singles = values.cast(pa.float32(), safe=False)
+    if pc.any(pc.and_(pc.is_inf(singles), pc.is_finite(values))).as_py():
         raise OverflowError
-    return made
+    return singles
 
 
 def column(values: Sequence[Any], field: pa.Field, convert: Convert) -> tuple[pa.Array, dict[int, str]]:
-    """Values as a column.
+    """Convert values to a column; if that fails, convert them one by one.
 
     Args:
-        values: null is None. field: the column's name and type. convert: makes one of all values, or of one.
+        values: the values; None for null.
+        field: the column's name and type.
+        convert: converts a sequence of values to a type.
 
     Returns:
-        The column, null for values that are of no use, and these by position: what is wrong with them.
+        The column, with nulls for values that cannot be converted, and the errors of those values by position.
     """
     try:
         return convert(values, field.type), {}
     except _WRONG:
         pass
     wrong: dict[int, str] = {}
-    for position, value in enumerate(values):  # rare: a batch has something that it should not have
+    for position, value in enumerate(values):  # rare path: a value has the wrong type
         try:
             convert([value], field.type)
         except _WRONG:

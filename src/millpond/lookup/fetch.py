@@ -1,4 +1,4 @@
-"""Looks keys up in a table: several requests at a time, each on its own connection, and tried again if it fails."""
+"""Concurrent lookups in an external table, each request on its own connection, with retries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from millpond.errors import MillpondError, TransientError, UsageError
-from millpond.lookup.mistakes import check_connection, check_found, mistake_in
+from millpond.lookup.mistakes import check_connection, check_found, find_bug
 from millpond.lookup.table import Connection, Found, LookupTable
 from millpond.spec.kinds.enrich import EnrichSpec
 from millpond.spec.types import parse_type
@@ -24,29 +24,29 @@ from millpond.spec.types import parse_type
 _log = logging.getLogger("millpond")
 
 ABSENT, THERE, FAILED = 0, 1, 2
-"""What became of a key."""
+"""State of a looked-up key."""
 
 States = NDArray[np.uint8]
 
-_FIRST_WAIT, _LONGER, _LONGEST_WAIT = 0.1, 3.0, 10.0
-"""Seconds between the first two tries, how many times as long each next pause is, and the longest."""
+_FIRST_PAUSE, _BACKOFF_FACTOR, _LONGEST_PAUSE = 0.1, 3.0, 10.0
+"""Backoff: first pause and longest pause in seconds, and the factor between two pauses."""
 
 _JITTER = 0.75, 1.25
-"""What pauses are multiplied with, at random: not all slots come back to a server at once."""
+"""Random factors of a pause, lower and upper bound, so that slots do not retry at the same moment."""
 
-_LOOK = 0.5
-"""Seconds between two looks at whether a request that is waited for hangs."""
+_HANG_CHECK_INTERVAL = 0.5
+"""Seconds between two checks for hanging requests."""
 
 _GRACE = 30.0
-"""Seconds beyond its time-outs after which it does."""
+"""Seconds beyond its time-outs after which a request counts as hanging."""
 
 
 class Failure(Exception):
-    """Why keys could not be looked up.
+    """The reason why keys could not be looked up.
 
     Attributes:
-        kind: `timeout`, `unreachable`, `failed`, or of one key `unreadable`.
-        said: what the table has said.
+        kind: `timeout`, `unreachable` or `failed`; `unreadable` if it concerns one key.
+        said: the table's message.
     """
 
     def __init__(self, kind: str, said: str) -> None:
@@ -57,15 +57,15 @@ class Failure(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """What a table has of some keys.
+    """The result of one request, aligned with its keys.
 
     Attributes:
-        values: the columns that were asked for, a row for each key, null where it is not there.
+        values: the requested columns, one row per key, null where the key is absent or failed.
         states: `ABSENT`, `THERE` or `FAILED` for each key.
-        failures: why, of each key that failed, by position; none for all of them if `failure` says it.
-        failure: why all of them did.
-        seconds: how long it took.
-        asked: when, by the monotonic clock in seconds: what was found may be as old as that.
+        failures: the failures of single keys, by position; empty if `failure` is set.
+        failure: the failure of the whole request.
+        seconds: duration, retries included.
+        asked: time of the last try, by the monotonic clock, in seconds; the values may be as old as that.
     """
 
     values: pa.RecordBatch
@@ -76,20 +76,20 @@ class Answer:
     asked: float = 0.0
 
     def why(self, position: int) -> Failure | None:
-        """Why a key failed; None if it did not."""
+        """Return the failure of a key; None if it did not fail."""
         return self.failure or self.failures.get(position)
 
 
 def wanted(spec: EnrichSpec) -> pa.Schema:
-    """The columns that are looked up."""
-    return pa.schema([(one.name, parse_type(one.type).arrow) for one in spec.found])
+    """Return the schema of the columns that are looked up."""
+    return pa.schema([(field.name, parse_type(field.type).arrow) for field in spec.found])
 
 
 def table_of(spec: EnrichSpec) -> LookupTable:
-    """The table that keys are looked up in.
+    """Unpickle the table of a lookup join.
 
     Raises:
-        UsageError: its class cannot be loaded here.
+        UsageError: the table's class cannot be loaded here.
     """
     try:
         table: LookupTable = pickle.loads(spec.table)
@@ -102,10 +102,10 @@ def table_of(spec: EnrichSpec) -> LookupTable:
 
 
 class Fetcher:
-    """Looks keys up in one table, `spec.concurrency` requests at a time.
+    """A client of one table with up to `spec.concurrency` concurrent requests.
 
     Args:
-        spec: of the lookup join.
+        spec: the lookup join.
 
     Raises:
         UsageError: the table cannot be loaded.
@@ -119,14 +119,17 @@ class Fetcher:
         self._idle: list[Connection] = []
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._told = False
-        self._begun: dict[int, float] = {}  # when each thread that asks the table began to
+        self._warned = False
+        self._request_starts: dict[int, float] = {}  # start time of the request that each thread runs
 
     def fetch(self, keys: pa.RecordBatch) -> Future[Answer]:
-        """Look keys up, different ones without nulls, called as in the table.
+        """Submit a lookup. Non-blocking.
+
+        Args:
+            keys: distinct keys without nulls; columns have the table's names.
 
         Returns:
-            Their answer, once it is there; to be waited for by `wait`.
+            The answer, to be awaited with `wait`.
         """
         return self._threads.submit(self._fetch, keys)
 
@@ -134,14 +137,14 @@ class Fetcher:
         """Wait for an answer.
 
         Raises:
-            UsageError: no other try can help.
-            TransientError: the table does not obey its time-out.
+            UsageError: a retry cannot help.
+            TransientError: the table exceeds its time-out without failing.
         """
         while not answer.done():
-            wait([answer], _LOOK)
-            limit = 2 * self._spec.timeout_ms / 1000 + _GRACE  # to connect, and to ask
+            wait([answer], _HANG_CHECK_INTERVAL)
+            limit = 2 * self._spec.timeout_ms / 1000 + _GRACE  # one time-out to connect, and one to fetch
             now = time.monotonic()
-            if any(now - begun > limit for begun in self._begun.copy().values()):
+            if any(now - begun > limit for begun in self._request_starts.copy().values()):
                 raise TransientError(
                     f"The table '{self._spec.name}' hangs: it was given {self._spec.timeout_ms / 1000:g} s to answer, "
                     f"and has not for {limit:g} s.",
@@ -151,57 +154,58 @@ class Fetcher:
 
     def _fetch(self, keys: pa.RecordBatch) -> Answer:
         started = time.monotonic()
-        pause = _FIRST_WAIT
+        pause = _FIRST_PAUSE
         for last in [False] * self._spec.retries + [True]:
             asked = time.monotonic()
             try:
-                found = self._once(keys)
+                result = self._timed_request(keys)
             except MillpondError as error:
                 if not isinstance(error, TransientError):
                     raise
                 failure = Failure("failed", str(error))
-            except Exception as error:  # whatever a client raises: another try may help
-                mistake = mistake_in(self._table, error)
+            except Exception as error:  # clients raise errors of all kinds, and a retry may help
+                mistake = find_bug(self._table, error)
                 if mistake is not None:
                     raise mistake from error
                 failure = Failure(_kind_of(error), f"{type(error).__name__}: {str(error).strip()}".removesuffix(": "))
             else:
-                answer = self._aligned(keys, found)
+                answer = self._aligned(keys, result)
                 break
+            # The pause, which ends early when the fetcher is closed.
             if last or self._closed.wait(pause * random.uniform(*_JITTER)):
                 answer = self._failed(keys.num_rows, failure)
                 break
-            pause = min(_LONGEST_WAIT, _LONGER * pause)
+            pause = min(_LONGEST_PAUSE, _BACKOFF_FACTOR * pause)
         self._warn(answer)
         return replace(answer, seconds=time.monotonic() - started, asked=asked)
 
     def _failed(self, count: int, failure: Failure) -> Answer:
-        columns = [pa.nulls(count, one.type) for one in self._columns]
+        columns = [pa.nulls(count, field.type) for field in self._columns]
         nothing = pa.RecordBatch.from_arrays(columns, schema=self._columns)
         return Answer(nothing, np.full(count, FAILED, np.uint8), failure=failure)
 
     def _warn(self, answer: Answer) -> None:
-        """Say once why rows come out with nulls: nothing else in them tells."""
+        """Log once why rows come out with nulls: the rows themselves do not show it."""
         failed = np.flatnonzero(answer.states == FAILED)
         if self._spec.on_error != "null" or not len(failed) or self._closed.is_set():
             return
         with self._lock:
-            told, self._told = self._told, True
+            warned, self._warned = self._warned, True
         why = answer.why(int(failed[0]))
-        if why is not None and not told:
+        if why is not None and not warned:
             _log.warning(
                 "the table '%s' could not be asked for %d keys (%s: %s): their rows come out with nulls, as "
-                "on_error='null' says. This is said once; the figure failed_keys tells of others",
+                "on_error='null' says. This is logged once; the metric failed_keys counts further keys",
                 *(self._spec.name, len(failed), why.kind, why.said),
             )
 
-    def _once(self, keys: pa.RecordBatch) -> Found:
+    def _timed_request(self, keys: pa.RecordBatch) -> Found:
         thread = threading.get_ident()
-        self._begun[thread] = time.monotonic()
+        self._request_starts[thread] = time.monotonic()
         try:
             return self._ask(keys)
         finally:
-            del self._begun[thread]
+            del self._request_starts[thread]
 
     def _ask(self, keys: pa.RecordBatch) -> Found:
         with self._lock:
@@ -210,17 +214,18 @@ class Fetcher:
             connection = self._table.connect(self._columns, self._spec.timeout_ms / 1000)
             check_connection(self._table, connection)
         try:
-            found = check_found(self._table, connection, connection.fetch(keys), self._columns)
+            result = check_found(self._table, connection, connection.fetch(keys), self._columns)
         except BaseException:
-            self._hang_up(connection)
-            self._hang_up(*self._take_idle())  # what has ended one may have ended all: other tries begin anew
+            self._close_connections(connection)
+            # The error may have broken the idle connections, too: retries open new ones.
+            self._close_connections(*self._take_idle())
             raise
         with self._lock:
             if not self._closed.is_set():
                 self._idle.append(connection)
-                return found
-        self._hang_up(connection)
-        return found
+                return result
+        self._close_connections(connection)
+        return result
 
     def _take_idle(self) -> list[Connection]:
         with self._lock:
@@ -228,27 +233,27 @@ class Fetcher:
             return idle
 
     @staticmethod
-    def _hang_up(*connections: Connection) -> None:
+    def _close_connections(*connections: Connection) -> None:
         for connection in connections:
             with suppress(Exception):
                 connection.close()
 
     def _aligned(self, keys: pa.RecordBatch, found: Found) -> Answer:
-        """What was found, a row for each key in the order of the keys."""
+        """Align found rows with the keys of the request."""
         count = keys.num_rows
-        at = np.asarray(found.at, np.int64)
-        named = np.concatenate([at, np.fromiter(found.unreadable, np.int64)])
-        if len(named) and (named.min() < 0 or named.max() >= count):
+        positions = np.asarray(found.at, np.int64)
+        mentioned = np.concatenate([positions, np.fromiter(found.unreadable, np.int64)])
+        if len(mentioned) and (mentioned.min() < 0 or mentioned.max() >= count):
             raise UsageError(
                 f"The table '{self._spec.name}' gave a row of a key that was not asked for.", action="Mend its `fetch`."
             )
-        if len(np.unique(at)) < len(at):
+        if len(np.unique(positions)) < len(positions):
             raise UsageError(
                 f"The table '{self._spec.name}' has several rows of one key.",
                 action="Look up by columns that no two rows share.",
             )
         places = np.full(count, -1)
-        places[at] = np.arange(len(at))
+        places[positions] = np.arange(len(positions))
         indices = pa.array(places, mask=places < 0)
         states = np.where(places < 0, ABSENT, THERE).astype(np.uint8)
         failures = {int(position): Failure("unreadable", str(why)) for position, why in found.unreadable.items()}
@@ -256,10 +261,10 @@ class Fetcher:
         return Answer(found.rows.take(indices), states, failures)
 
     def close(self) -> None:
-        """End all connections; what is on its way is given up."""
+        """Close all connections, and drop requests under way."""
         self._closed.set()
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self._hang_up(*self._take_idle())
+        self._close_connections(*self._take_idle())
 
 
 def _kind_of(error: BaseException) -> str:
@@ -279,28 +284,28 @@ _ADVICE = {
 
 
 def _shown(part: pa.Array) -> str:
-    """One part of one key."""
+    """Format one column of one key."""
     try:
         return repr(part[0].as_py())
-    except ValueError:  # a text that is not in UTF-8, a time beyond those of Python's
+    except ValueError:  # a string that is not UTF-8, or a time that Python cannot represent
         return (
             repr(part.cast(pa.binary())[0].as_py()) if pa.types.is_string(part.type) else str(part.cast(pa.string())[0])
         )
 
 
 def error_of(spec: EnrichSpec, failure: Failure, key: pa.RecordBatch, count: int) -> MillpondError:
-    """The error of a batch that fails because `count` keys could not be looked up; `key` is the first of them."""
-    one = ", ".join(f"{name} = {_shown(part)}" for name, part in zip(key.schema.names, key.columns, strict=True))
+    """Make the error of a batch in which `count` keys could not be looked up; `key` is the first of them."""
+    shown = ", ".join(f"{name} = {_shown(part)}" for name, part in zip(key.schema.names, key.columns, strict=True))
     advice = (
         f"{_ADVICE[failure.kind]}. Nothing is lost: the batch is run again. To go on without what cannot be looked up, "
         "give enrich on_error='null' or 'side'."
     )
-    others = f" and {count - 1} other{'s' * (count > 2)}" if count > 1 else ""
+    more = f" and {count - 1} other{'s' * (count > 2)}" if count > 1 else ""
     if failure.kind == "unreadable":
-        said = f"The table '{spec.name}' has for {one}{others} what cannot be read: {failure.said}."
-        return UsageError(said, action=advice)
+        message = f"The table '{spec.name}' has for {shown}{more} what cannot be read: {failure.said}."
+        return UsageError(message, action=advice)
     tries = f" in {spec.retries + 1} tries" if spec.retries else ""
     return TransientError(
-        f"The table '{spec.name}' could not be asked for {one}{others}{tries} ({failure.kind}: {failure.said}).",
+        f"The table '{spec.name}' could not be asked for {shown}{more}{tries} ({failure.kind}: {failure.said}).",
         action=advice,
     )

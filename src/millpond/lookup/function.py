@@ -1,4 +1,4 @@
-"""The lookup join as a function over a stream's record batches, for Spark alone: what runs where Millpond does not."""
+"""The lookup join as a function over record batches, for queries or operators that Spark runs itself."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from millpond.lookup.rows import Values, check, distinct, enriched, put_together
 from millpond.spec.kinds.enrich import EnrichSpec
 
 _MOST = 10_000
-"""Keys that a worker keeps, at most: each batch is compared with all of them."""
+"""Limit of keys that a worker caches: each batch is compared with all of them."""
 
 _MOST_TABLES = 8
 
 PREFIX = "enrich by "
-"""What the names of these functions begin with, in Spark's plans."""
+"""Prefix of the names of these functions in Spark's plans."""
 
 _kept: dict[EnrichSpec, _Worker] = {}
 _lock = threading.Lock()
 
 
 class Lookup:
-    """A function for `DataFrame.mapInArrow`: rows with what a table has of their keys.
+    """A function for `DataFrame.mapInArrow` that joins rows with an external table.
 
     Args:
-        spec: what is looked up.
+        spec: the lookup join.
     """
 
     def __init__(self, spec: EnrichSpec) -> None:
@@ -42,7 +42,7 @@ class Lookup:
         """Enrich the rows of each batch.
 
         Raises:
-            MillpondError: the table cannot be asked.
+            MillpondError: the lookup failed.
         """
         for batch in batches:
             yield _worker(self.spec).enrich(batch)
@@ -59,8 +59,8 @@ def _worker(spec: EnrichSpec) -> _Worker:
         return worker
 
 
-class _Known(NamedTuple):
-    """Keys that were looked up: themselves, what was found, and until when that is good."""
+class _CachedKeys(NamedTuple):
+    """Cached keys with their values, and the times by the monotonic clock at which they expire."""
 
     keys: pa.RecordBatch
     values: Values
@@ -68,38 +68,38 @@ class _Known(NamedTuple):
 
 
 class _Worker:
-    """What one of Spark's Python workers keeps of a lookup join: connections, and the keys that it asked for last."""
+    """State of a lookup join in a Spark Python worker: connections, and a cache of the keys used last."""
 
     def __init__(self, spec: EnrichSpec) -> None:
         self._spec = spec
         self.fetcher = Fetcher(spec)
         self._most = min(_MOST, spec.most)
-        self._known: _Known | None = None
+        self._known: _CachedKeys | None = None
 
     def enrich(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows with what was found of their keys."""
+        """Join a batch's rows with the values of their keys."""
         spec = self._spec
-        found = distinct([batch.column(at) for at in spec.keys])
-        firsts = pa.array(found.firsts)
-        asked = [batch.column(at).take(firsts) for at in spec.keys]
-        keys = pa.RecordBatch.from_arrays(asked, names=list(spec.named))
+        unique = distinct([batch.column(index) for index in spec.keys])
+        firsts = pa.array(unique.firsts)
+        columns = [batch.column(index).take(firsts) for index in spec.keys]
+        keys = pa.RecordBatch.from_arrays(columns, names=list(spec.named))
         values = self._look_up(keys)
         check(spec, values, keys)
-        return enriched(spec, batch.columns, found.numbers, values)
+        return enriched(spec, batch.columns, unique.numbers, values)
 
     def _look_up(self, keys: pa.RecordBatch) -> Values:
         now = time.monotonic()
         places = self._places(keys, now)
         missing = np.flatnonzero(places < 0)
         requests = [missing[start : start + self._spec.request] for start in range(0, len(missing), self._spec.request)]
-        sent = [self.fetcher.fetch(keys.take(pa.array(some))) for some in requests]
+        answers = [self.fetcher.fetch(keys.take(pa.array(chunk))) for chunk in requests]
         parts = []
-        known = np.flatnonzero(places >= 0)
-        if len(known):
+        cached = np.flatnonzero(places >= 0)
+        if len(cached):
             assert self._known is not None
-            parts.append((known, _some(self._known.values, places[known])))
-        for some, answer in zip(requests, sent, strict=True):
-            parts.append((some, whole(self.fetcher.wait(answer))))
+            parts.append((cached, _some(self._known.values, places[cached])))
+        for chunk, answer in zip(requests, answers, strict=True):
+            parts.append((chunk, whole(self.fetcher.wait(answer))))
         if not parts:
             columns = wanted(self._spec)
             return Values(pa.RecordBatch.from_pylist([], columns), np.empty(0, np.uint8), {})
@@ -108,37 +108,37 @@ class _Worker:
         return values
 
     def _places(self, keys: pa.RecordBatch, now: float) -> NDArray[np.int64]:
-        """Where each key stands among those that are known, -1 for none."""
+        """Return the position of each key in the cache; -1 if it is not cached or has expired."""
         if self._known is None:
             return np.full(keys.num_rows, -1)
         both = pa.concat_batches([self._known.keys, keys])
         numbers = distinct(both.columns).numbers
         count = self._known.keys.num_rows
-        at = np.full(len(numbers), -1)
-        good = np.flatnonzero(self._known.until > now)
-        at[numbers[good]] = good
-        return at[numbers[count:]]
+        positions = np.full(len(numbers), -1)
+        valid = np.flatnonzero(self._known.until > now)
+        positions[numbers[valid]] = valid
+        return positions[numbers[count:]]
 
     def _keep(self, keys: pa.RecordBatch, values: Values, places: NDArray[np.int64], now: float) -> None:
-        """Keep what is known of the last keys."""
+        """Update the cache with a batch's keys, and evict the oldest beyond the limit."""
         ttl = self._spec.ttl_ms
         if ttl == 0 or not self._most:
             return
         until = np.full(keys.num_rows, np.inf if ttl < 0 else now + ttl / 1000)
-        known = self._known
-        if known is not None:
+        cached = self._known
+        if cached is not None:
             hits = places >= 0
-            until[hits] = known.until[places[hits]]
-            others = np.setdiff1d(np.arange(known.keys.num_rows), places)
-            keys = pa.concat_batches([known.keys.take(pa.array(others)), keys])
-            left = _some(known.values, others)
-            parts = [(np.arange(len(others)), left), (np.arange(len(values.states)) + len(others), values)]
+            until[hits] = cached.until[places[hits]]
+            older = np.setdiff1d(np.arange(cached.keys.num_rows), places)
+            keys = pa.concat_batches([cached.keys.take(pa.array(older)), keys])
+            remaining = _some(cached.values, older)
+            parts = [(np.arange(len(older)), remaining), (np.arange(len(values.states)) + len(older), values)]
             values = put_together(parts, keys.num_rows)
-            until = np.concatenate([known.until[others], until])
-        good = np.flatnonzero((values.states != FAILED) & (until > now))[-self._most :]
-        self._known = _Known(keys.take(pa.array(good)), _some(values, good), until[good])
+            until = np.concatenate([cached.until[older], until])
+        kept = np.flatnonzero((values.states != FAILED) & (until > now))[-self._most :]
+        self._known = _CachedKeys(keys.take(pa.array(kept)), _some(values, kept), until[kept])
 
 
 def _some(values: Values, places: NDArray[np.int64]) -> Values:
-    """Values of some keys, none of which failed."""
+    """Take the values of keys that did not fail."""
     return Values(values.columns.take(pa.array(places)), values.states[places], {})

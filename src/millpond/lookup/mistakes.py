@@ -1,6 +1,7 @@
-"""Mistakes in a table of one's own: no other try mends them, so they are told by name, with the lines they come from.
+"""Detection of bugs in a user's table class.
 
-Everything else that a table raises is its store's: that may answer the next time.
+A bug is reported as a `UsageError` with the user's source lines, because no retry helps. Every other error is taken
+for one of the store, and retried.
 """
 
 from __future__ import annotations
@@ -19,27 +20,32 @@ from millpond.lookup.table import Connection, Found, LookupTable
 from millpond.spec.types import spark_name
 
 _ALWAYS = (ImportError, NameError, NotImplementedError)
-"""What no store makes a client raise."""
+"""Exceptions that always mean a bug: no client raises them because of its store."""
 
 _IN_USERS = (AttributeError, LookupError, TypeError)
-"""What clients also raise of a connection that broke: they are mistakes where lines of the user's raise them."""
+"""Exceptions that clients also raise when a connection breaks: a bug only if the user's lines raise them."""
 
 _OURS = "millpond"
 _ARROW = "pyarrow"
 _MOST_FRAMES = 5
 
 
-def mistake_in(table: LookupTable, error: Exception) -> UsageError | None:
-    """The mistake in a table's code that an error tells of; None if it is the store's.
+def find_bug(table: LookupTable, error: Exception) -> UsageError | None:
+    """Find the bug in a table's code that raised an error.
 
     Args:
-        table: the table. error: what its `connect` or `fetch` has raised, as it was caught.
+        table: the table.
+        error: an exception of its `connect` or `fetch`, with its traceback.
+
+    Returns:
+        The error to raise; None if the store, not the code, caused the exception.
     """
-    if type(error).__module__.partition(".")[0] not in ("builtins", _ARROW):  # a client's own, whatever it derives from
+    if type(error).__module__.partition(".")[0] not in ("builtins", _ARROW):  # a client's own class
         return None
-    frames = [one for one in traceback.walk_tb(error.__traceback__) if _package(one[0]) != _ARROW]
-    below = next((at for at, (frame, _) in enumerate(frames) if frame.f_globals.get("__name__") != _CALLER), None)
-    called = frames[below:] if below is not None else []  # none: it cannot be called as it has to be
+    frames = [entry for entry in traceback.walk_tb(error.__traceback__) if _package(entry[0]) != _ARROW]
+    start = next((index for index, (frame, _) in enumerate(frames) if frame.f_globals.get("__name__") != _CALLER), None)
+    # empty: the call itself failed, for example with wrong arguments
+    called = frames[start:] if start is not None else []
     home = _package(called[0][0]) if called else ""
     if home == _OURS:
         return None
@@ -48,15 +54,15 @@ def mistake_in(table: LookupTable, error: Exception) -> UsageError | None:
     if not isinstance(error, _ALWAYS) and not (isinstance(error, _IN_USERS) and at_once):
         return None
     lines = [f"{frame.f_code.co_filename}, line {line}, in {frame.f_code.co_name}" for frame, line in users]
-    said = "; ".join(lines[-_MOST_FRAMES:]) or f"the call of {type(table).__qualname__}"
+    where = "; ".join(lines[-_MOST_FRAMES:]) or f"the call of {type(table).__qualname__}"
     return UsageError(
-        f"The table '{table.name}' has a bug: {type(error).__name__}: {str(error).strip()} ({said}).",
+        f"The table '{table.name}' has a bug: {type(error).__name__}: {str(error).strip()} ({where}).",
         action="Mend its code. Is it the store that fails so, raise an error of another kind there, an OSError say.",
     )
 
 
 _CALLER = "millpond.lookup.fetch"
-"""Where tables are called."""
+"""The module that calls tables."""
 
 _LIBRARIES = tuple(path for name, path in sysconfig.get_paths().items() if "lib" in name)
 
@@ -71,53 +77,57 @@ def _in_library(frame: FrameType) -> bool:
 
 
 def check_connection(table: LookupTable, connection: object) -> None:
-    """See that a table has connected.
+    """Check that `connect` returned a connection.
 
     Raises:
-        UsageError: it gave something else.
+        UsageError: it returned something else.
     """
     if not callable(getattr(connection, "fetch", None)):
-        raise _gave(table, table.connect, _kind(connection), "a connection, which has `fetch` and `close`,")
+        raise _wrong_result(table, table.connect, _kind(connection), "a connection, which has `fetch` and `close`,")
 
 
 def check_found(table: LookupTable, connection: Connection, found: object, columns: pa.Schema) -> Found:
-    """See that what a table gave is what it has to be, but for the keys that it names.
+    """Check the result of `fetch`, except for the range of its positions.
 
     Returns:
-        The same, its rows with the columns that were asked for, in their types.
+        The same result, with the requested columns in the requested types.
 
     Raises:
-        UsageError: it is not.
+        UsageError: the result is malformed.
     """
     fetch = connection.fetch
     if not isinstance(found, Found):
-        raise _gave(table, fetch, _kind(found), "Found(rows, at)")
-    rows, at, unreadable = found
+        raise _wrong_result(table, fetch, _kind(found), "Found(rows, at)")
+    rows, positions, unreadable = found
     if not isinstance(rows, pa.RecordBatch):
-        raise _gave(table, fetch, f"{_kind(rows)} as `rows` of Found", "a RecordBatch")
-    places = np.asarray(at)
+        raise _wrong_result(table, fetch, f"{_kind(rows)} as `rows` of Found", "a RecordBatch")
+    places = np.asarray(positions)
     if places.ndim != 1 or (len(places) and places.dtype.kind not in "iu"):
-        raise _gave(table, fetch, f"{_kind(at)} as `at` of Found", "a list of positions")
+        raise _wrong_result(table, fetch, f"{_kind(positions)} as `at` of Found", "a list of positions")
     if len(places) != rows.num_rows:
-        raise _gave(table, fetch, f"{rows.num_rows} rows and {len(places)} positions in Found", "one for each row")
-    if not isinstance(unreadable, Mapping) or not all(isinstance(one, int | np.integer) for one in unreadable):
-        raise _gave(table, fetch, f"{_kind(unreadable)} as `unreadable` of Found", "a dict by position")
+        raise _wrong_result(
+            table, fetch, f"{rows.num_rows} rows and {len(places)} positions in Found", "one for each row"
+        )
+    if not isinstance(unreadable, Mapping) or not all(
+        isinstance(position, int | np.integer) for position in unreadable
+    ):
+        raise _wrong_result(table, fetch, f"{_kind(unreadable)} as `unreadable` of Found", "a dict by position")
     missing = [name for name in columns.names if rows.schema.names.count(name) != 1]
     if missing:
-        said = f"rows with the columns {', '.join(rows.schema.names) or '(none)'}"
-        raise _gave(table, fetch, said, f"one column {missing[0]} among them")
+        returned = f"rows with the columns {', '.join(rows.schema.names) or '(none)'}"
+        raise _wrong_result(table, fetch, returned, f"one column {missing[0]} among them")
     converted = []
-    for wanted in columns:
-        here = rows.column(wanted.name)
+    for field in columns:
+        values = rows.column(field.name)
         try:
-            converted.append(here.cast(wanted.type))
+            converted.append(values.cast(field.type))
         except pa.ArrowException as error:
-            said = f"the column {wanted.name} as {spark_name(here.type)}"
-            raise _gave(table, fetch, said, f"{spark_name(wanted.type)} ({error})") from error
+            returned = f"the column {field.name} as {spark_name(values.type)}"
+            raise _wrong_result(table, fetch, returned, f"{spark_name(field.type)} ({error})") from error
     return found._replace(rows=pa.RecordBatch.from_arrays(converted, schema=columns))
 
 
-def _gave(table: LookupTable, function: Callable[..., Any], said: str, expected: str) -> UsageError:
+def _wrong_result(table: LookupTable, function: Callable[..., Any], said: str, expected: str) -> UsageError:
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     where = f" ({code.co_filename}, line {code.co_firstlineno}, in {code.co_name})" if code is not None else ""
     return UsageError(

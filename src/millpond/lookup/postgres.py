@@ -1,4 +1,4 @@
-"""PostgreSQL: a row for each primary key."""
+"""PostgreSQL tables: one row per key."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from millpond.lookup.secrets import hide
 from millpond.lookup.table import Found
 from millpond.spec.types import spark_name
 
-_LASTING = ("authentication failed", "does not exist", "pg_hba.conf", "permission denied")
-"""What a server says that will not let anybody in at another try either."""
+_PERMANENT_ERRORS = ("authentication failed", "does not exist", "pg_hba.conf", "permission denied")
+"""Fragments of server messages after which a retry cannot succeed."""
 
 _INTEGERS = ("smallint", "integer", "bigint")
 _FLOATS = ("real", "double precision")
@@ -27,44 +27,44 @@ _TIMES = {
     "timestamp without time zone": "timestamp_ntz",
     "timestamp with time zone": "timestamp",
 }
-"""Types of days and times, and what Spark calls them: a server would turn one into another by a zone of its own."""
+"""Date and time types and Spark's names for them: comparing two of them would depend on the server's time zone."""
 
 
 @dataclass(frozen=True)
 class PostgresTable:
-    """A table, or a view, of a PostgreSQL server, by a key of one column or several that no two rows share.
+    """A PostgreSQL table or view, looked up by one or more columns that identify a row.
 
     Attributes:
-        conninfo: how to connect, as libpq reads it: `postgresql://user:password@host/database`, or `host=… dbname=…`.
-        table: its name, with its schema if that is not on the search path.
+        conninfo: libpq connection string: `postgresql://user:password@host/database`, or `host=… dbname=…`.
+        table: the table's name, with its schema if that is not on the search path.
     """
 
     conninfo: str = field(repr=False)
     table: str
 
     def __post_init__(self) -> None:
-        """See that it can be read how to connect.
+        """Check the connection string.
 
         Raises:
-            UsageError: it cannot.
+            UsageError: the string is malformed or ambiguous.
         """
         parts_of(self.conninfo, self.table)
 
     @property
     def name(self) -> str:
-        """Which table it is, and where, without passwords."""
+        """Server and table, without secrets."""
         parts = parts_of(self.conninfo, self.table)
-        if parts is None:  # psycopg is not installed where this is asked
+        if parts is None:  # psycopg is not installed in this process
             return f"PostgreSQL {self.table}"
         place = parts.get("host") or parts.get("hostaddr") or "localhost"
         return f"PostgreSQL {place}:{parts.get('port') or 5432}, table {self.table}"
 
     def connect(self, columns: pa.Schema, timeout: float) -> _PostgresConnection:
-        """Connect to the server (see `LookupTable`).
+        """Connect to the server and read the table's column types (see `LookupTable`).
 
         Raises:
-            UsageError: psycopg is not there; it cannot be read how to connect; the server refuses the user; there is no
-                such table.
+            UsageError: psycopg is not installed, the connection string is malformed, the server refuses the user, or
+                the table does not exist.
         """
         try:
             import psycopg
@@ -77,7 +77,7 @@ class PostgresTable:
         parts = parts_of(self.conninfo, self.table) or {}
 
         class Limited(psycopg.Connection[Any]):
-            """A connection that waits for no answer longer than it is told to."""
+            """A connection that fails when the server has not answered by `until`."""
 
             until = time.monotonic() + timeout
 
@@ -93,7 +93,7 @@ class PostgresTable:
             )
         except psycopg.OperationalError as error:
             hide(error, secrets_of(self.conninfo))
-            if "FATAL" in str(error) and any(said in str(error) for said in _LASTING):
+            if "FATAL" in str(error) and any(fragment in str(error) for fragment in _PERMANENT_ERRORS):
                 raise self._refused(error) from error
             raise
         except psycopg.ProgrammingError as error:
@@ -115,12 +115,12 @@ class PostgresTable:
 
 
 def _options(parts: Mapping[str, str]) -> str:
-    """The server's options that the user gives, a search path say: ours come behind them, not in their place."""
+    """Return the user's server options; Millpond's are appended, because they must not replace a search path."""
     return parts.get("options") or os.environ.get("PGOPTIONS", "")
 
 
 def _time_of(dtype: pa.DataType) -> str | None:
-    """What Spark calls a type of days or times; None for others."""
+    """Return Spark's name of a date or time type; None for other types."""
     if pa.types.is_date(dtype):
         return "date"
     if not pa.types.is_timestamp(dtype):
@@ -129,23 +129,24 @@ def _time_of(dtype: pa.DataType) -> str | None:
 
 
 def _limited(gen: Generator[Any, Any, Any], until: float) -> Generator[Any, Any, Any]:
-    """The same conversation with the server, up to a time by the monotonic clock."""
+    """Run psycopg's protocol generator until a deadline by the monotonic clock."""
     try:
-        asked = next(gen)
+        request = next(gen)
         while True:
-            ready = yield asked
+            ready = yield request
             if time.monotonic() > until:
                 raise TimeoutError("no answer")
-            asked = gen.send(ready)
+            request = gen.send(ready)
     except StopIteration as end:
         return end.value
 
 
 def _values(column: pa.Array, unreadable: dict[int, str]) -> list[Any]:
-    """Parts of keys as the client takes them; null for those that no table can have, or that cannot be asked for.
+    """Convert a key column to client values; null for values that no row can have or that cannot be sent.
 
     Args:
-        column: of one part. unreadable: gets the latter, by position, and why.
+        column: one column of the keys.
+        unreadable: receives the errors of values that cannot be sent, by position.
     """
     if pa.types.is_string(column.type):
         return [_text(raw) for raw in column.cast(pa.binary()).to_pylist()]
@@ -154,17 +155,17 @@ def _values(column: pa.Array, unreadable: dict[int, str]) -> list[Any]:
     except (ValueError, OverflowError):
         pass
     values = []
-    for position, one in enumerate(column):
+    for position, value in enumerate(column):
         try:
-            values.append(one.as_py())
-        except (ValueError, OverflowError) as error:  # a time beyond those of Python's
+            values.append(value.as_py())
+        except (ValueError, OverflowError) as error:  # a time that Python cannot represent
             unreadable[position] = f"the key cannot be asked for: {error}"
             values.append(None)
     return values
 
 
 def _text(raw: bytes) -> str | None:
-    """A text; null if PostgreSQL has no such: one with a zero in it, or that is not in UTF-8."""
+    """Decode a string; null if PostgreSQL cannot store it (it contains NUL or is not UTF-8)."""
     try:
         return None if b"\0" in raw else raw.decode()
     except UnicodeDecodeError:
@@ -181,10 +182,10 @@ class _PostgresConnection:
         self._statement: Any = None
 
     def learn(self) -> None:
-        """Find out of what types the table's columns are, so that keys are compared as those."""
+        """Read the types of the table's columns, to which keys are cast for the comparison."""
         self._client.until = time.monotonic() + self._timeout
         rows = self._ask(
-            # Without lengths, by which casts would cut keys short: `character` alone has one, and domains may.
+            # Without lengths, because a cast to them truncates keys. Only `character` keeps one, and domains may.
             "SELECT attname, format_type(CASE typtype WHEN 'd' THEN typbasetype ELSE atttypid END, -1) "
             "FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid "
             "WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped",
@@ -203,26 +204,32 @@ class _PostgresConnection:
             raise self._table._refused(error) from error
 
     def fetch(self, keys: pa.RecordBatch) -> Found:
-        """Read the rows of all keys with one statement; with several, where one key or row is of no use."""
+        """Read the rows of all keys with one statement; bisect if a single key or row makes it fail."""
         self._client.until = time.monotonic() + self._timeout
         if self._statement is None:
             self._statement = self._select(keys.schema)
         unreadable: dict[int, str] = {}
-        lists = [_values(one, unreadable) for one in keys.columns]
+        lists = [_values(part, unreadable) for part in keys.columns]
         rows = self._rows(lists, 0, unreadable)
         names, *values = zip(*rows, strict=True) if rows else ((), *(() for _ in self._columns))
-        at = [int(position) - 1 for position in names]
+        positions = [int(position) - 1 for position in names]
         arrays: list[pa.Array] = []
-        for one, some in zip(self._columns, values, strict=True):
-            array, wrong = column(some, one, objects)
+        for wanted, raw in zip(self._columns, values, strict=True):
+            array, wrong = column(raw, wanted, objects)
             arrays.append(array)
-            unreadable |= {at[position]: why for position, why in wrong.items()}
-        return Found(pa.RecordBatch.from_arrays(arrays, schema=self._columns), at, unreadable)
+            unreadable |= {positions[position]: why for position, why in wrong.items()}
+        return Found(pa.RecordBatch.from_arrays(arrays, schema=self._columns), positions, unreadable)
 
     def _rows(self, lists: list[list[Any]], start: int, unreadable: dict[int, str]) -> list[Any]:
-        """The rows of some keys, the first of which is number `start`; halves are asked for where that fails.
+        """Read the rows of keys; if the statement fails, read each half by itself.
 
-        A key that is none of its column's type, and a row with a time that Python does not have, fail a statement.
+        A key that does not fit its column's type makes a statement fail. So does a row with a time that Python cannot
+        represent.
+
+        Args:
+            lists: the keys, by column.
+            start: position of the first key in the request.
+            unreadable: receives the errors of single keys, by position.
         """
         import psycopg
 
@@ -233,12 +240,12 @@ class _PostgresConnection:
             if count == 1:
                 unreadable[start] = str(error).strip().splitlines()[0]
                 return []
-            left = self._rows([one[: count // 2] for one in lists], start, unreadable)
-            return left + self._rows([one[count // 2 :] for one in lists], start + count // 2, unreadable)
+            left = self._rows([values[: count // 2] for values in lists], start, unreadable)
+            return left + self._rows([values[count // 2 :] for values in lists], start + count // 2, unreadable)
         return [(start + position, *values) for position, *values in rows] if start else rows
 
     def _select(self, schema: pa.Schema) -> Any:
-        """The statement: keys come as arrays, and each row tells which of them it is of."""
+        """Compose the statement: keys are passed as arrays, and each row contains its key's position, from 1."""
         from psycopg import sql
 
         keys = schema.names
@@ -248,17 +255,17 @@ class _PostgresConnection:
                 f"'{self._table.name}' has no column {', '.join(missing)}.",
                 action=f"It has {', '.join(self._types)}: name those in `on` and `columns`.",
             )
-        for one in schema:
-            self._check_key(one)
-        for one in self._columns:
-            self._check_column(one)
-        arrays = [sql.SQL("%s::") + sql.SQL(self._compared(one) + "[]") for one in schema]
+        for wanted in schema:
+            self._check_key(wanted)
+        for wanted in self._columns:
+            self._check_column(wanted)
+        arrays = [sql.SQL("%s::") + sql.SQL(self._compared(wanted) + "[]") for wanted in schema]
         numbered = sql.SQL(", ").join(sql.Identifier(f"k{number}") for number in range(len(keys)))
         equal = [
             sql.SQL("t.{} = asked.{}").format(sql.Identifier(name), sql.Identifier(f"k{number}"))
             for number, name in enumerate(keys)
         ]
-        # The planner takes an index for these, whatever it makes of the join.
+        # `= ANY` makes the planner use an index, whatever plan it chooses for the join.
         among = [
             sql.SQL("t.{} = ANY({})").format(sql.Identifier(name), array)
             for name, array in zip(keys, arrays, strict=True)
@@ -267,7 +274,7 @@ class _PostgresConnection:
             "SELECT asked.i, {columns} FROM {table} AS t "
             "JOIN unnest({arrays}) WITH ORDINALITY AS asked({numbered}, i) ON {equal} WHERE {among}"
         ).format(
-            columns=sql.SQL(", ").join(self._column(one) for one in self._columns),
+            columns=sql.SQL(", ").join(self._column(wanted) for wanted in self._columns),
             table=sql.Identifier(*self._table.table.split(".")),
             arrays=sql.SQL(", ").join(arrays),
             numbered=numbered,
@@ -276,14 +283,14 @@ class _PostgresConnection:
         )
 
     def _compared(self, key: pa.Field) -> str:
-        """The type as which a key is compared with its column: one to which no two different keys are cast alike.
+        """Choose the type to which keys are cast for the comparison; casts must keep different keys different.
 
         Raises:
-            UsageError: there is none.
+            UsageError: no such type exists.
         """
         kind = self._types[key.name]
         if kind in _INTEGERS and pa.types.is_integer(key.type):
-            return "bigint"  # no column is too narrow for a key that it does not have
+            return "bigint"  # a key outside the column's range then compares as unequal instead of failing
         if kind in _INTEGERS and pa.types.is_decimal(key.type):
             return "numeric"
         if kind in ("name", '"char"'):
@@ -293,9 +300,12 @@ class _PostgresConnection:
         return kind
 
     def _check_key(self, key: pa.Field) -> None:
-        """See that keys and their column are both days, times, times of a zone, bytes, or none of these.
+        """Check that a key and its column are of one kind: date, timestamp, zoned timestamp, bytes or other.
 
-        As text, a server would write and read them as its settings say.
+        Between kinds the server would convert through text, by its own settings.
+
+        Raises:
+            UsageError: they are of different kinds.
         """
         kind = self._types[key.name]
         if _time_of(key.type) != _TIMES.get(kind) or pa.types.is_binary(key.type) != (kind == "bytea"):
@@ -303,21 +313,21 @@ class _PostgresConnection:
             raise self._unlike(key, f"Make a {spark} of it in the query, or take a view that has the query's type.")
 
     def _check_column(self, wanted: pa.Field) -> None:
-        """See that no number is taken for a time, no time for one of a zone, and no bytes for text."""
+        """Check that a column's requested type does not need the server to convert times, zones or bytes."""
         kind, dtype = self._types[wanted.name], wanted.type
         while pa.types.is_list(dtype):
             kind, dtype = kind.removesuffix("[]"), dtype.value_type
-        here, there = _time_of(dtype), _TIMES.get(kind)
-        if here is not None and here != there:
-            action = f"Ask for {there}" if there else "Ask for the type that it has"
-            raise self._unlike(wanted, f"{action}, or take a view that has a {here}.")
+        expected, actual = _time_of(dtype), _TIMES.get(kind)
+        if expected is not None and expected != actual:
+            action = f"Ask for {actual}" if actual else "Ask for the type that it has"
+            raise self._unlike(wanted, f"{action}, or take a view that has a {expected}.")
         if kind == "bytea" and pa.types.is_string(dtype):
             raise self._unlike(wanted, "Ask for binary.")
 
     def _unlike(self, one: pa.Field, action: str) -> UsageError:
         kind, type_ = self._types[one.name], spark_name(one.type)
-        said = f"'{self._table.name}' has {one.name} as {kind}, which does not go with {type_}."
-        return UsageError(said, action=action)
+        message = f"'{self._table.name}' has {one.name} as {kind}, which does not go with {type_}."
+        return UsageError(message, action=action)
 
     def _column(self, wanted: pa.Field) -> Any:
         from psycopg import sql
@@ -328,5 +338,5 @@ class _PostgresConnection:
         return name + sql.SQL("::double precision") if pa.types.is_floating(wanted.type) else name
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._client.close()

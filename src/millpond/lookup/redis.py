@@ -1,4 +1,4 @@
-"""Redis: a hash for each key."""
+"""Redis: one hash per key."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from millpond.lookup.table import Found
 from millpond.spec.types import spark_name
 
 _PLAIN = 6
-"""Digits behind the point with which Arrow writes every decimal without an exponent."""
+"""Largest scale at which Arrow writes every decimal without an exponent."""
 
 
 @dataclass(frozen=True)
 class RedisTable:
-    """Hashes of a Redis server, or one that speaks like it: each is a row, its fields are columns, written as text.
+    """Hashes of a Redis-compatible server: each hash is a row, and its fields are columns written as text.
 
-    A key without hash, or whose hash has none of the columns that are asked for, is not there.
+    A key is absent if it has no hash, or if the hash lacks all requested fields.
 
     Attributes:
-        url: `redis://[[user]:password@]host[:port]/[number]` with the database's number, `rediss://…` or `unix://…`, as
-            redis-py reads it.
-        key: the hashes' keys, with key columns in braces: `ad:{ad_id}`.
-        fields: what columns are called in the hashes, where that is something else.
+        url: `redis://[[user]:password@]host[:port]/[number]` with the database's number, `rediss://…` or `unix://…`,
+            in redis-py's syntax.
+        key: pattern of the hashes' keys, with key columns in braces: `ad:{ad_id}`.
+        fields: names of hash fields by column, where they differ.
     """
 
     url: str = field(repr=False)
@@ -42,17 +42,17 @@ class RedisTable:
     fields: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """See that the URL and the key can be read, the URL's options where redis-py is installed.
+        """Check the URL and the key pattern; the URL's options only where redis-py is installed.
 
         Raises:
-            UsageError: they cannot.
+            UsageError: they are malformed.
         """
         try:
             parts = urlsplit(self.url)
             database = parts.scheme == "unix" or re.fullmatch(r"/?|/[0-9]+/?", parts.path)
             known = parts.scheme in ("redis", "rediss", "unix") and not parts.fragment and (parts.port or 1) > 0
             good = known and database and "@" not in parts.path + parts.query
-        except (ValueError, TypeError, AttributeError):  # their texts may have a part of the password
+        except (ValueError, TypeError, AttributeError):  # the error's text may contain a part of the password
             good = False
         if not good:
             raise UsageError(
@@ -62,20 +62,21 @@ class RedisTable:
                 "%40 for @.",
             )
         parts_of(self.key)
-        with suppress(ImportError):  # connecting tells
+        with suppress(ImportError):  # `connect` reports a missing redis-py
             self._check_options()
 
     def _check_options(self) -> None:
-        """See that redis-py takes the URL's options.
+        """Check that redis-py accepts the URL's options.
 
         Raises:
-            ImportError: it is not installed. UsageError: it does not.
+            ImportError: redis-py is not installed.
+            UsageError: an option is unknown or malformed.
         """
         import redis
 
         try:
             redis.ConnectionPool.from_url(self.url).make_connection()
-        except (redis.RedisError, TypeError, ValueError):  # their texts may have a part of the password
+        except (redis.RedisError, TypeError, ValueError):  # the error's text may contain a part of the password
             good = False
         else:
             good = True
@@ -87,7 +88,7 @@ class RedisTable:
 
     @property
     def name(self) -> str:
-        """Where the hashes are, without passwords."""
+        """Server and key pattern, without secrets."""
         parts = urlsplit(self.url)
         place = parts.path if parts.scheme == "unix" else f"{parts.hostname or 'localhost'}:{parts.port or 6379}"
         return f"Redis {place}, hashes {self.key}"
@@ -96,7 +97,7 @@ class RedisTable:
         """Make a client with one connection (see `LookupTable`).
 
         Raises:
-            UsageError: redis-py is not there, the URL or the key is malformed, or a column is no single value.
+            UsageError: redis-py is not installed, the URL or key pattern is malformed, or a column is nested.
         """
         try:
             self._check_options()
@@ -109,10 +110,11 @@ class RedisTable:
                 f"'{self.name}' needs the package redis, which is not installed where keys are looked up.",
                 action="Install millpond[redis] there.",
             ) from error
-        for one in columns:
-            if pa.types.is_nested(one.type):
+        for wanted in columns:
+            if pa.types.is_nested(wanted.type):
                 raise UsageError(
-                    f"'{self.name}' has texts, of which no {spark_name(one.type)} is made (column {one.name}).",
+                    f"'{self.name}' has strings, which cannot be converted to {spark_name(wanted.type)} "
+                    f"(column {wanted.name}).",
                     action="Ask for a string, and take it apart in the query (from_json).",
                 )
         parts = parts_of(self.key)
@@ -133,8 +135,8 @@ class RedisTable:
 
     def _secrets(self) -> list[str]:
         parts = urlsplit(self.url)
-        given = [parts.password or "", *parse_qs(parts.query).get("password", [])]
-        return [*given, unquote(given[0])]
+        passwords = [parts.password or "", *parse_qs(parts.query).get("password", [])]
+        return [*passwords, unquote(passwords[0])]
 
     def _refused(self, said: object) -> UsageError:
         return UsageError(
@@ -144,10 +146,10 @@ class RedisTable:
 
 
 def parts_of(key: str) -> list[tuple[str, str | None]]:
-    """A pattern of keys in parts: a text, and the column that comes after it.
+    """Split a key pattern into pairs of a text and the column that follows it; None after the last text.
 
     Raises:
-        UsageError: it is malformed.
+        UsageError: the pattern is malformed.
     """
     try:
         parsed = [(text, name, spec, conversion) for text, name, spec, conversion in string.Formatter().parse(key)]
@@ -177,7 +179,8 @@ class _RedisConnection:
     def fetch(self, keys: pa.RecordBatch) -> Found:
         """Read the fields of all hashes in one pipeline.
 
-        It is written as columns and sent as it is: redis-py's own pipelines take three times as long for each key.
+        Requests are serialised as Arrow columns and sent unchanged: redis-py's own pipelines take three times as long
+        per key.
         """
         import redis
         from redis.exceptions import AuthorizationError
@@ -191,39 +194,39 @@ class _RedisConnection:
                 try:
                     answers.append(connection.read_response(disable_decoding=True))
                 except redis.ResponseError as error:
-                    unreadable[position] = self._said(error)
+                    unreadable[position] = self._error_message(error)
                     answers.append(None)
-                if time.monotonic() > deadline:  # its own time-out is for each piece of an answer
+                if time.monotonic() > deadline:  # redis-py's time-out covers each part of an answer, not the whole
                     raise TimeoutError(f"{position + 1} of {keys.num_rows} answers in {self._timeout:g} s")
         except (redis.AuthenticationError, AuthorizationError) as error:
             raise self._table._refused(error) from error
-        there = [
+        positions = [
             position
             for position, answer in enumerate(answers)
             if answer is not None and answer.count(None) < len(self._fields)
         ]
         arrays = []
-        for number, one in enumerate(self._columns):
-            values, wrong = column([answers[position][number] for position in there], one, texts)
+        for index, wanted in enumerate(self._columns):
+            values, wrong = column([answers[position][index] for position in positions], wanted, texts)
             arrays.append(values)
-            unreadable |= {there[position]: why for position, why in wrong.items()}
-        return Found(pa.RecordBatch.from_arrays(arrays, schema=self._columns), there, unreadable)
+            unreadable |= {positions[position]: why for position, why in wrong.items()}
+        return Found(pa.RecordBatch.from_arrays(arrays, schema=self._columns), positions, unreadable)
 
-    def _said(self, error: Exception) -> str:
-        """What the server says of one key. What it would say of any is raised."""
+    def _error_message(self, error: Exception) -> str:
+        """Return the server's message about one key; raise errors that concern all keys."""
         from redis.exceptions import NoPermissionError
 
-        said = str(error)
-        if isinstance(error, NoPermissionError):  # redis-py has cut the code off
-            raise self._table._refused(said)
-        if said.startswith("WRONGTYPE"):
+        message = str(error)
+        if isinstance(error, NoPermissionError):  # redis-py has removed the code from the message
+            raise self._table._refused(message)
+        if message.startswith("WRONGTYPE"):
             return "what it has there is no hash"
-        if said.startswith(("NOPERM", "NOAUTH", "MOVED", "unknown command")):
-            raise self._table._refused(said)
+        if message.startswith(("NOPERM", "NOAUTH", "MOVED", "unknown command")):
+            raise self._table._refused(message)
         raise error
 
     def _requests(self, keys: pa.Array) -> pa.Buffer:
-        """A request for each key, in Redis' protocol, one after the other."""
+        """Serialise one HMGET request per key in the Redis protocol, and concatenate them."""
         sizes = pc.binary_length(keys).cast(pa.string()).cast(pa.binary())
         head = f"*{2 + len(self._fields)}\r\n$5\r\nHMGET\r\n$"
         tail = "".join(f"\r\n${len(name.encode())}\r\n{name}" for name in self._fields)
@@ -232,7 +235,7 @@ class _RedisConnection:
         return pc.binary_join(everything, _bytes(""))[0].as_buffer()
 
     def _keys(self, keys: pa.RecordBatch) -> pa.Array:
-        """The hashes' keys. Bytes stand for themselves, decimals have no exponent, all else is as Arrow writes it."""
+        """Format the hashes' keys: bytes unchanged, decimals without exponent, all else as Arrow casts it to string."""
         pieces = []
         for text, name in self._parts:
             pieces.append(_bytes(text))
@@ -240,7 +243,7 @@ class _RedisConnection:
                 continue
             if name not in keys.schema.names:
                 raise UsageError(
-                    f"The keys '{self._table.key}' of '{self._table.name}' name a column that is none of the key's "
+                    f"The keys '{self._table.key}' of '{self._table.name}' name a column that the key does not have "
                     f"({', '.join(keys.schema.names)}).",
                     action="Name in braces the key's columns, as the table has them.",
                 )
@@ -249,7 +252,7 @@ class _RedisConnection:
         return _joined(pieces)
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._client.close()
 
 

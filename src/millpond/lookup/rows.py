@@ -1,4 +1,4 @@
-"""Rows by their keys, and rows with what was found of them."""
+"""Distinct keys of rows, and rows joined with the values of their keys."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _ERROR = parse_type(ERROR.type).arrow
 
 
 class Distinct(NamedTuple):
-    """The different keys of some rows.
+    """The distinct keys of a batch.
 
     Attributes:
-        firsts: for each key the first row that has it.
-        numbers: for each row the number of its key; -1 where a part of the key is null.
+        firsts: by key, its first row.
+        numbers: by row, its key's index in `firsts`; -1 where a column of the key is null.
     """
 
     firsts: NDArray[np.int64]
@@ -30,26 +30,32 @@ class Distinct(NamedTuple):
 
 
 def distinct(columns: Sequence[pa.Array]) -> Distinct:
-    """The different keys of rows, of which the key's columns are given."""
+    """Number the distinct keys of rows.
+
+    Args:
+        columns: the key's columns.
+    """
     first = columns[0].dictionary_encode()
     codes, count = first.indices, len(first.dictionary)
     for column in columns[1:]:
         encoded = column.dictionary_encode()
+        # Codes are dense after each column, so their products fit in 64 bits.
         both = pc.add(pc.multiply(codes.cast(pa.int64()), len(encoded.dictionary)), encoded.indices.cast(pa.int64()))
         codes, count = (encoded := both.dictionary_encode()).indices, len(encoded.dictionary)
     numbers = codes.fill_null(-1).to_numpy().astype(np.int64)
     rows = np.flatnonzero(numbers >= 0)[::-1]
     firsts = np.empty(count, np.int64)
-    firsts[numbers[rows]] = rows  # the last one counts
+    firsts[numbers[rows]] = rows  # rows are in descending order, and the last assignment wins
     return Distinct(firsts, numbers)
 
 
 class Values(NamedTuple):
-    """What was found of some keys.
+    """Values of a sequence of keys.
 
     Attributes:
-        columns: the columns that were looked up, a row for each key.
-        states: what became of each. failures: why those failed that did, by position.
+        columns: the looked-up columns, one row per key.
+        states: `ABSENT`, `THERE` or `FAILED` for each key.
+        failures: failures by the position of the key.
     """
 
     columns: pa.RecordBatch
@@ -58,12 +64,12 @@ class Values(NamedTuple):
 
 
 def whole(answer: Answer) -> Values:
-    """All of an answer."""
+    """Return the values of all keys of an answer."""
     return Values(answer.values, answer.states, _failures(answer, answer.states, None))
 
 
 def part_of(answer: Answer, places: NDArray[np.int64]) -> Values:
-    """A part of an answer, by places in it."""
+    """Return the values of the keys at some positions of an answer."""
     if _in_order(places, len(answer.states)):
         return whole(answer)
     states = answer.states[places]
@@ -74,8 +80,8 @@ def _failures(answer: Answer, states: States, places: NDArray[np.int64] | None) 
     if answer.failure is None and not answer.failures:
         return {}
     failed = np.flatnonzero(states == FAILED)
-    why = {int(at): answer.why(int(at if places is None else places[at])) for at in failed}
-    return {at: one for at, one in why.items() if one is not None}
+    why = {int(row): answer.why(int(row if places is None else places[row])) for row in failed}
+    return {row: failure for row, failure in why.items() if failure is not None}
 
 
 def _in_order(places: NDArray[np.int64], count: int) -> bool:
@@ -83,23 +89,33 @@ def _in_order(places: NDArray[np.int64], count: int) -> bool:
 
 
 def put_together(parts: Sequence[tuple[NDArray[np.int64], Values]], count: int) -> Values:
-    """What was found of `count` keys in several parts, each with the numbers of its keys."""
-    some = [part for part in parts if len(part[0])] or parts[:1]
-    if len(some) == 1 and _in_order(some[0][0], count):
-        return some[0][1]
+    """Concatenate the values of disjoint sets of keys, in the order of the keys.
+
+    Args:
+        parts: pairs of key indices and their values; together they cover all keys.
+        count: number of keys.
+    """
+    filled = [part for part in parts if len(part[0])] or parts[:1]
+    if len(filled) == 1 and _in_order(filled[0][0], count):
+        return filled[0][1]
     order = np.empty(count, np.int64)
-    order[np.concatenate([numbers for numbers, _ in some])] = np.arange(count)
-    everything = pa.concat_batches([values.columns for _, values in some])
-    failures = {int(numbers[at]): why for numbers, values in some for at, why in values.failures.items()}
-    states = np.concatenate([values.states for _, values in some])[order]
-    return Values(everything.take(pa.array(order)), states, failures)
+    order[np.concatenate([numbers for numbers, _ in filled])] = np.arange(count)
+    columns = pa.concat_batches([values.columns for _, values in filled])
+    failures = {int(numbers[row]): why for numbers, values in filled for row, why in values.failures.items()}
+    states = np.concatenate([values.states for _, values in filled])[order]
+    return Values(columns.take(pa.array(order)), states, failures)
 
 
 def check(spec: EnrichSpec, found: Values, keys: pa.RecordBatch) -> None:
-    """See that keys could be looked up, where rows are not to come out otherwise.
+    """Raise if a key failed and the join's `on_error` is `fail`.
+
+    Args:
+        spec: the lookup join.
+        found: values of the keys.
+        keys: the keys.
 
     Raises:
-        MillpondError: some could not be.
+        MillpondError: a key could not be looked up.
     """
     if found.failures and spec.on_error == "fail":
         position = min(found.failures)
@@ -109,16 +125,19 @@ def check(spec: EnrichSpec, found: Values, keys: pa.RecordBatch) -> None:
 def enriched(
     spec: EnrichSpec, columns: Sequence[pa.Array], numbers: NDArray[np.int64], found: Values
 ) -> pa.RecordBatch:
-    """Rows with what was found of their keys.
+    """Join rows with the values of their keys.
 
     Args:
-        spec: says what comes out. columns: of the rows. numbers: of each row's key, -1 for none. found: of the keys.
+        spec: the lookup join.
+        columns: the rows' columns.
+        numbers: by row, the index of its key in `found`; -1 if the key is null.
+        found: values of the keys.
     """
     keyed = numbers >= 0
     states = np.full(len(numbers), ABSENT, np.uint8)
     states[keyed] = found.states[numbers[keyed]]
-    at = pa.array(numbers, mask=states != THERE)
-    results = [*columns, *(column.take(at) for column in found.columns.columns)]
+    indices = pa.array(numbers, mask=states != THERE)
+    results = [*columns, *(column.take(indices) for column in found.columns.columns)]
     if spec.on_error == "side":
         results.append(_errors(numbers, states, found))
     names = [field.name for field in spec.output_fields]
@@ -133,6 +152,6 @@ def _errors(numbers: NDArray[np.int64], states: States, found: Values) -> pa.Arr
         return pa.nulls(len(numbers), _ERROR)
     places = np.full(len(found.states), -1)
     places[list(found.failures)] = np.arange(len(found.failures))
-    said = pa.array([{"kind": one.kind, "message": one.said} for one in found.failures.values()], _ERROR)
+    errors = pa.array([{"kind": failure.kind, "message": failure.said} for failure in found.failures.values()], _ERROR)
     failed = states == FAILED
-    return said.take(pa.array(np.where(failed, places[numbers], 0), mask=~failed))
+    return errors.take(pa.array(np.where(failed, places[numbers], 0), mask=~failed))

@@ -1,4 +1,4 @@
-"""What nobody is to read: it is taken out of what clients say."""
+"""Redaction of secrets in client error messages."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Collection
 
 
 def hidden(text: str, secrets: Collection[str]) -> str:
-    """A text without secrets."""
+    """Replace the secrets in a text."""
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, "…")
     return text
 
 
 def hide(error: BaseException, secrets: Collection[str]) -> None:
-    """Take secrets out of an error, and out of those that it comes from: they are shown with it."""
+    """Redact secrets in an error, and in its causes and contexts, which are shown with it."""
     chain: BaseException | None = error
     while chain is not None:
-        chain.args = tuple(hidden(one, secrets) if isinstance(one, str) else one for one in chain.args)
+        chain.args = tuple(hidden(arg, secrets) if isinstance(arg, str) else arg for arg in chain.args)
         chain = chain.__cause__ or chain.__context__

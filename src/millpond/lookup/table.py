@@ -1,4 +1,4 @@
-"""What a table outside of Spark has to offer so that streams can be enriched from it."""
+"""Protocol of external tables for lookup joins."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pyarrow as pa
 
 
 class Found(NamedTuple):
-    """What a table has of some keys.
+    """The result of a lookup.
 
     Attributes:
-        rows: the columns that were asked for; a row for each key that is there, in any order.
-        at: for each row the position of its key among those asked for.
-        unreadable: keys that are there and cannot be read, by position, and why.
+        rows: the requested columns, one row per key that exists, in any order.
+        at: for each row, the position of its key in the request.
+        unreadable: by position, the error of each key that exists but cannot be read.
     """
 
     rows: pa.RecordBatch
@@ -26,35 +26,35 @@ class Connection(Protocol):
     """A connection to a table, used by one thread at a time."""
 
     def fetch(self, keys: pa.RecordBatch) -> Found:
-        """Look keys up, all in one round trip if that can be had.
+        """Look up keys, if possible in one round trip.
 
         Args:
-            keys: different ones, without nulls; the columns are called as in the table.
+            keys: distinct keys without nulls; columns have the table's names.
 
         Raises:
-            UsageError: no other try can help. Nor does one if the code has a bug (see `millpond.lookup.mistakes`).
-            Exception: any other ends the connection, and the keys are asked for again on a new one.
+            UsageError: a retry cannot help. Bugs in the code are not retried either (see `millpond.lookup.mistakes`).
+            Exception: any other error closes the connection, and the keys are requested again on a new one.
         """
 
     def close(self) -> None:
-        """End it; it may be broken."""
+        """Close the connection, which may be broken."""
 
 
 @runtime_checkable
 class LookupTable(Protocol):
-    """A table outside of Spark, by description: it is pickled, and connected to wherever keys are looked up."""
+    """The description of an external table. It is pickled, and connected to in each process that looks up keys."""
 
     @property
     def name(self) -> str:
-        """What errors and plans call it: no secrets."""
+        """Name in errors and plans; contains no secrets."""
 
     def connect(self, columns: pa.Schema, timeout: float) -> Connection:
-        """Connect to it.
+        """Open a connection.
 
         Args:
-            columns: those that are wanted of each row.
-            timeout: seconds that a connect, and then each `fetch`, may take before it has to fail.
+            columns: the columns to return for each row.
+            timeout: seconds after which the connect, and then each `fetch`, has to fail.
 
         Raises:
-            UsageError: no other try can help.
+            UsageError: a retry cannot help.
         """

@@ -1,1 +1,1 @@
-"""Stateful operators: vectorised, over tables of the store, with no input or output of their own."""
+"""Stateful operators: vectorised, over tables of the store, without input or output of their own."""

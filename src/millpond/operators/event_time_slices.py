@@ -1,4 +1,4 @@
-"""State by slices of event time: which of it a row belongs to, what a batch has begun, and what is over."""
+"""State by slices of event time: assigns rows to slices, and drops slices that the watermark closes."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from millpond.stores.protocol import SlicedTable, TableDelta
 
 _SECOND = 1_000_000
-_TENDED = 4  # parts that a batch begins whether rows come or not
+_MAINTAINED = 4  # slices that each batch begins even if no rows come to them
 
 
 class SliceState(Protocol):
-    """What an operator keeps for one slice."""
+    """The state that an operator keeps for one slice of event time."""
 
     @property
     def table(self) -> SlicedTable:
-        """Its main table."""
+        """The main table."""
 
     @property
     def tables(self) -> Mapping[str, SlicedTable]:
-        """Its tables by name."""
+        """The tables by name."""
 
     def begin(self, version: int) -> None:
         """Start the batch that reads state `version`."""
@@ -43,25 +43,25 @@ class SliceState(Protocol):
         """End the batch: seal all tables."""
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Release all memory."""
 
 
 P = TypeVar("P", bound=SliceState)
 
 
 class SlicedState(Generic[P]):
-    """The parts of an operator's state, by slice of event time.
+    """An operator's state, divided into one part per slice of event time.
 
     Args:
         time: the column of event time.
-        make: makes a part whose tables have names with a suffix.
-        existing: the names of the tables that there are.
+        make: makes a part; its argument is the suffix of the part's table names.
+        existing: the names of the tables that exist.
         reach: microseconds from the beginning of a window to that of the last slice that has rows of it.
 
     Attributes:
-        begun: the parts that the running batch has to do with, some of them only to be tended.
-        over: the parts that the watermark of the running batch has closed; they live until the next batch.
-        closing: the parts some of which it has closed, those of `over` included.
+        begun: the parts that take part in the running batch, some of them only for maintenance.
+        over: the parts that the running batch's watermark has closed; they live until the next batch.
+        closing: the parts that it has closed in full or in part, those of `over` included.
     """
 
     def __init__(self, time: EventTime, make: Callable[[str], P], existing: Iterable[str], *, reach: int = 0) -> None:
@@ -69,115 +69,119 @@ class SlicedState(Generic[P]):
         self._reach = reach
         self._make = make
         live = {TimeSlice.parse(name.partition(SLICE)[2]) for name in existing}
-        if time.windows is None:  # ends of windows are whole seconds, mostly: one that closes ends its slice
+        if time.windows is None:  # windows usually end on whole seconds, so a window that closes ends its slice
             self._assigner = SliceAssigner(_SECOND, 1, live)
         else:
             self._assigner = SliceAssigner(time.windows.slide, time.windows.offset, live)
-        self._parts = {one: make(SLICE + one.name) for one in self._assigner.live}
+        self._parts = {slice_: make(SLICE + slice_.name) for slice_ in self._assigner.live}
         self.begun: dict[TimeSlice, P] = {}
         self.over: dict[TimeSlice, P] = {}
         self.closing: dict[TimeSlice, P] = {}
         self._version = 0
-        self._narrowed: HashRange | None = None
-        self._given: dict[TimeSlice, int] = {}  # how many rows each part was given in this batch
-        self._given_before: dict[TimeSlice, int] = {}  # in the last batch that had any
-        self._ranges: dict[TimeSlice, HashRange] = {}  # what tables are narrowed to
-        self._announced: set[TimeSlice] = set()  # parts that expect rows, since the last batch began
+        self._restricted: HashRange | None = None
+        self._row_counts: dict[TimeSlice, int] = {}  # rows that each part got in this batch
+        self._previous_row_counts: dict[TimeSlice, int] = {}  # the same of the last batch that had any rows
+        self._ranges: dict[TimeSlice, HashRange] = {}  # the hash range that each table is restricted to
+        self._announced: set[TimeSlice] = set()  # parts with prefetch hints since the last batch began
         self._late = self._closed = 0
 
     @property
     def tables(self) -> dict[str, SlicedTable]:
-        """All tables that go on living, by name."""
+        """The tables of all live parts, by name."""
         return {name: table for part in self._parts.values() for name, table in part.tables.items()}
 
     def begin(self, version: int, times: Times) -> None:
-        """Start the batch that reads state `version`; what was over before it goes."""
+        """Start the batch that reads state `version`; close the parts that were over before it."""
         for part in self.over.values():
             part.close()
         self.begun, self.over, self.closing = {}, {}, {}
         self._version = version
-        self._narrowed = None
-        self._given_before, self._given = self._given or self._given_before, {}
+        self._restricted = None
+        self._previous_row_counts, self._row_counts = self._row_counts or self._previous_row_counts, {}
         self._ranges = {}
         self._late, self._closed = times.late * 1000, times.closed * 1000
-        self._tend()
+        self._begin_maintenance()
 
-    def _tend(self) -> None:
-        """Begin parts to which no rows need come, for what tables do between two batches."""
+    def _begin_maintenance(self) -> None:
+        """Begin parts that may get no rows, because their tables have work to finish between two batches."""
         live = self._assigner.live
-        for one in live:  # a file that no manifest names soon after it was written is taken for garbage
-            if any(table.in_flight or table.crowded for table in self._parts[one].tables.values()):
-                self.open(one)
-        for one in self._announced:  # what was read ahead for nothing goes when the batch ends
-            if one in self._parts:
-                self.open(one)
+        for slice_ in live:  # a file is garbage to the collector if no manifest names it soon after it was written
+            if any(table.in_flight or table.over_budget for table in self._parts[slice_].tables.values()):
+                self.open(slice_)
+        for slice_ in self._announced:  # the end of the batch drops what was prefetched in vain
+            if slice_ in self._parts:
+                self.open(slice_)
         self._announced.clear()
-        for number in range(min(_TENDED, len(live))):  # by turns, so that all give memory back, and begin to write
-            self.open(live[(self._version * _TENDED + number) % len(live)])
+        for number in range(
+            min(_MAINTAINED, len(live))
+        ):  # in turn, so that every part releases memory and starts to write
+            self.open(live[(self._version * _MAINTAINED + number) % len(live)])
 
     def closes(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
-        """When the watermark closes what has these times."""
+        """Return the watermarks that close state of these times, in microseconds."""
         return times if self._windows is None else times + self._windows.size
 
     def on_time(self, times: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of these times are not late."""
+        """Return a mask of the times that are not late."""
         return self.closes(times) > self._late
 
     @property
     def closing_times(self) -> tuple[int, int]:
-        """The first and the last time that this batch's watermark closes, and none before did."""
+        """The first and the last time that this batch's watermark closes and the one before did not."""
         size = 0 if self._windows is None else self._windows.size
         return self._late - size + 1, self._closed - size
 
     def closing_now(self, times: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of these times this batch's watermark closes, and none before did."""
+        """Return a mask of the times that this batch's watermark closes and the one before did not."""
         first, last = self.closing_times
         return (times >= first) & (times <= last)
 
     def passes(self, rows: int) -> int:
-        """In how many passes over ranges of the hash to work through a batch of so many rows.
+        """Return the number of passes over hash ranges that a batch of `rows` rows takes.
 
-        They are expected to go where those of the last batch went, or, if there was none, anywhere.
+        The rows are expected in the slices that got the last batch's rows, or evenly in all if no batch had any.
         """
-        total = sum(self._given_before.values())
-        shares = {one: count / total for one, count in self._given_before.items()} or dict.fromkeys(self._parts, 1.0)
-        live = [(self._parts[one].table, share) for one, share in shares.items() if one in self._parts]
+        total = sum(self._previous_row_counts.values())
+        shares = {slice_: count / total for slice_, count in self._previous_row_counts.items()} or dict.fromkeys(
+            self._parts, 1.0
+        )
+        live = [(self._parts[slice_].table, share) for slice_, share in shares.items() if slice_ in self._parts]
         return max((table.passes(math.ceil(rows * share)) for table, share in live), default=1)
 
-    def narrow(self, range_: HashRange) -> None:
-        """Until the next call, or the next batch, all rows will have hashes of this range."""
-        self._narrowed = range_
+    def restrict(self, range_: HashRange) -> None:
+        """Restrict the rows that follow to a hash range, until the next call or the next batch."""
+        self._restricted = range_
 
     def divide(self, batch: pa.RecordBatch, times: NDArray[np.int64]) -> Iterator[tuple[P, pa.RecordBatch]]:
-        """The rows of a batch by the part that they belong to, given their times."""
-        for one, rows in self._assigner.divide(times):
-            part = self.open(one)
-            if one not in self._given:
-                _set_resting(part, False)
-                self._given[one] = 0
-            if self._narrowed is not None and self._ranges.get(one) != self._narrowed:
-                self._ranges[one] = self._narrowed
-                part.table.narrow(self._narrowed)  # what no rows come to stays as it is
-            self._given[one] += len(times) if rows is None else len(rows)
+        """Split a batch by the part that its rows belong to, given their times."""
+        for slice_, rows in self._assigner.divide(times):
+            part = self.open(slice_)
+            if slice_ not in self._row_counts:
+                _set_idle(part, False)
+                self._row_counts[slice_] = 0
+            if self._restricted is not None and self._ranges.get(slice_) != self._restricted:
+                self._ranges[slice_] = self._restricted
+                part.table.restrict(self._restricted)  # tables that get no rows keep their range
+            self._row_counts[slice_] += len(times) if rows is None else len(rows)
             yield part, batch if rows is None else batch.take(pa.array(rows))
 
     def announced(self, times: NDArray[np.int64]) -> Iterator[tuple[P, NDArray[np.int64]]]:
-        """The parts that rows with some times will ask for something, with the positions of their times.
+        """Yield the parts that rows of these times will read, each with the positions of its times.
 
-        Late rows will ask for nothing, nor will those of which there is no part yet.
+        Late rows read nothing, and a slice without a part has nothing to read.
         """
         on_time = np.flatnonzero(self.on_time(times))
-        for one, rows in self._assigner.known(times[on_time]):
-            self._announced.add(one)
-            yield self._parts[one], on_time[rows]
+        for slice_, rows in self._assigner.known(times[on_time]):
+            self._announced.add(slice_)
+            yield self._parts[slice_], on_time[rows]
 
     @property
     def live(self) -> Mapping[TimeSlice, P]:
-        """The parts that there are."""
+        """The live parts, by slice."""
         return self._parts
 
     def open(self, one: TimeSlice) -> P:
-        """The part of a slice, made if there is none; the running batch has to do with it."""
+        """Return the part of a slice and begin it for the running batch; make it if it does not exist."""
         part = self.begun.get(one)
         if part is None:
             part = self._parts.get(one)
@@ -188,43 +192,45 @@ class SlicedState(Generic[P]):
         return part
 
     def finish(self) -> dict[str, TableDelta]:
-        """End the batch: forget what is over, seal what the batch has changed of the rest."""
+        """End the batch: drop the parts that are over and seal the changes of the others."""
         until = self._closed
-        if self._windows is not None:  # slices hold the beginnings of windows; one that begins here closes then
+        # Slices hold the beginnings of windows: windows that begin up to `until` are closed.
+        if self._windows is not None:
             slide, origin = self._windows.slide, self._windows.offset
             until = (self._closed - self._windows.size - origin) // slide * slide + origin + slide - 1
         if self._closed > self._late:
-            # What is kept by pane is read when the first window of a pane closes, and dropped with the last.
+            # State by pane is read when the first window of a pane closes, and dropped with the last.
             ahead = self._reach
             if self._windows is not None and self._windows.shared:
                 ahead = self._windows.size - self._windows.slide
-            self.closing = {one: part for one, part in self._parts.items() if one.low <= until + ahead}
-        self.over = {one: self._parts.pop(one) for one in self._assigner.drop(until)}
+            self.closing = {slice_: part for slice_, part in self._parts.items() if slice_.low <= until + ahead}
+        self.over = {slice_: self._parts.pop(slice_) for slice_ in self._assigner.drop(until)}
         sealed: dict[str, TableDelta] = {}
-        if self._given:  # the next batch's rows will come where this one's came, mostly
-            for one, part in (self._parts | self.over).items():
-                _set_resting(part, one not in self._given or one in self.over)
-        for one, part in self.begun.items():
-            if one not in self.over:
+        if self._row_counts:  # the next batch's rows mostly come to the slices of this batch's rows
+            for slice_, part in (self._parts | self.over).items():
+                _set_idle(part, slice_ not in self._row_counts or slice_ in self.over)
+        # The next manifest leaves out the tables of closed slices, so what this batch changed of them needs no delta.
+        for slice_, part in self.begun.items():
+            if slice_ not in self.over:
                 sealed |= {name: delta for name, delta in part.seal().items() if delta.rows}
         return sealed
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Release all memory."""
         for part in (*self._parts.values(), *self.over.values()):
             part.close()
 
 
-def _set_resting(part: SliceState, resting: bool) -> None:
+def _set_idle(part: SliceState, idle: bool) -> None:
     for table in part.tables.values():
-        table.rest(resting)
+        table.set_idle(idle)
 
 
 class UnslicedState(Generic[P]):
-    """The state of an operator that has nothing to do with event time: one part, used like `SlicedState`.
+    """The state of an operator without event time: a single part behind the interface of `SlicedState`.
 
     Attributes:
-        part: it.
+        part: the single part.
     """
 
     def __init__(self, part: P) -> None:
@@ -240,15 +246,15 @@ class UnslicedState(Generic[P]):
         self.part.begin(version)
 
     def passes(self, rows: int) -> int:
-        """In how many passes over ranges of the hash to work through a batch of so many rows."""
+        """Return the number of passes over hash ranges that a batch of `rows` rows takes."""
         return self.part.table.passes(rows)
 
-    def narrow(self, range_: HashRange) -> None:
-        """Until the next call, or the next batch, all rows will have hashes of this range."""
-        self.part.table.narrow(range_)
+    def restrict(self, range_: HashRange) -> None:
+        """Restrict the rows that follow to a hash range, until the next call or the next batch."""
+        self.part.table.restrict(range_)
 
     def divide(self, batch: pa.RecordBatch, times: NDArray[np.int64]) -> Iterator[tuple[P, pa.RecordBatch]]:
-        """The part that all rows belong to."""
+        """Yield the single part with all rows."""
         yield self.part, batch
 
     def finish(self) -> dict[str, TableDelta]:
@@ -256,12 +262,12 @@ class UnslicedState(Generic[P]):
         return self.part.seal()
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Release all memory."""
         self.part.close()
 
 
 def times_of(array: pa.Array, dtype: DataType) -> NDArray[np.int64]:
-    """The times in a column of event time, in microseconds; `NEVER` for nulls. For a window, that of its end."""
+    """Return the times of an event-time column in microseconds; `NEVER` for nulls, the end for windows."""
     array = plain(array)
     valid = validity(array)
     while dtype.name == "struct":

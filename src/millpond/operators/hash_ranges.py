@@ -1,4 +1,4 @@
-"""Ranges of the hash axis, one after the other, so that several tables are read together and little is in memory."""
+"""Ranges of the hash axis: read several tables together, range after range, with little in memory."""
 
 from __future__ import annotations
 
@@ -13,30 +13,33 @@ _GROUP = 1 << (64 - KEY_GROUP_BITS)
 
 
 def bounds(range_: HashRange, pieces: int) -> list[int]:
-    """Where ranges of the axis end: on key groups, within which the panes of a key lie anywhere."""
+    """Return the ends of hash ranges.
+
+    The ends lie on key groups, because the panes of a key lie anywhere within its key group.
+    """
     low, high = range_.lo // _GROUP, -(-range_.hi // _GROUP)
     inner = np.linspace(low, high, max(1, min(pieces, high - low)) + 1)[1:-1]
     return [*(int(bound) * _GROUP for bound in inner), 1 << 64]
 
 
 def by_range(pieces: Iterator[Rows], bounds: Iterable[int]) -> Iterator[list[Rows]]:
-    """Rows in hash order, range by range; no piece is empty."""
-    rest: Rows | None = next(pieces, None)
+    """Split rows in hash order by range; the pieces must not be empty."""
+    piece: Rows | None = next(pieces, None)
     for bound in bounds:
-        found: list[Rows] = []
-        while rest is not None:
-            hashes = rest.words[:, HASH]
+        within: list[Rows] = []
+        while piece is not None:
+            hashes = piece.words[:, HASH]
             cut = len(hashes) if int(hashes[-1]) < bound else int(np.searchsorted(hashes, np.uint64(bound), "left"))
             if cut:
-                found.append(Rows(rest.words[:cut], rest.heap))
+                within.append(Rows(piece.words[:cut], piece.heap))
             if cut < len(hashes):
-                rest = Rows(rest.words[cut:], rest.heap)
+                piece = Rows(piece.words[cut:], piece.heap)
                 break
-            rest = next(pieces, None)
-        yield found
+            piece = next(pieces, None)
+        yield within
 
 
 def key_groups(rows: Rows) -> HashRange:
-    """The range of the key groups that rows in hash order are of."""
-    first, last = (int(rows.words[at, HASH]) // _GROUP for at in (0, -1))
+    """Return the range of the key groups of rows in hash order."""
+    first, last = (int(rows.words[position, HASH]) // _GROUP for position in (0, -1))
     return HashRange(first * _GROUP, (last + 1) * _GROUP)

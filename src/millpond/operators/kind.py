@@ -1,4 +1,4 @@
-"""What each kind of operator offers beside the operator itself: how it is opened, and what its state is."""
+"""The interface of a kind of operator: how it is opened, and which tables its state has."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ S = TypeVar("S", bound=Spec)
 
 @dataclass(frozen=True)
 class Opening:
-    """Where an operator is opened: on one partition.
+    """The partition on which an operator is opened.
 
     Attributes:
         make_table: opens a table of the partition by name, schema and the words of a fresh row.
         existing: the names of the tables that the state has.
         owns_global: for an aggregate without keys, whether the partition's range holds `spec.GLOBAL_HASH`.
-        memory: bytes of the slot's memory that fall to the partition, if all have as much.
+        memory: the partition's even share of the slot's memory, in bytes.
     """
 
     make_table: MakeTable
@@ -37,13 +37,13 @@ class Kind(Generic[S]):
     """A kind of operator.
 
     Attributes:
-        load: imports the operator's code, which who only looks at state does without, and gives what opens the operator
-            that a spec describes.
-        tables: the tables of its state by name, without those of a moment.
-        read: rows of a table as a user reads them: of tables that are shown the columns of `spec.state_fields`, of
-            others their keys. Gives one batch, or more where a column would exceed Arrow's 32-bit offsets.
-        read_whole: the same of all rows of a table that has parts beside (`StateTable.parts`), with these; both in the
-            order of hashes.
+        load: imports the operator's code and returns the function that opens the operator of a spec. A process that
+            only reads state does without the code.
+        tables: the tables of its state by name, without temporary ones.
+        read: decodes rows of a table for a user. Shown tables have the columns of `spec.state_fields`, other tables
+            their keys. Yields several batches where a column would exceed Arrow's 32-bit offsets.
+        read_whole: decodes all rows of a table together with those of its parts table (`StateTable.parts`); both come
+            in hash order.
     """
 
     load: Callable[[], Callable[[S, Opening], Operator]]

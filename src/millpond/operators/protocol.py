@@ -1,4 +1,4 @@
-"""What every operator offers to the slot that runs it."""
+"""The interface of every operator to the slot that runs it."""
 
 from __future__ import annotations
 
@@ -20,29 +20,35 @@ if TYPE_CHECKING:
     from millpond.stores.unaligned.table import UnalignedTable
 
 MAIN = "main"
-"""The name of an operator's first table."""
+"""The name of an operator's main table."""
 
 PIECE = 65_536
-"""Rows of an output batch, at most."""
+"""Maximum rows of an output batch."""
 
 ROWS = "rows"
-"""The name of the table of rows that are kept until their session closes, or their window, beside groups."""
+"""The name of the table of rows that are kept, beside groups, until their session or window closes."""
 
 TableKind = Literal["rmw", "ordered", "aligned", "unaligned", "scratch", "spool", "cache"]
-"""Read-modify-write, ordered, aligned or unaligned append; for a moment and in no checkpoint: read-modify-write in
-memory, and append; in no checkpoint either: rows that may be forgotten."""
+"""The store of a table.
+
+`rmw` is read-modify-write, `ordered` a multimap by key and time; `aligned` and `unaligned` are append stores. The
+others are in no checkpoint: `scratch` is temporary read-modify-write in memory, `spool` a temporary append store, and
+`cache` may drop rows at any time.
+"""
 
 
 class StateTable(NamedTuple):
     """One table of an operator's state, in all slices of event time.
 
     Attributes:
-        schema: of its rows. initial: the words of a fresh row. kind: the store that it is in.
-        axis: by what its rows belong to partitions; if it is not their hash, the table has rows of all hashes.
-        shown: whether its rows are what a user reads who asks for the operator's state.
-        counted: whether its rows are counted as those of the state.
-        drop_matched: of an ordered table, whether matched rows are of no use.
-        parts: the name of a table that may have more of what its rows have, each in the key group of its row.
+        schema: the schema of its rows.
+        initial: the words of a fresh row.
+        kind: the store that it is in.
+        axis: what assigns its rows to partitions; if it is not their own hash, the table has rows of all hashes.
+        shown: whether a user who reads the operator's state sees its rows.
+        counted: whether its rows count as rows of the state.
+        drop_matched: for an ordered table, whether matched rows can be dropped.
+        parts: the name of a table that may hold further parts of its rows, each in the key group of its row.
     """
 
     schema: TableSchema
@@ -56,57 +62,57 @@ class StateTable(NamedTuple):
 
 
 class MakeTable(Protocol):
-    """Opens a table of the partition: its name, its schema, the words of a fresh row, and the store that it is in.
+    """Opens a table of the partition, given its name, its schema, the words of a fresh row, and its store.
 
-    The table `MAIN` (each slice of it) holds the partition's range of hashes; those of another axis the whole range.
+    The table `MAIN` (each slice of it) holds the partition's hash range; tables of another axis hold the whole range.
     """
 
     @overload
     def __call__(
         self, name: str, schema: TableSchema, initial: Words, *, kind: Literal["rmw", "scratch"] = "rmw"
     ) -> RmwTable:
-        """Open a table whose rows are read, changed and written."""
+        """Open a read-modify-write table."""
 
     @overload
     def __call__(
         self, name: str, schema: TableSchema, initial: Words, *, kind: Literal["ordered"], drop_matched: bool = False
     ) -> OrderedTable:
-        """Open a table of rows in the order of their times; `drop_matched`: those that are matched are of no use."""
+        """Open a table of rows in time order; with `drop_matched`, matched rows can be dropped."""
 
     @overload
     def __call__(
         self, name: str, schema: TableSchema, initial: Words, *, kind: Literal["aligned", "spool"]
     ) -> AlignedTable:
-        """Open a table that is appended to, and read as a whole."""
+        """Open a table that is appended to and read as a whole."""
 
     @overload
     def __call__(self, name: str, schema: TableSchema, initial: Words, *, kind: Literal["unaligned"]) -> UnalignedTable:
-        """Open a table that is appended to, and of which lists are read."""
+        """Open a table that is appended to and read list by list."""
 
     @overload
     def __call__(self, name: str, schema: TableSchema, initial: Words, *, kind: Literal["cache"]) -> CacheTable:
-        """Open a table of rows that may be forgotten."""
+        """Open a table whose rows may be dropped at any time."""
 
 
 MakeRows = Callable[[str, TableSchema, "Words"], "RmwTable"]
-"""Opens a table whose rows are read, changed and written."""
+"""Opens a read-modify-write table."""
 
 
 def scratch(make_table: MakeTable) -> MakeRows:
-    """Opens tables that live for a moment."""
+    """Return a function that opens temporary tables."""
     return lambda name, schema, initial: make_table(name, schema, initial, kind="scratch")
 
 
 NO_FIGURES: Mapping[str, float] = MappingProxyType({})
-"""The figures of an operator that has nothing to report."""
+"""The metrics of an operator without metrics of its own."""
 
 
 class Times(NamedTuple):
-    """The times of a batch, in milliseconds since the epoch, as they reach an operator.
+    """The times of a batch, in milliseconds since the epoch.
 
     Attributes:
-        late: rows whose event time is at or before it are late: the watermark of the batch before.
-        closed: state of event times at or before it is closed: the watermark of this batch.
+        late: the watermark of the batch before; rows at or before it are late.
+        closed: the watermark of this batch; state at or before it is closed.
         processing: when Spark planned the batch.
     """
 
@@ -116,11 +122,11 @@ class Times(NamedTuple):
 
 
 @runtime_checkable
-class Adopting(Protocol):
-    """An operator that can take up state that Spark held, in place of a batch's rows, when it has none of its own."""
+class AdoptsSparkState(Protocol):
+    """An operator that can adopt Spark's state in place of a batch's rows, while it has no state of its own."""
 
     def adopt(self, batch: pa.RecordBatch) -> None:
-        """Take up a part of it: the column `__hash`, then what `plan.spark_state.rows` makes of Spark's state."""
+        """Adopt a part of Spark's state: the column `__hash`, then the columns of `plan.spark_state.rows`."""
 
 
 @runtime_checkable
@@ -128,68 +134,75 @@ class Combining(Protocol):
     """An operator that merges rows which were combined before the exchange."""
 
     def process_combined(self, batch: pa.RecordBatch) -> int:
-        """Fold in combined rows of the batch; returns how many rows they stand for.
+        """Fold in combined rows of the batch.
 
         Args:
             batch: the columns `__hash`, those of the spec's input, the state columns of all calls but those of its
                 `value_sets`, `__set` if there are such, and `__rows`.
+
+        Returns:
+            The number of source rows that they stand for.
         """
 
 
 @runtime_checkable
-class Announced(Protocol):
-    """An operator that can be told which keys a batch will ask for."""
+class Prefetchable(Protocol):
+    """An operator that takes prefetch hints: the keys that a batch will read."""
 
-    def announce(self, hashes: Words, needed: int) -> None:
-        """Let the state of keys be read that the batch which reads version `needed` will ask for.
+    def prefetch(self, hashes: Words, needed: int) -> None:
+        """Prefetch the state of keys that the batch of state version `needed` will read.
 
-        Between two batches, or two `process` of one. `hashes`: of keys, as in the column `__hash`, unsigned.
+        Called between two batches, or between two `process` calls of one.
+
+        Args:
+            hashes: the keys' hashes, as in the column `__hash`, but unsigned.
+            needed: the state version that this batch reads.
         """
 
 
 @runtime_checkable
-class KeysAnnounced(Protocol):
-    """An operator that can be told which keys a batch will ask for, if they come with their hashes."""
+class KeyPrefetchable(Protocol):
+    """An operator that takes prefetch hints with the key columns beside the hashes."""
 
-    def announce_keys(self, keys: pa.RecordBatch, needed: int) -> None:
-        """As `Announced.announce`; `keys`: the column `__hash`, then the columns that `Spec.announced` names."""
+    def prefetch_keys(self, keys: pa.RecordBatch, needed: int) -> None:
+        """As `Prefetchable.prefetch`; `keys`: the column `__hash`, then the columns that `Spec.announced` names."""
 
 
 class Operator(Protocol):
     """One stateful operator on one partition.
 
-    A batch is `begin`, any number of `process`, `finish`, then `output`, which may be asked for more than once.
+    The calls of a batch are `begin`, any number of `process`, `finish`, then `output`, which may be called repeatedly.
     """
 
     @property
     def tables(self) -> Mapping[str, Table]:
-        """The operator's tables by name; tables may come and go while it runs."""
+        """The operator's tables by name; the set may change while it runs."""
 
     @property
     def late_rows(self) -> int:
-        """Rows of the batch that were dropped because they were late."""
+        """The number of the batch's rows that were dropped as late."""
 
     @property
     def figures(self) -> Mapping[str, float]:
-        """What there is to report of the batch beside what is reported of every operator (see `Spec.figures`)."""
+        """The batch's metrics that only this operator reports (see `Spec.figures`)."""
 
     def begin(self, version: int, times: Times) -> None:
         """Start the batch that reads state `version`."""
 
     def passes(self, rows: int) -> int:
-        """In how many passes over ranges of the hash (see `narrow`) to work through a batch of so many rows."""
+        """Return the number of passes over hash ranges (see `restrict`) that a batch of `rows` rows takes."""
 
-    def narrow(self, range_: HashRange) -> None:
-        """Until the next call, or the next batch, all rows will have hashes of this range."""
+    def restrict(self, range_: HashRange) -> None:
+        """Restrict the rows that follow to a hash range, until the next call or the next batch."""
 
     def process(self, batch: pa.RecordBatch) -> None:
         """Fold in rows of the batch: the column `__hash`, then the operator's columns (no marker rows)."""
 
     def finish(self) -> dict[str, TableDelta]:
-        """End the batch: seal the tables that it changed. Tables that are not in `tables` any more are forgotten."""
+        """End the batch: seal the tables that it changed. The slot drops tables that are no longer in `tables`."""
 
     def output(self) -> Iterator[pa.RecordBatch]:
-        """The operator's output for the batch just finished, in bounded pieces."""
+        """Yield the output of the batch just finished, in bounded pieces."""
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Release all memory."""

@@ -1,4 +1,4 @@
-"""What is wrong when a row is taken back that an operator does not have."""
+"""The error of retracting a row that is not in the state."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from millpond.errors import StateDamagedError
 
 
 def unknown_retraction() -> StateDamagedError:
-    """The error of an operator that is told to take back a row that it does not have."""
+    """Return the error of an operator that is to retract a row that it does not have."""
     return StateDamagedError(
-        "A row is to be taken back that was never there.",
-        action="See that functions of yours between the query's stateful operators always give the same for the same "
-        "row, and start with a new checkpointLocation.",
+        "A retraction names a row that the state does not have.",
+        action="Check that your functions between the query's stateful operators always return the same result for "
+        "the same row, and start with a new checkpointLocation.",
     )

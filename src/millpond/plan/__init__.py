@@ -1,1 +1,1 @@
-"""Reads Spark's plan, decides what runs on Millpond, transplants it."""
+"""Reads Spark's plan, decides which operators run on Millpond, and rewrites the plan."""

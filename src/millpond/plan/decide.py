@@ -1,4 +1,4 @@
-"""Decides, for every stateful operator of a query, whether it runs on Millpond or stays on Spark, and says why."""
+"""Decide for each stateful operator of a query whether it runs on Millpond or stays on Spark, with the reason."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from millpond.plan.changelog.changes import changing, consuming, emitting, leave
 from millpond.plan.lookahead.keys import lost, with_stages
 from millpond.plan.lookahead.stages import encoded, unmarked
 from millpond.plan.lookups import read_lookup
-from millpond.plan.reading.aggregate import Derived, Reading, check_key, check_one_time, read_aggregate, unique
+from millpond.plan.reading.aggregate import MAPS, check_key, check_one_time, read_aggregate, read_map_groups
 from millpond.plan.reading.decision import Decided, Decision, Operator, describe
 from millpond.plan.reading.join import read_join
-from millpond.plan.reading.map_groups import MAPS, read_map_groups
 from millpond.plan.reading.processor import EMITTED_TIME, GROUP_STATES, PROCESSORS, read_group_state, read_processor
 from millpond.plan.reading.ranking import RANKS, Limits, limits_of, read_over, read_rank
+from millpond.plan.reading.reading import Derived, Reading, unique
 from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.plan.settle import numbered, settled
 from millpond.plan.wrong_in_spark import wrong_in_spark
@@ -46,13 +46,13 @@ _OTHER_STATE = {
     "FlatMapGroupsWithState": "(flat)mapGroupsWithState",
     "TransformWithState": "transformWithState",
     "TransformWithStateInPandas": "transformWithStateInPandas",
-    "Intersect": "intersect",  # Spark's optimiser makes joins and aggregates of these
+    "Intersect": "intersect",  # Spark's optimiser rewrites these to joins and aggregates
     "Except": "except",
 }
-"""Nodes that hold state on streams and are always left to Spark → how to call them."""
+"""Nodes that hold state on streams and always stay on Spark → their titles."""
 
 _STATE = {"Aggregate", "Deduplicate", "DeduplicateWithinWatermark", "Distinct", "Window", "Join"}
-"""Nodes below which a filter on their rows may belong."""
+"""Nodes below which a filter on their rows may be moved."""
 
 _FILTERS = {"Filter", "Join", "Generate"}
 """Nodes that filter rows, or from which Spark infers filters."""
@@ -70,14 +70,17 @@ def decide(
     Args:
         df: a streaming DataFrame.
         output_mode: `append`, `update` or `complete`.
-        changes: what update mode shows of rows that change: `upsert` their new images, `all` also that they are gone.
-        pattern: how groups are to be kept that are shown once, where there is a choice.
-        map_groups: what `applyInPandas` and `applyInArrow` are called with: a group's rows in a micro-batch (`batch`),
-            as by Spark, or all of its rows, once its window has closed (`window`).
+        changes: the changes shown in update mode: `upsert` shows new versions of rows, `all` also deletions.
+        pattern: the store pattern of groups that are shown once, where there is a choice.
+        map_groups: the input of `applyInPandas` and `applyInArrow` functions: a group's rows in one micro-batch
+            (`batch`), as in Spark, or all its rows, once its window has closed (`window`).
+
+    Returns:
+        The decision for every operator, with the plan with lookahead stages, if there are any.
 
     Raises:
-        UnsupportedError: all changes are asked for, and not all of them can come out of the query; or functions are to
-            be called with all rows of closed windows, which cannot be.
+        UnsupportedError: all changes are requested, but the query cannot emit all of them; or functions are to be
+            called with whole closed windows, which is not possible here.
     """
     catalyst = Catalyst(df.sparkSession)
     marked = catalyst.analyzed(df)
@@ -85,18 +88,22 @@ def decide(
     mode = output_mode.lower()
     shared = any(node.kind == "WithCTE" for node in analyzed.walk())
     root = _decided(catalyst, analyzed, analyzed, mode, pattern, map_groups, shared=shared)
-    every = changes == "all" and mode == "update" and _changes(root, analyzed)
+    all_changes = changes == "all" and mode == "update" and _changes(root, analyzed)
 
     def settled_(root: Decided) -> Decided:
-        return numbered(emitting(root) if every else root)
+        return numbered(emitting(root) if all_changes else root)
 
     wrong = wrong_in_spark(catalyst, analyzed, mode, maps_windows=map_groups == "window")
-    decision = Decision(settled_(root), mode, analyzed, every, wrong=wrong)
+    decision = Decision(settled_(root), mode, analyzed, all_changes, wrong=wrong)
+    # Without stages, with a common table expression, or without operators here, there is nothing to prefetch.
     if marked is analyzed or shared or not decision.ours:
         return decision
     plan = encoded(catalyst, marked)
     staged = settled_(_decided(catalyst, analyzed, plan, mode, pattern, map_groups, stages=True))
-    if [(one.title, one.spec) for one in staged.operators()] != [(one.title, one.spec) for one in decision.operators]:
+    # Stages must not change the decision: the plan with them must give the same operators.
+    if [(operator.title, operator.spec) for operator in staged.operators()] != [
+        (operator.title, operator.spec) for operator in decision.operators
+    ]:
         return replace(decision, stages=lost(plan, (), "they would keep a rule of Spark's from its conditions"))
     stages = with_stages(catalyst, staged)
     return replace(decision, staged=staged, stages=stages + lost(plan, stages, "nothing reads what they name"))
@@ -113,10 +120,11 @@ def _decided(
     shared: bool = False,
     stages: bool = False,
 ) -> Decided:
-    """Decide about the operators of a plan: the analysed one, or the same with stages."""
+    """Decide about the operators of a plan: the analysed one, or the same with lookahead stages."""
     joins = any(_joins_streams(node) for node in plan.walk()) and not shared
     windows = any(node.kind == "Window" and node.streaming for node in plan.walk()) and not shared
-    # No condition passes what a stage becomes: each has to stand where Spark would have it already.
+    # In the rewritten plan, no condition moves past the node that a stage becomes. So all conditions are settled
+    # here.
     filters = stages or (any(_filters_state(node) for node in plan.walk()) and not shared)
     if joins or windows or filters:
         plan = with_plain_conditions(catalyst, plan)
@@ -129,13 +137,17 @@ def _decided(
 
 
 def _changes(root: Decided, analyzed: Node) -> bool:
-    """Whether rows that the query has shown may change later."""
+    """Whether rows that the query has shown may change later.
+
+    Raises:
+        UnsupportedError: they may change, but the query cannot show all changes.
+    """
     try:
         if changing(root) is None:
             return False
-        what = unstable_between(analyzed, top=True)
-        if what is not None:
-            raise Unsupported(Reason("MP-BETWEEN", what))
+        unstable = unstable_between(analyzed, top=True)
+        if unstable is not None:
+            raise Unsupported(Reason("MP-BETWEEN", unstable))
         return True
     except Unsupported as error:
         raise UnsupportedError(
@@ -166,13 +178,13 @@ class _Decider:
 
     @cached_property
     def deduplicated(self) -> list[tuple[Node, frozenset[int]]]:
-        """Each node that deduplicates, with the columns that it has natively: not those that nobody reads."""
+        """Each `Deduplicate` node with the columns that it has on Spark, where unused columns are pruned."""
         nodes = [node for node in self.settled.walk() if node.kind == "Deduplicate"]
         return list(zip(nodes, pruned_deduplications(self.catalyst, self.settled), strict=True))
 
     @cached_property
     def unstable(self) -> str | None:
-        """What between two operators may give something else for a row when it is taken back."""
+        """An expression between two operators that may give a retracted row another value; None if there is none."""
         return unstable_between(self.analyzed)
 
     def visit(self, node: Node, limits: Limits = MappingProxyType({})) -> Decided:
@@ -181,13 +193,14 @@ class _Decider:
         operator = self._operator(node, limits) if node.streaming else None
         passing = operator.spec.passing() if operator is not None and operator.spec is not None else None
         if operator is not None and passing is not None:
+            # A lookup join passes changes through, row by row.
             if any(updating(child) for child in children):
                 operator = replace(operator, spec=passing)
         elif operator is not None and operator.spec is not None:
             try:
                 updated = [spec for child in children if (spec := changing(child)) is not None]
-                # As in Spark, an aggregate's updates are deduplicated as the rows that they are.
-                plain = operator.spec.takes_updates and not any(spec.beyond_spark for spec in updated)
+                # As in Spark, deduplication takes an aggregate's updates as further rows.
+                plain = operator.spec.facts.takes_updates and not any(spec.facts.beyond_spark for spec in updated)
                 if updated and not plain:
                     if self.unstable is not None:
                         raise Unsupported(Reason("MP-BETWEEN", self.unstable))
@@ -195,6 +208,7 @@ class _Decider:
                     children = tuple(emitting(child) for child in children)
             except Unsupported as unsupported:
                 operator = operator.left(unsupported.reason)
+        # An operator of Spark's would count the updates of Millpond operators below as new rows.
         if operator is not None and operator.spec is None:
             children = tuple(leave_updating(child) for child in children)
         if node.kind == EMITTED_TIME:
@@ -282,12 +296,12 @@ class _Decider:
         return reading, spec
 
     def _lookup(self, node: Node) -> Operator | None:
-        """A lookup join; without state, none of those that stay on Spark."""
+        """Read a lookup join; None if it stays on Spark, which is not reported: it has no state."""
         try:
-            found = None if self.shared else read_lookup(self.catalyst, node)
+            read = None if self.shared else read_lookup(self.catalyst, node)
         except Unsupported:
             return None
-        return None if found is None else Operator(describe(node), found[1], reading=found[0])
+        return None if read is None else Operator(describe(node), read[1], reading=read[0])
 
     def _check_watermarks(self, timed: bool) -> None:
         single = self.catalyst.spark.conf.get("spark.sql.streaming.statefulOperator.allowMultiple", "true") == "false"
@@ -295,7 +309,7 @@ class _Decider:
             raise Unsupported(Reason("MP-SINGLE"))
 
     def _window(self, node: Node, limits: Limits) -> tuple[Reading, OperatorSpec]:
-        """A rank under a filter on it, or aggregates over rows."""
+        """Read a rank with a filter on it, or aggregates over rows."""
         if any(result.children[0].children[0].kind in RANKS for result in node.list("windowExpressions")):
             if self.output_mode == "append":
                 raise Unsupported(Reason("MP-MODE", self.output_mode))
@@ -303,7 +317,7 @@ class _Decider:
         return read_over(self.catalyst, node, self.needed)
 
     def _distinct(self, node: Node) -> tuple[Reading, OperatorSpec]:
-        """`SELECT DISTINCT` is a grouping by all columns without functions, in Spark and here."""
+        """Read `SELECT DISTINCT`: a grouping by all columns without functions, as in Spark."""
         reading = Reading()
         names: set[str] = set()
         for attribute in node.output:
@@ -331,14 +345,15 @@ class _Decider:
         reading.set_hash([reading.inputs[position].field.name for position in positions])
         marked = [attribute for attribute in node.output if WATERMARK_DELAY in attribute.metadata]
         passed = bool(marked)
-        # Natively, a column that nobody reads above is gone below, and no row is late by it.
-        if node.kind == "Deduplicate" and not {one.expr_id for one in marked} <= {key.expr_id for key in keys}:
-            there = next(columns for one, columns in self.deduplicated if one is node)
-            marked = [attribute for attribute in marked if attribute.expr_id in there]
+        # On Spark, an unused column is pruned below the node, so no row is late by it.
+        if node.kind == "Deduplicate" and not {column.expr_id for column in marked} <= {key.expr_id for key in keys}:
+            native = next(columns for deduplicate, columns in self.deduplicated if deduplicate is node)
+            marked = [attribute for attribute in marked if attribute.expr_id in native]
         check_one_time(marked)
         for position, attribute in enumerate(node.output):
             _check_travels(attribute)
-            if any(attribute is one for one in marked):  # not only as a key: Spark drops late rows by any such column
+            # not only a key column: Spark drops late rows by any column with a watermark
+            if any(attribute is column for column in marked):
                 reading.time = EventTime(position)
         self._check_watermarks(passed)
         columns = tuple(column.field for column in reading.inputs)
@@ -355,15 +370,15 @@ class _Decider:
 
 
 def _emitting_time(node: Node, below: Decided) -> Decided:
-    """A processor told which of its columns is the event time by which operators above it close."""
+    """Set the processor's output column whose event time closes state in operators above."""
     operator = below.operator
     if operator is None or not isinstance(operator.spec, ProcessorSpec):
         return below
-    if operator.spec.time_mode != "event":  # no watermark passes it, natively
+    if operator.spec.time_mode != "event":  # on Spark, no watermark passes the processor in other time modes
         return replace(below, operator=operator.left(Reason("MP-PROCESSOR", "an event time in another time mode")))
     column = node.expression("eventTime").expr_id
-    at = next(number for number, one in enumerate(below.node.output) if one.expr_id == column)
-    return replace(below, operator=replace(operator, spec=msgspec.structs.replace(operator.spec, emitted=at)))
+    position = next(number for number, output in enumerate(below.node.output) if output.expr_id == column)
+    return replace(below, operator=replace(operator, spec=msgspec.structs.replace(operator.spec, emitted=position)))
 
 
 def _check_travels(attribute: Expression) -> None:
@@ -385,7 +400,7 @@ def _joins_streams(node: Node) -> bool:
 
 
 def _passes_semi_joins(node: Node) -> bool:
-    """Whether it holds state, and Spark's optimiser moves semi joins below it, where rows meet at other times."""
+    """Whether Spark's optimiser moves semi joins below this stateful node, where rows match at other times."""
     return _joins_streams(node) or (node.streaming and node.kind in ("Aggregate", "Distinct", "Window"))
 
 
@@ -395,5 +410,5 @@ def _filters_state(node: Node) -> bool:
 
 
 def _aggregates(node: Node) -> bool:
-    """Whether a streaming aggregation stands below: in complete mode, what comes out of it is everything so far."""
+    """Whether a streaming aggregation is below: in complete mode, its output is the whole result so far."""
     return any(below.streaming and below.kind in ("Aggregate", "Distinct") for below in node.walk())

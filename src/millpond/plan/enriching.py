@@ -1,4 +1,4 @@
-"""`millpond.enrich`: makes the DataFrame of a lookup join, which Spark alone can run and the plan reader recognises."""
+"""`millpond.enrich`: builds the DataFrame of a lookup join; Spark alone can run it, too."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from millpond.lookup.function import Lookup
 from millpond.lookup.redis import RedisTable, parts_of
 from millpond.lookup.table import LookupTable
 from millpond.plan.catalyst.nodes import WATERMARK_DELAY
-from millpond.plan.workers import map_in_arrow
+from millpond.plan.exchange.workers import map_in_arrow
 from millpond.spec.kinds.enrich import ERROR, EnrichSpec
 from millpond.spec.operators import Field
 from millpond.spec.types import DataType as Type
@@ -26,10 +26,10 @@ How = Literal["left", "inner"]
 OnError = Literal["fail", "null", "side"]
 
 _MOST = 1e12
-"""What any number may be at most, so that it can be reckoned with."""
+"""Upper bound of any number, so that arithmetic on it is safe."""
 
 _LONGEST = 1e6
-"""Seconds that a request may take: what clients and servers take as a time-out."""
+"""Maximum time-out of a request in seconds that clients and servers accept."""
 
 
 def enriched(
@@ -46,10 +46,10 @@ def enriched(
     batch: int,
     on_error: OnError,
 ) -> DataFrame:
-    """The DataFrame of a lookup join; arguments as for `millpond.enrich`.
+    """Build the DataFrame of a lookup join; arguments as for `millpond.enrich`.
 
     Raises:
-        UsageError: an argument does not fit.
+        UsageError: an argument is invalid.
     """
     if isinstance(table, type):
         raise UsageError(
@@ -71,7 +71,7 @@ def enriched(
     sensitive = df.sparkSession.conf.get("spark.sql.caseSensitive", "false") == "true"
     fold: Callable[[str], str] = str if sensitive else str.lower
     keys = _keys(schema, names, fold)
-    found = _found(schema, columns, on_error, fold)
+    looked_up = _found(schema, columns, on_error, fold)
     if on_error == "side" and ERROR.name in map(fold, schema.names):
         raise UsageError(f"There is a column {ERROR.name} already.", action="Rename that, or give another on_error.")
     if isinstance(table, RedisTable):
@@ -80,7 +80,7 @@ def enriched(
         columns=tuple(Field(field.name, ddl(field.dataType)) for field in schema.fields),
         keys=keys,
         named=tuple(names.values()),
-        found=tuple(Field(field.name, ddl(field.dataType)) for field in found),
+        found=tuple(Field(field.name, ddl(field.dataType)) for field in looked_up),
         how=how,
         on_error=on_error,
         most=cache,
@@ -93,12 +93,12 @@ def enriched(
         name=table.name,
     )
     fields = [StructField(field.name, field.dataType) for field in schema.fields]
-    fields += [StructField(field.name, field.dataType) for field in found]
+    fields += [StructField(field.name, field.dataType) for field in looked_up]
     if on_error == "side":
         fields.append(StructField(ERROR.name, _ERROR))
     result = map_in_arrow(df, Lookup(spec), StructType(fields))
     for field in schema.fields:
-        if WATERMARK_DELAY in field.metadata:  # the rows' times are what they were
+        if WATERMARK_DELAY in field.metadata:  # keep the watermark: a lookup does not change the rows' event times
             result = result.withMetadata(field.name, field.metadata)
     return result
 
@@ -109,7 +109,7 @@ _ERROR = StructType([StructField("kind", StringType()), StructField("message", S
 def _pickled(table: LookupTable) -> bytes:
     try:
         return bytes(cloudpickle.dumps(table))
-    except Exception as error:  # whatever its parts raise
+    except Exception as error:  # any exception of the table's own attributes
         raise UsageError(
             f"The table '{table.name}' cannot be pickled, so that it gets to where keys are looked up: {error}.",
             action="Have it hold what says how to connect, and make clients and locks in its `connect`.",
@@ -117,11 +117,11 @@ def _pickled(table: LookupTable) -> bytes:
 
 
 def _names(on: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
-    """Columns, with what the table calls them."""
+    """Return each column → the table's name for it."""
     if isinstance(on, str):
         return {on: on}
     names = dict(on) if isinstance(on, Mapping) else {name: name for name in on} if isinstance(on, list | tuple) else on
-    if not isinstance(names, dict) or not all(isinstance(one, str) for pair in names.items() for one in pair):
+    if not isinstance(names, dict) or not all(isinstance(name, str) for pair in names.items() for name in pair):
         raise UsageError(
             f"`on` is {on!r}, and wants names of columns.",
             action="Give a name, a list of names, or names with what the table calls them: {'ad': 'ad_id'}.",
@@ -130,7 +130,7 @@ def _names(on: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
 
 
 def _number(name: str, given: float, least: float, most: float = _MOST) -> float:
-    if isinstance(given, bool) or not isinstance(given, Real):  # NumPy's numbers are such, too
+    if isinstance(given, bool) or not isinstance(given, Real):  # NumPy's numbers are Real, too
         raise UsageError(f"{name} is {given!r}, which is no number.", action="Give a number.")
     if not least <= given <= most:
         raise UsageError(f"{name} is {given}, and is {least:g} at least, and {most:g} at most.", action="Give another.")
@@ -158,14 +158,14 @@ def _keys(schema: StructType, names: Mapping[str, str], fold: Callable[[str], st
     twins = {name for name in schema.names if schema.names.count(name) > 1}
     if twins:
         raise UsageError(f"Two columns are called {sorted(twins)[0]}.", action="Rename one.")
-    places = []
+    positions = []
     for name in names:
-        same = [place for place, one in enumerate(schema.names) if fold(one) == fold(name)]
+        same = [position for position, column in enumerate(schema.names) if fold(column) == fold(name)]
         if not same:
             raise UsageError(f"There is no column {name!r} to look rows up by.", action=f"There are {schema.names}.")
         if len(same) > 1:
             raise UsageError(f"Two columns are called {name}.", action="Rename one.")
-        if same[0] in places:
+        if same[0] in positions:
             raise UsageError(f"Rows are looked up by the column {name} twice.", action="Name it once.")
         dtype = _type(schema[same[0]].dataType)
         if dtype is None or dtype.nested or holds_floats(dtype) or not dtype.atomic:
@@ -173,18 +173,18 @@ def _keys(schema: StructType, names: Mapping[str, str], fold: Callable[[str], st
                 f"The column {name} is of type {schema[same[0]].dataType.simpleString()}, which is no key.",
                 action="Use integers, strings without a collation, bytes, decimals, booleans, dates or timestamps.",
             )
-        places += same
-    return tuple(places)
+        positions += same
+    return tuple(positions)
 
 
 def _found(
     schema: StructType, columns: str | StructType, on_error: str, fold: Callable[[str], str]
 ) -> list[StructField]:
-    found = columns.fields if isinstance(columns, StructType) else _read(columns)
-    if not found:
+    looked_up = columns.fields if isinstance(columns, StructType) else _read(columns)
+    if not looked_up:
         raise UsageError("There is no column to look up.", action=_LIKE_THIS)
     taken = {fold(name) for name in [*schema.names, *([ERROR.name] if on_error == "side" else [])]}
-    for field in found:
+    for field in looked_up:
         if fold(field.name) in taken:
             raise UsageError(f"There is a column {field.name} already.", action="Rename that, or look up another.")
         taken.add(fold(field.name))
@@ -193,7 +193,7 @@ def _found(
                 f"The column {field.name} is of type {field.dataType.simpleString()}, which cannot be looked up.",
                 action="Give another type.",
             )
-    return found
+    return looked_up
 
 
 _LIKE_THIS = "Write them like 'name string, price decimal(10,2)', or give a StructType."
@@ -207,26 +207,26 @@ def _read(columns: str) -> list[StructField]:
     try:
         fields: list[StructField] = StructType.fromDDL(columns).fields
     except Exception as error:
-        said = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise UsageError(f"The columns {columns!r} cannot be read: {said.rstrip('.')}.", action=_LIKE_THIS) from error
+        text = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise UsageError(f"The columns {columns!r} cannot be read: {text.rstrip('.')}.", action=_LIKE_THIS) from error
     return fields
 
 
 def _type(dtype: DataType) -> Type | None:
-    """A type as it travels; None if it does not."""
+    """Parse a column type; None if it cannot be sent to Python and back."""
     try:
-        found = parse_type(ddl(dtype))
-        found.arrow  # noqa: B018 — a type without an Arrow form raises
+        parsed = parse_type(ddl(dtype))
+        parsed.arrow  # noqa: B018 — a type without an Arrow form raises
     except UsageError:
         return None
-    return found
+    return parsed
 
 
 def _check_pattern(table: RedisTable, names: Sequence[str]) -> None:
-    said = {name for _, name in parts_of(table.key) if name is not None}
-    if said != set(names):
+    columns = {name for _, name in parts_of(table.key) if name is not None}
+    if columns != set(names):
         raise UsageError(
-            f"The pattern {table.key!r} names {', '.join(sorted(said)) or 'no column'}, and rows are looked up by "
+            f"The pattern {table.key!r} names {', '.join(sorted(columns)) or 'no column'}, and rows are looked up by "
             f"{', '.join(names)}.",
             action="Name the same columns in both, as the table has them.",
         )

@@ -1,42 +1,47 @@
-"""What `millpond.explain(df)` says: where each stateful operator runs, with which access pattern, and why."""
+"""Text and data of `millpond.explain(df)`: where each stateful operator runs, with which store, and why."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from millpond.plan.combining import Combination, combine
+from millpond.plan.exchange.combining import Combination, combine
 from millpond.plan.lookahead.source import announced
 from millpond.plan.lookahead.stages import title
-from millpond.plan.reading.aggregate import Reading
 from millpond.plan.reading.decision import Decision, Operator
 from millpond.plan.reading.processor import ProcessorReading
+from millpond.plan.reading.reading import Reading
 from millpond.plan.replay.repeatable import needs_sync
 from millpond.words import counted
 
 
 def as_dict(decision: Decision, nowhere: Sequence[Operator] = ()) -> dict[str, Any]:
-    """The decision as plain data.
+    """Return the decision as plain data.
 
     Args:
-        decision: where operators run. nowhere: those that Spark, to which they are left, does not run on streams.
+        decision: where operators run.
+        nowhere: operators that are left to Spark, but that Spark does not run on streams.
 
     Returns:
-        `output_mode`; `operators`, bottom up, each with `title`, `engine` (`millpond`, `spark`, `none`) and either
-        `index`, `store`, `why`, `keys`, `functions`, `lookaheads` (who may announce its keys), `combined` (whether
-        Spark may combine its rows before the exchange), `combined_reason` (why not, of aggregates) or `reason`
-        (`code`, `text`); `wrong`, the shapes for which Spark, and Millpond with it, gives wrong rows, each with `code`,
-        `title` of the operator, `text`, `advice` and `certain` (refused at start unless `onWrongInSpark` is `warn`);
-        `stages`, those made by `millpond.lookahead`, each with `columns`, `operators` (the indexes of those
-        whose keys it may announce) and `reasons` (why not those of others, by title); `commit_mode` and
-        `commit_reason`, the mode that the query gets unless `spark.millpond.commit.mode` says otherwise.
+        A dictionary with these entries:
+
+        - `output_mode`.
+        - `operators`, bottom up, each with `title` and `engine` (`millpond`, `spark`, `none`). On Millpond also
+          `index`, `store`, `why`, `keys`, `functions`; `lookaheads`, the names of prefetch sources for its keys;
+          `combined`, whether Spark may combine its rows before the exchange; `combined_reason`, for aggregates, why
+          not. Elsewhere also `reason` (`code`, `text`).
+        - `wrong`: the query shapes for which Spark, and Millpond with it, returns wrong rows. Each has `code`, `title`
+          of the operator, `text`, `advice` and `certain` (refused at start unless `onWrongInSpark` is `warn`).
+        - `stages`: the stages made by `millpond.lookahead`. Each has `columns`, `operators` (the indexes of operators
+          that it may prefetch for) and `reasons` (why not for other operators, by title).
+        - `commit_mode` and `commit_reason`: the default mode, unless `spark.millpond.commit.mode` sets another.
     """
     reason = needs_sync(decision) if decision.ours else None
     ahead = announced(decision)
     return {
         "output_mode": decision.output_mode,
         "operators": [
-            _operator(operator, any(operator is one for one in nowhere), ahead.get(operator.index or 0, ()))
+            _operator(operator, any(operator is other for other in nowhere), ahead.get(operator.index or 0, ()))
             for operator in decision.operators
         ],
         "wrong": [
@@ -84,7 +89,7 @@ def _operator(operator: Operator, nowhere: bool, ahead: Sequence[str]) -> dict[s
 
 
 def _user_functions(operator: Operator) -> list[str]:
-    """The user's, which Spark's Python workers call."""
+    """Describe the user functions, which Spark's Python workers call."""
     if not isinstance(operator.reading, Reading):
         return []
     if isinstance(operator.reading, ProcessorReading):
@@ -98,13 +103,13 @@ def _user_functions(operator: Operator) -> list[str]:
 
 
 def as_text(decision: Decision, nowhere: Sequence[Operator] = ()) -> str:
-    """The decision for people; arguments as those of `as_dict`."""
+    """Return the decision as text; arguments as for `as_dict`."""
     data = as_dict(decision, nowhere)
     operators = data["operators"]
     if not operators:
         return "no stateful operators: the query runs on Spark as it is"
-    what = "stateful operator" if all(operator.stateful for operator in decision.operators) else "operator"
-    lines = [f"{counted(len(operators), what)}, {data['output_mode']} mode"]
+    noun = "stateful operator" if all(operator.stateful for operator in decision.operators) else "operator"
+    lines = [f"{counted(len(operators), noun)}, {data['output_mode']} mode"]
     for operator in operators:
         if operator["engine"] == "none":
             lines += [f"  [nowhere] {operator['title']}", "      Spark does not run it on streams either"]

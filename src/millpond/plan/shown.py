@@ -1,4 +1,4 @@
-"""The names under which a query's output shows what its operators keep, for people who read the state."""
+"""Names for state columns, taken from the query's output, for people who read the state."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from millpond.plan.catalyst.nodes import Expression, Node
-from millpond.plan.reading.aggregate import Reading, calls_user, unique
 from millpond.plan.reading.decision import Decided, Operator
 from millpond.plan.reading.join import JoinReading
 from millpond.plan.reading.processor import ProcessorReading
+from millpond.plan.reading.reading import Reading, calls_user, unique
 from millpond.spec.calls import result_fields
 
 Names = Mapping[int, str]
-"""Names in the query's output by the identities of columns below it."""
+"""Identity of a column below the query's output → its name in the output."""
 
 
 def state_columns(root: Decided) -> dict[int, tuple[str, ...]]:
@@ -23,8 +23,8 @@ def state_columns(root: Decided) -> dict[int, tuple[str, ...]]:
         root: the decided plan.
 
     Returns:
-        By the operator's number, a name for each of `Spec.state_fields`; none of processors, whose state has names of
-        its own. A column that the output has no name for keeps the spec's.
+        Operator number → a name for each of `Spec.state_fields`; empty for processors, whose state has names of its
+        own. A column that has no name in the output keeps the spec's name.
     """
     return dict(_operators(root, {}))
 
@@ -41,13 +41,14 @@ def _operators(decided: Decided, names: Names) -> Iterator[tuple[int, tuple[str,
 
 def _below(project: Node, names: Names) -> Names:
     """Follow plain renames (`withColumnRenamed`, `select(col.alias(…))`) through a projection."""
-    found: dict[int, str] = {}
+    renamed: dict[int, str] = {}
     results = zip(project.list("projectList"), project.output, strict=True)
-    for result, column in sorted(results, key=lambda pair: pair[0].kind == "Alias"):  # the column itself comes first
+    # the unrenamed column takes precedence
+    for result, column in sorted(results, key=lambda pair: pair[0].kind == "Alias"):
         source = result.children[0] if result.kind == "Alias" else result
         if source.kind == "AttributeReference":
-            found.setdefault(source.expr_id, _name(column, names))
-    return {**names, **found}
+            renamed.setdefault(source.expr_id, _name(column, names))
+    return {**names, **renamed}
 
 
 def _name(column: Expression, names: Names) -> str:
@@ -69,7 +70,7 @@ def _columns(node: Node, operator: Operator, names: Names) -> tuple[str, ...]:
 
 
 def _of_columns(reading: Reading, names: Names) -> dict[str, str]:
-    """Columns of the operator's input that are columns of the query."""
+    """Name columns of the operator's input that are columns of the query."""
     return {
         column.field.name: _name(reading.raw[column.raw[0]], names)
         for column in reading.keys + reading.inputs
@@ -78,32 +79,39 @@ def _of_columns(reading: Reading, names: Names) -> dict[str, str]:
 
 
 def _of_results(node: Node, reading: Reading, names: Names) -> dict[str, str]:
-    """Groupings and functions that are columns of an aggregate's output as they are."""
+    """Name groupings and functions that an aggregate's output shows unchanged."""
     functions = [function for function in reading.aggregates if not calls_user(function)]
-    calls = zip(result_fields(reading.calls), functions, strict=False)  # the user's own have one call, the last
-    sought = [*reading.results(node.list("groupingExpressions")), *((field.name, one) for field, one in calls)]
-    found: dict[str, str] = {}
+    calls = zip(result_fields(reading.calls), functions, strict=False)  # all user functions share one call, the last
+    expressions = [
+        *reading.results(node.list("groupingExpressions")),
+        *((field.name, function) for field, function in calls),
+    ]
+    shown_names: dict[str, str] = {}
     for result, column in zip(node.list("aggregateExpressions"), node.output, strict=True):
         value = result.children[0] if result.kind == "Alias" else result
-        for name, expression in sought:
+        for name, expression in expressions:
             if expression.means(value):
-                found.setdefault(name, _name(column, names))
-    return found
+                shown_names.setdefault(name, _name(column, names))
+    return shown_names
 
 
 def _of_join(reading: JoinReading, names: Names) -> dict[str, str]:
-    """Keys under the left side's names, values under their side's; `left_` and `right_` tell equal names apart."""
+    """Name keys as on the left side, values as on their own side; prefixes `left_` and `right_` resolve clashes."""
     spec = reading.spec
-    keys = [(field.name, "", one) for field, one in zip(spec.keys, reading.left.keys, strict=True)]
+    keys = [(field.name, "", attribute) for field, attribute in zip(spec.keys, reading.left.keys, strict=True)]
     values = [
-        (field.name, side, one)
-        for side, fields, ones in (
+        (field.name, side, attribute)
+        for side, fields, attributes in (
             ("left_", spec.left.values, reading.left.values),
             ("right_", spec.right.values, reading.right.values),
         )
-        for field, one in zip(fields, ones, strict=True)
+        for field, attribute in zip(fields, attributes, strict=True)
     ]
-    known = [(own, side, _name(one, names)) for own, side, one in keys + values if one.kind == "AttributeReference"]
+    known = [
+        (own, side, _name(attribute, names))
+        for own, side, attribute in keys + values
+        if attribute.kind == "AttributeReference"
+    ]
     headers = [field.name for field in spec.state_fields if field.name not in {own for own, _, _ in keys + values}]
     count = Counter([*headers, *(name for _, _, name in known)])
     return {own: f"{side}{name}" if count[name] > 1 else name for own, side, name in known}

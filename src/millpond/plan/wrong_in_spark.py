@@ -1,7 +1,7 @@
-"""Query shapes for which Spark gives wrong rows without an error, and Millpond the same rows.
+"""Find query shapes for which Spark returns wrong rows without an error, and Millpond the same rows.
 
-Later versions of Spark refuse some of them. Each shape is a predicate over the plan as Spark's optimiser leaves it:
-what Spark does depends on where filters stand, on the types of joins, and on which columns with a watermark are left.
+Later versions of Spark refuse some of them. Each shape is a predicate over the optimised plan. Spark's behaviour
+depends on the places of filters, on join types, and on the columns with a watermark that are left.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ from millpond.plan.catalyst.joins import EqualKeys, equal_keys, with_rest
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Expression, Node
 from millpond.plan.catalyst.text import nameless
+from millpond.plan.reading.aggregate import MAPS
 from millpond.plan.reading.decision import Wrong, describe
 from millpond.plan.reading.join import expiries_of, tagged, watermarked_key
 from millpond.plan.reading.join_condition import LEFT, RIGHT, conjuncts
-from millpond.plan.reading.map_groups import MAPS
 from millpond.plan.reading.processor import GROUP_STATES, PROCESSORS, by_event_time
 
 _PRESERVED = {"LeftOuter": (LEFT,), "RightOuter": (RIGHT,), "FullOuter": (LEFT, RIGHT)}
-"""Type of an outer join → the sides whose rows it shows without a match, too."""
+"""Type of an outer join → the sides whose unmatched rows it shows."""
 
 
 def wrong_in_spark(catalyst: Catalyst, analyzed: Node, output_mode: str, *, maps_windows: bool) -> tuple[Wrong, ...]:
-    """Find the shapes of a query for which Spark gives wrong rows.
+    """Find the shapes of a query for which Spark returns wrong rows.
 
     Args:
         catalyst: of the query's session.
-        analyzed: the plan as the user wrote it. It may be one that Spark refuses.
+        analyzed: the plan as the user wrote it; Spark may refuse it.
         output_mode: `append`, `update` or `complete`.
         maps_windows: whether `applyInPandas` and `applyInArrow` are called with whole closed windows.
     """
-    # Optimising takes some 100 ms: most queries are told by their analysed plan.
+    # Optimising takes about 100 ms; the analysed plan is enough to rule out most queries.
     if not any(_joins_streams(node) or _marks_struct(node) for node in analyzed.walk()):
         return ()
     query = _Query(catalyst, catalyst.optimized(analyzed), output_mode, maps_windows)
-    found = (
+    wrong = (
         Wrong(code, describe(node), nameless(detail), shape.certain, shape.loss, shape.advice)
         for code, shape in SHAPES.items()
         for node, detail in shape.find(query)
     )
-    return tuple(dict.fromkeys(found))  # a common table expression stands in the plan once for each reader
+    return tuple(dict.fromkeys(wrong))  # a common table expression occurs in the plan once per reader
 
 
 def _joins_streams(node: Node) -> bool:
@@ -54,7 +54,11 @@ def _marks_struct(node: Node) -> bool:
 
 
 def _tagged(columns: Sequence[Expression]) -> list[Expression]:
-    return [one for one in columns if one.kind in ("AttributeReference", "Alias") and WATERMARK_DELAY in one.metadata]
+    return [
+        column
+        for column in columns
+        if column.kind in ("AttributeReference", "Alias") and WATERMARK_DELAY in column.metadata
+    ]
 
 
 @dataclass(frozen=True)
@@ -62,11 +66,12 @@ class _Join:
     """A join of two streams.
 
     Attributes:
-        node: of the plan. keys: its equal keys and the rest of its condition.
-        by_key: the number of the key by which the state of both sides is removed, if it is.
-        late: by side, the column by which its rows are late.
+        node: the join in the plan.
+        keys: its equal keys and the rest of its condition.
+        by_key: the number of the key by which the state of both sides is removed; None if by no key.
+        late: side → the column that defines lateness of its rows.
         removed: the sides whose state is removed as the watermark moves.
-        capped: the sides whose state stays because the condition compares a column of theirs with a constant.
+        capped: the sides whose state stays because the condition compares one of their columns with a constant.
     """
 
     node: Node
@@ -78,12 +83,12 @@ class _Join:
 
     @property
     def preserved(self) -> tuple[str, ...]:
-        """The sides whose rows are shown without a match, too."""
+        """The sides whose unmatched rows are shown."""
         return _PRESERVED.get(self.node.join_type, ())
 
 
 class _Query:
-    """An optimised plan, and what the shapes ask of it."""
+    """An optimised plan, with the properties that the shapes test."""
 
     def __init__(self, catalyst: Catalyst, plan: Node, output_mode: str, maps_windows: bool) -> None:
         self.catalyst = catalyst
@@ -94,14 +99,14 @@ class _Query:
     @cached_property
     def joins(self) -> list[_Join]:
         """The joins of streams that Spark runs."""
-        found = (self._join(node) for node in self.plan.walk() if _joins_streams(node))
-        return [join for join in found if join is not None]
+        joins = (self._join(node) for node in self.plan.walk() if _joins_streams(node))
+        return [join for join in joins if join is not None]
 
     def _join(self, node: Node) -> _Join | None:
         keys = equal_keys(self.catalyst, node)
         columns = dict(zip((LEFT, RIGHT), (_tagged(child.output) for child in node.children), strict=True))
-        if keys is None or any(len({one.expr_id for one in side}) > 1 for side in columns.values()):
-            return None  # Spark refuses it: at start, or in the first batch for its several event times
+        if keys is None or any(len({column.expr_id for column in side}) > 1 for side in columns.values()):
+            return None  # Spark refuses it: at start, or in the first batch because of its several event times
         late = {side: tagged(marked) for side, marked in columns.items()}
         by_key = watermarked_key(keys)
         if by_key is not None:
@@ -111,15 +116,15 @@ class _Query:
     def expiring(
         self, node: Node, keys: EqualKeys, late: dict[str, Expression | None]
     ) -> tuple[frozenset[str], frozenset[str]]:
-        """`removed` and `capped` of a join (see `_Join`) whose state is not removed by a key."""
+        """Return `removed` and `capped` of a join (see `_Join`) whose state is not removed by a key."""
         expiries = expiries_of(self.catalyst, node, keys)
-        caps = {side: one.cap is not None for side, one in expiries.items() if one is not None and late[side]}
-        return frozenset(one for one, cap in caps.items() if not cap), frozenset(
-            one for one, cap in caps.items() if cap
+        caps = {side: expiry.cap is not None for side, expiry in expiries.items() if expiry is not None and late[side]}
+        return frozenset(side for side, cap in caps.items() if not cap), frozenset(
+            side for side, cap in caps.items() if cap
         )
 
     def event_times(self, node: Node) -> list[Expression]:
-        """The columns by which a node drops late rows and closes state."""
+        """Return the columns by which a node drops late rows and closes state."""
         if not node.streaming:
             return []
         if node.kind == "Aggregate":
@@ -128,33 +133,33 @@ class _Query:
             return _tagged(node.list("groupingAttributes")) if self.maps_windows else []
         timed = _joins_streams(node) or node.kind in ("Deduplicate", "DeduplicateWithinWatermark")
         if timed or (node.kind in (*PROCESSORS, *GROUP_STATES) and by_event_time(node)):
-            return [one for child in node.children for one in _tagged(child.output)]
+            return [column for child in node.children for column in _tagged(child.output)]
         return []
 
     @cached_property
     def sources(self) -> dict[int, set[int]]:
-        """Identities of computed columns → those of the columns that they are computed of."""
-        found: dict[int, set[int]] = {}
+        """Identity of a computed column → identities of the columns in its expression."""
+        inputs: dict[int, set[int]] = {}
         for node in self.plan.walk():
-            for one in node.expressions:
-                if one.kind == "Alias":
-                    found.setdefault(one.expr_id, set()).update(_references(one))
+            for expression in node.expressions:
+                if expression.kind == "Alias":
+                    inputs.setdefault(expression.expr_id, set()).update(_references(expression))
             if node.kind == "Union":
                 rows: Sequence[Sequence[Expression]] = [child.output for child in node.children]
             else:
                 rows = node.rows("projections") if node.kind == "Expand" else []
             for row in rows:
                 for column, value in zip(node.output, row, strict=True):
-                    found.setdefault(column.expr_id, set()).update(_references(value))
-        return found
+                    inputs.setdefault(column.expr_id, set()).update(_references(value))
+        return inputs
 
     def origins(self, column: Expression) -> set[int]:
-        """Identities of all columns that a column is made of, and its own."""
+        """Return the identities of a column and of all columns that it is computed from."""
         seen: set[int] = set()
-        waiting = {column.expr_id}
-        while waiting:
-            seen |= waiting
-            waiting = {source for one in waiting for source in self.sources.get(one, ())} - seen
+        pending = {column.expr_id}
+        while pending:
+            seen |= pending
+            pending = {source for column_id in pending for source in self.sources.get(column_id, ())} - seen
         return seen
 
 
@@ -163,13 +168,13 @@ def _references(expression: Expression) -> set[int]:
 
 
 Found = Iterator[tuple[Node, str]]
-"""Nodes whose rows are wrong, each with the part of the query that it is about."""
+"""Nodes with wrong rows, each with the part of the query that causes them."""
 
 
 def _one_sided(query: _Query, *, outer: bool) -> Found:
-    """Joins that remove state by a key that has a watermark on one side only.
+    """Find joins that remove state by a key that has a watermark on one side only.
 
-    Rows of the other side are not late by it: they come when the rows that they match are gone.
+    Rows of the other side are not late by it: they may arrive after the rows that they match were removed.
     """
     for join in query.joins:
         if join.by_key is None or outer != bool(join.preserved):
@@ -181,7 +186,7 @@ def _one_sided(query: _Query, *, outer: bool) -> Found:
 
 
 def _never_unmatched(query: _Query) -> Found:
-    """Outer joins that never remove the state of a side whose unmatched rows they show when it is removed."""
+    """Find outer joins that never remove the state of a side, and so never show its unmatched rows."""
     for join in query.joins:
         for side in join.preserved:
             if side not in join.removed | join.capped:
@@ -189,40 +194,40 @@ def _never_unmatched(query: _Query) -> Found:
 
 
 def _constant_bound(query: _Query) -> Found:
-    """Outer joins that never remove the state of a side, since Spark takes a constant for a bound of its time."""
+    """Find outer joins that never remove a side's state, since Spark takes a constant for a time bound."""
     for join in query.joins:
         for side in sorted(join.capped.intersection(join.preserved)):
             yield join.node, f"the {side} side"
 
 
 def _by_other_time(query: _Query) -> Found:
-    """Joins whose condition bounds another column than the one by which Spark removes a side's state."""
+    """Find joins whose condition bounds another column than the one by which Spark removes a side's state."""
     for join in query.joins:
         for side in sorted(join.removed if join.by_key is None else ()):
             late = join.late[side]
             assert late is not None
-            parts = [one for one in conjuncts(join.keys.rest) if late.expr_id in _references(one)]
+            parts = [conjunct for conjunct in conjuncts(join.keys.rest) if late.expr_id in _references(conjunct)]
             keys = with_rest(query.catalyst, join.keys, parts)
             if side not in query.expiring(join.node, keys, join.late)[0]:
                 yield join.node, f"the state of the {side} side, removed by {late.name}"
 
 
 def _late_above_join(query: _Query) -> Found:
-    """Operators that drop late rows, by a column of a side of a join whose state is never removed."""
+    """Find operators that drop late rows by a column of a join side whose state is never removed."""
     for node in query.plan.walk():
-        below = {id(one) for child in node.children for one in child.walk()}
+        below = {id(descendant) for child in node.children for descendant in child.walk()}
         joins = [join for join in query.joins if id(join.node) in below]
         for column in query.event_times(node) if joins else []:
             origins = query.origins(column)
             for join in joins:
                 for side, late in join.late.items():
-                    kept = side not in join.removed and not join.capped  # a cap holds the watermark above the join
+                    kept = side not in join.removed and not join.capped  # a cap holds back the watermark above the join
                     if late is not None and late.expr_id in origins and kept:
                         yield node, f"{late.name}, of the {side} side of the {describe(join.node)}"
 
 
 def _marked_structs(query: _Query) -> Found:
-    """The topmost operator that waits for a watermark which never moves."""
+    """Find the topmost operator that waits for a watermark which never moves."""
     timed = next((node for node in query.plan.walk() if query.event_times(node)), None)
     for node in query.plan.walk() if timed is not None else ():
         if _marks_struct(node):
@@ -232,12 +237,13 @@ def _marked_structs(query: _Query) -> Found:
 
 @dataclass(frozen=True)
 class Shape:
-    """A query shape for which Spark gives wrong rows.
+    """A query shape for which Spark returns wrong rows.
 
     Attributes:
-        certain: whether rows are wrong whatever the data; otherwise only if rows come in an unfavourable order.
-        loss: what goes wrong. advice: what to do.
-        find: finds it in a query.
+        certain: whether rows are wrong for any data; otherwise only for an unfavourable order of rows.
+        loss: the effect on the result.
+        advice: the remedy.
+        find: the function that finds the shape in a query.
     """
 
     certain: bool
@@ -295,4 +301,4 @@ SHAPES = {
         _late_above_join,
     ),
 }
-"""Every shape that is found, by its code."""
+"""All shapes, by code."""

@@ -1,11 +1,11 @@
-"""`foreachBatch` under Millpond: the function finds the user's settings, and behind it every partition has run.
+"""`foreachBatch` under Millpond: the function sees the user's settings, and every partition runs.
 
-A partition that the user's function never asked for (`first()`, `limit(1)`) has not applied the batch. Spark fails such
-a batch for its own state stores (SPARK-52008); this runs what is left.
+A partition that the user's function did not read (`first()`, `limit(1)`) has not applied the batch. Spark fails such a
+batch for its own state stores (SPARK-52008). Millpond runs the remaining partitions.
 
-A query that is stopped while the function runs interrupts it. Spark looks for that in the text of the function's error,
-by a regular expression that needs stack for every character: an error of usual length overflows it, and the query
-neither ends nor goes on. It is given a short text.
+A stop of the query interrupts the function. Spark detects that by a regular expression over the text of the function's
+error, which needs stack space for every character. An error of usual length overflows the stack, and the query neither
+ends nor goes on. So the error is replaced by one with a short text.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pyspark.sql import DataFrame
 
 from millpond.errors import UsageError
 from millpond.query.session import changed
-from millpond.slot.batch.task import PipeTask
-from millpond.slot.pipe.client import answered_batches
-from millpond.slot.pipe.pipe import PartitionDone
+from millpond.tasks.operator_task import OperatorTask
+from millpond.worker.client import answered_batches
+from millpond.worker.slot_stage import PartitionDone
 
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
@@ -33,28 +33,28 @@ _INTERRUPTED = (
     "java.nio.channels.ClosedByInterruptException",
     "SPARK_JOB_CANCELLED",
 )
-"""What errors of a JVM call say that a stop of the query has ended."""
+"""Texts in the error of a JVM call that a stop of the query interrupted."""
 
 
 class BatchInterruptedError(Exception):
-    """The user's function was ended by a stop of the query, in words that Spark recognises."""
+    """The user's function was interrupted by a stop of the query; Spark recognises the text."""
 
 
 class CompleteBatch:
-    """A `foreachBatch` function that does what the user's function left undone.
+    """A `foreachBatch` function that runs the user's function, then the partitions that it did not read.
 
     Args:
-        function: the user's.
+        function: the user's function.
         tasks: the query's Millpond operators.
-        coverage: the accumulator in which pipes report.
-        inside: settings that the query runs with, of those that `outside` names.
-        outside: what the user has set them to; None: not set.
+        coverage: the accumulator in which slot stages report finished partitions.
+        inside: the values with which the query runs, for the settings in `outside`.
+        outside: the user's values of these settings; None: not set.
     """
 
     def __init__(
         self,
         function: BatchFunction,
-        tasks: list[PipeTask],
+        tasks: list[OperatorTask],
         coverage: Accumulator[list[PartitionDone]],
         inside: Mapping[str, str],
         outside: Mapping[str, str | None],
@@ -64,13 +64,13 @@ class CompleteBatch:
         self.outside = outside
         self.tasks = tasks
         self.coverage = coverage
-        self.coverage.value = []  # a recovery that ran the batch into nothing has reported, too
+        self.coverage.value = []  # drop reports of a replay in recovery
 
     def __call__(self, df: DataFrame, batch: int) -> None:
-        """Run the user's function, then the partitions that it has left out.
+        """Run the user's function, then the partitions that it did not read.
 
         Raises:
-            UsageError: even reading the whole batch leaves partitions out; names the operator and partition.
+            UsageError: partitions are missing even after a read of the whole batch; names operator and partition.
             BatchInterruptedError: the query is being stopped.
         """
         try:
@@ -79,9 +79,9 @@ class CompleteBatch:
             text = str(error)
             if not any(sign in text for sign in _INTERRUPTED):
                 raise
-            first = text.partition("\n\tat ")[0].replace("\n", " ")[:300]
+            summary = text.partition("\n\tat ")[0].replace("\n", " ")[:300]
             raise BatchInterruptedError(
-                f"py4j.protocol.Py4JJavaError: An error occurred while calling the function ({first}): "
+                f"py4j.protocol.Py4JJavaError: An error occurred while calling the function ({summary}): "
                 f"{_INTERRUPTED[0]}"
             ) from None
 
@@ -89,7 +89,7 @@ class CompleteBatch:
         with changed(df.sparkSession, self.outside, self.inside):
             self.function(df, batch)
         if self._missing(batch):
-            # Partitions that have applied the batch answer from memory; which they are, other hosts do not tell.
+            # Read all partitions: slots on other hosts do not report theirs. Those that have run answer from memory.
             df.write.format("noop").mode("overwrite").save()
         missing = self._missing(batch)
         self.coverage.value = []
@@ -114,8 +114,8 @@ class CompleteBatch:
         missing = self._expected() - reported
         if not missing:
             return missing
-        # A consumer that stops early, as isEmpty() does, gives a pipe no chance to report; this host's slots know.
-        # A slot has answered once what the batch waits for is durable: a reader that was cut off before may not have
-        # waited, and must not let Spark's ledger run ahead of the state.
+        # A slot stage cannot report if its consumer stops early, as isEmpty() does; this host's slots know what ran.
+        # A slot counts a batch as answered once the state that the batch waits for is durable. A reader that stopped
+        # before may not have waited for that, and Spark's commit log must not run ahead of the state.
         answered = answered_batches(self.tasks[0])
         return {place for place in missing if answered.get(place, -1) < batch}

@@ -1,4 +1,4 @@
-"""Choose, batch by batch, in which form the map side of each exchange runs: combined rows, rows, or files."""
+"""Choice of the map side's form for each exchange and batch: combined rows, rows, or files."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.metrics import observation
 from millpond.plan.catalyst.exchange.forms import ExchangeForms, Form
-from millpond.slot.batch.task import PipeTask
+from millpond.tasks.operator_task import OperatorTask
 
 log = logging.getLogger("millpond")
 
 _LOOK_SECONDS = 0.5
 _SMALL, _LARGE = 50_000, 100_000
-"""Rows of a batch up to which Spark's shuffle takes less time than a second Python stage; rows from which it does not.
-Batches in between stay in the form that they have."""
+"""Rows of a batch up to which Spark's shuffle is faster than a second Python stage, and from which it is slower.
+Batches in between keep their form."""
 _LEAVE, _ENTER = 0.5, 0.25
-"""Rows that combining leaves per row that comes: beyond the first it stops, below the second it starts again."""
+"""Combined rows per input row: combining stops above the first value, and starts again below the second."""
 _RETRY_AFTER = 32
-"""Batches looked at before combining is tried again, after it left many rows although few groups changed: where only
-values matter, few groups may have many values."""
+"""Batches until combining is tried again after it left many rows although few groups changed: with distinct values, few
+groups may have many values."""
 _MISSED = 0.002
-"""Share of the keys that were not in memory beyond which files are better: keys are read ahead, and in passes."""
+"""Share of keys missing from memory above which files are better: they allow prefetching and multi-pass reads."""
 
 
 @dataclass
@@ -34,11 +34,12 @@ class FormChoice:
     """The form of one exchange.
 
     Attributes:
-        combines: whether rows can be combined. files: whether they can go through files of the host.
-        always: whether they are combined whatever that saves.
-        tasks: map tasks of a batch, each of which combines its own rows.
-        form: of the batches that are planned from now on.
-        retry_in: batches until combining is tried again where few groups had many values.
+        combines: whether rows can be combined.
+        files: whether rows can go through files on the host.
+        always: whether rows are combined in every batch.
+        tasks: the number of map tasks of a batch; each one combines its own rows.
+        form: the form of batches that are planned from now on.
+        retry_in: batches until combining is tried again after few groups had many values.
     """
 
     combines: bool
@@ -57,15 +58,15 @@ class FormChoice:
 
     @property
     def fixed(self) -> bool:
-        """Whether there is nothing to choose."""
+        """Whether only one form is possible."""
         return not self.files and (not self.combines or self.always)
 
     def next(self, figures: Mapping[str, float]) -> Form:
         """Choose the form of the next batches.
 
         Args:
-            figures: of a batch that has ended, perhaps not in the form chosen last: `input_rows`, `cache_hits`,
-                `cache_misses`; where rows can be combined, those of `millpond.metrics.COMBINED`, too.
+            figures: the metrics of a finished batch, which may not have run in the form chosen last: `input_rows`,
+                `cache_hits`, `cache_misses`; if rows can be combined, those of `millpond.metrics.COMBINED`, too.
         """
         rows = figures.get("input_rows") or 0.0
         if not rows:
@@ -80,7 +81,7 @@ class FormChoice:
         return self.form
 
     def _pays(self, rows: float, figures: Mapping[str, float]) -> bool:
-        """Whether combining saves enough: as measured if the batch was combined, else as its groups suggest."""
+        """Return whether combining saves enough rows: measured for a combined batch, else estimated from its groups."""
         exchanged = figures.get("exchanged_rows") or 0.0
         few = (figures.get("changed_rows") or 0.0) * self.tasks <= _ENTER * rows
         if not figures.get("combined_rows"):
@@ -96,48 +97,51 @@ class FormChoice:
         return self.files and misses > _MISSED * (misses + hits)
 
 
-def exchange_id(task: PipeTask) -> str:
-    """Return the name by which the JVM knows the exchange of an operator in one run of a query."""
+def exchange_id(task: OperatorTask) -> str:
+    """Return the JVM's name for the exchange of an operator in one run of a query."""
     return f"{task.run}-{task.operator}"
 
 
-def begin_forms(forms: ExchangeForms, tasks: Sequence[PipeTask]) -> None:
+def begin_forms(forms: ExchangeForms, tasks: Sequence[OperatorTask]) -> None:
     """Choose the forms of a query's first batches."""
     for task in tasks:
         forms.choose(exchange_id(task), _choice(task).form)
 
 
-def forget_forms(forms: ExchangeForms, tasks: Sequence[PipeTask]) -> None:
+def forget_forms(forms: ExchangeForms, tasks: Sequence[OperatorTask]) -> None:
     """Drop the forms of a query that has ended, or did not start."""
     for task in tasks:
         forms.forget(exchange_id(task))
 
 
 def choose_forms(
-    query: StreamingQuery, spark: SparkSession, forms: ExchangeForms, tasks: Sequence[PipeTask], *, always: bool
+    query: StreamingQuery, spark: SparkSession, forms: ExchangeForms, tasks: Sequence[OperatorTask], *, always: bool
 ) -> None:
     """Choose the forms of later batches in a thread that ends with the query.
 
     Args:
-        query: the running query. spark: its session. forms: of its exchanges. tasks: its pipe tasks.
-        always: whether rows that can be combined are, in all batches.
+        query: the running query.
+        spark: its session.
+        forms: the forms of its exchanges.
+        tasks: its operators.
+        always: whether rows are combined in every batch, where they can be.
     """
     parallelism = int(spark.sparkContext.defaultParallelism)
     choices = [(task, _choice(task, always=always, parallelism=parallelism)) for task in tasks]
     threading.Thread(target=_watch, args=(query, forms, choices), name="millpond-forms", daemon=True).start()
 
 
-def _choice(task: PipeTask, *, always: bool = False, parallelism: int = 1) -> FormChoice:
+def _choice(task: OperatorTask, *, always: bool = False, parallelism: int = 1) -> FormChoice:
     return FormChoice(bool(task.combined), task.exchange == "local", always, parallelism)
 
 
-def _watch(query: StreamingQuery, forms: ExchangeForms, choices: Sequence[tuple[PipeTask, FormChoice]]) -> None:
+def _watch(query: StreamingQuery, forms: ExchangeForms, choices: Sequence[tuple[OperatorTask, FormChoice]]) -> None:
     try:
         if all(choice.fixed for _, choice in choices):
             query.awaitTermination()
         latest = -1
         while not query.awaitTermination(_LOOK_SECONDS):
-            java = query._jsq.lastProgress()  # PySpark's own copy of it takes dozens of calls
+            java = query._jsq.lastProgress()  # cheap check first: PySpark's own copy takes dozens of calls
             if java is None or java.batchId() == latest:
                 continue
             latest = java.batchId()

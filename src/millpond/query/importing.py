@@ -1,11 +1,11 @@
 """`millpond.import_checkpoint`: a query that ran on Spark's state store goes on with its state on Millpond.
 
-Spark reads its own state, by its data source for that; each operator takes up what was its own as if it were a batch:
-the last one that Spark has committed. So the new checkpoint is as if Millpond had run that batch, in this order:
+Spark reads its own state with its state data source. Each operator reads its rows as a batch: the last one that Spark
+has committed. So the new checkpoint looks as if Millpond had run that batch. Files are written in this order:
 
-1. `parents.json`, if nothing is there: from then on the place is taken, and no query starts on it without an id.
-2. `query.json`, a generation, and the state, as commits of the version that follows on the batch.
-3. `sources/`, `offsets/`, `commits/`, and last `metadata` with the id of the query, which stays what it was.
+1. `parents.json`, if the location is empty: from then on it is taken, and no query starts on it without an id.
+2. `query.json`, a generation, and the state, as commits of the version after the batch.
+3. `sources/`, `offsets/`, `commits/`, and last `metadata` with the unchanged id of the query.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ from millpond.checkpoint.forks.parents import NAME as PARENTS
 from millpond.checkpoint.forks.parents import Parents
 from millpond.checkpoint.formats.documents import write_own_document
 from millpond.checkpoint.generation import Base, BaseVersion, claim, write_base
-from millpond.checkpoint.pinned import NAME as QUERY
 from millpond.checkpoint.recovery import Recovery
+from millpond.checkpoint.state_schema import NAME as QUERY
 from millpond.conf import Settings, read_settings
 from millpond.ddl import quoted
 from millpond.errors import SettingError, StateDamagedError, StateIncompatibleError, UsageError
-from millpond.files.backends.filesystem import FileSystem, join_url, open_filesystem
-from millpond.files.backends.patience import put_own
+from millpond.files.backends.filesystem import FileSystem
+from millpond.files.backends.retry import put_own
+from millpond.files.locations.opening import join_url, open_filesystem
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.decide import decide
-from millpond.plan.exchange import exchanged
+from millpond.plan.exchange.map_side import exchanged
+from millpond.plan.exchange.workers import map_in_arrow, named
 from millpond.plan.reading.decision import Decided, Decision, Operator
 from millpond.plan.replay.fingerprint import fingerprint
 from millpond.plan.spark_state.contradictions import Times
@@ -48,29 +50,30 @@ from millpond.plan.spark_state.rows import (
     in_sparks_order,
     projected,
 )
-from millpond.plan.workers import map_in_arrow, named
-from millpond.query.ledger.copying import check_finished, check_free, copy_folders, copy_ledger, out_of_reach
-from millpond.query.ledger.ledger import METADATA, Ledger
+from millpond.query.logs.copying import check_finished, check_free, copy_folders, copy_logs, out_of_reach
+from millpond.query.logs.query_logs import METADATA, QueryLogs
 from millpond.query.starting.checks import check_session, check_stream
-from millpond.query.starting.pinning import pinned_query
-from millpond.query.starting.tasks import first_partitions, pipe_task
+from millpond.query.starting.state_schema import state_schema_of
+from millpond.query.starting.tasks import first_partitions, operator_task
 from millpond.query.starting.watching import note_watching
-from millpond.slot.batch.task import PipeTask
-from millpond.slot.pipe.client import drain
-from millpond.slot.pipe.pipe import Pipe
+from millpond.tasks.operator_task import OperatorTask
+from millpond.worker.client import drain
+from millpond.worker.slot_stage import SlotStage
 
 _BATCH = "streaming.sql.batchId"
-"""The local property by which Spark tells tasks their batch."""
+"""The local property in which Spark gives tasks their batch."""
 
 
 @dataclass(frozen=True)
 class Import:
-    """What was made.
+    """An imported checkpoint.
 
     Attributes:
-        checkpoint: where. query: its id, which is that of the old one.
-        version: of the state: that after the last batch that Spark has committed.
-        partitions: of the state. operators: how many took theirs up.
+        checkpoint: its URL.
+        query: the query's id, the same as in the old checkpoint.
+        version: the version of the state, after the last batch that Spark has committed.
+        partitions: the number of partitions of the state.
+        operators: the number of operators on Millpond.
     """
 
     checkpoint: str
@@ -83,17 +86,18 @@ class Import:
 def import_checkpoint(
     df: DataFrame, source: str | os.PathLike[str], checkpoint: str | os.PathLike[str], output_mode: str = "append"
 ) -> Import:
-    """Make a checkpoint of Millpond's that goes on from one that the query has made natively.
+    """Make a Millpond checkpoint from a native checkpoint of the query. See `millpond.import_checkpoint`.
 
     Args:
         df: the query's streaming DataFrame.
         source: the checkpoint location of the native query, which must not run.
-        checkpoint: the new one, where there is nothing yet.
-        output_mode: of the query.
+        checkpoint: the new checkpoint location, which must be empty.
+        output_mode: the output mode of the query.
 
     Raises:
-        UsageError: there is no such checkpoint, something is at the new place, or the query is running.
-        StateIncompatibleError: the state is of another query, or some of it cannot be taken over; nothing was written.
+        UsageError: the checkpoint does not exist, the new location is not empty, or the query is running.
+        StateIncompatibleError: the state is of another query, or part of it cannot be imported; nothing was written.
+        SettingError: `spark.millpond.state.location` is set.
     """
     check_session(df)
     spark = df.sparkSession
@@ -109,14 +113,14 @@ def import_checkpoint(
         )
     origin = catalyst.qualified(os.fspath(source))
     original, place = open_filesystem(origin), open_filesystem(catalyst.qualified(os.fspath(checkpoint)))
-    ledger = Ledger(original)
-    query = _check_original(catalyst, original, ledger)
+    query_logs = QueryLogs(original)
+    query = _check_original(catalyst, original, query_logs)
     check_free(place)
-    batch, planned = ledger.last("commits"), ledger.last("offsets")
-    carried = _carried(spark, catalyst, decision, origin, batch, _times(ledger, batch))
+    batch, planned = query_logs.last("commits"), query_logs.last("offsets")
+    carried = _carried(spark, catalyst, decision, origin, batch, _times(query_logs, batch))
     files = open_filesystem(join_url(place.url, "millpond"))
     write_own_document(files, PARENTS, Parents(files.url, (), making=uuid.uuid4().hex))
-    write_own_document(files, QUERY, pinned_query(decision, settings.key_groups, catalyst))
+    write_own_document(files, QUERY, state_schema_of(decision, catalyst))
     task = _begin(spark, settings, decision, files, query, place.url, origin, batch, fingerprint(catalyst, decision))
     try:
         with _as_batch(spark, batch):
@@ -125,10 +129,10 @@ def import_checkpoint(
                 assert operator is not None
                 assert operator.spec is not None
                 assert operator.index is not None
-                own = msgspec.structs.replace(task, operator=operator.index, spec=operator.spec)
-                sent = exchanged(catalyst, rows.withColumn("__mark", F.lit(False)), task.partitions)
-                function = named(Pipe(own), f"import of {operator.title}", 2)
-                map_in_arrow(sent, function, "nothing int").collect()
+                operator_task = msgspec.structs.replace(task, operator=operator.index, spec=operator.spec)
+                frame = exchanged(catalyst, rows.withColumn("__mark", F.lit(False)), task.partitions)
+                function = named(SlotStage(operator_task), f"import of {operator.title}", 2)
+                map_in_arrow(frame, function, "nothing int").collect()
     finally:
         drain(task)
     missing = Recovery(files).missing(batch + 1)
@@ -140,14 +144,14 @@ def import_checkpoint(
             file=files.url,
         )
     copy_folders(original, place, ["sources/"])
-    copy_ledger(original, place, ledger, batch + 1)
-    made = Ledger(place)
-    made.put("commits", batch, _first_version(made.read("commits", batch)))
-    entry = ledger.read("offsets", batch + 1)
+    copy_logs(original, place, query_logs, batch + 1)
+    new_logs = QueryLogs(place)
+    new_logs.put("commits", batch, _first_version(new_logs.read("commits", batch)))
+    entry = query_logs.read("offsets", batch + 1)
     if entry is not None:
-        made.put("offsets", batch + 1, entry)
+        new_logs.put("offsets", batch + 1, entry)
     note_watching(place, decision.ours)
-    if (ledger.last("commits"), ledger.last("offsets")) != (batch, planned):
+    if (query_logs.last("commits"), query_logs.last("offsets")) != (batch, planned):
         raise UsageError(
             "The query has gone on while its state was taken over.",
             action="Stop it, wherever it runs, delete what there is at the new place, and import again.",
@@ -157,13 +161,13 @@ def import_checkpoint(
     return Import(place.url, query, batch + 1, task.partitions, len(decision.ours))
 
 
-def _check_original(catalyst: Catalyst, original: FileSystem, ledger: Ledger) -> str:
-    """See that there is a native query's checkpoint that can be gone on with; returns the query's id."""
-    query = ledger.query_id()
-    committed, planned = ledger.last("commits"), ledger.last("offsets")
+def _check_original(catalyst: Catalyst, original: FileSystem, query_logs: QueryLogs) -> str:
+    """Check that a location holds a native checkpoint that can be imported, and return the query's id."""
+    query = query_logs.query_id()
+    committed, planned = query_logs.last("commits"), query_logs.last("offsets")
     if query is None or committed < 0:
         check_finished(original)
-        ledger.check_id()
+        query_logs.check_id()
         raise UsageError(
             "There is no query here that has committed a batch.",
             action="Give the checkpointLocation of a query that has run, or start the query with a new one.",
@@ -189,21 +193,21 @@ def _check_original(catalyst: Catalyst, original: FileSystem, ledger: Ledger) ->
 def _carried(
     spark: SparkSession, catalyst: Catalyst, decision: Decision, origin: str, batch: int, times: Times
 ) -> list[tuple[Decided, DataFrame]]:
-    """What each operator takes up.
+    """Return each operator with the rows that it imports.
 
     Raises:
-        StateIncompatibleError: some of it cannot be taken over.
+        StateIncompatibleError: part of the state cannot be imported.
     """
     for operator in decision.theirs:
         raise StateIncompatibleError(
             f"The state of '{operator.title}' cannot be taken over: the operator stays on Spark ({operator.reason}).",
             action="Leave the query on Spark, or begin with a new checkpointLocation.",
         )
-    held = _held(spark, origin, batch)
+    native_state = _held(spark, origin, batch)
     order = list(in_sparks_order(decision.root))
-    if sorted(held) != list(range(len(order))):
+    if sorted(native_state) != list(range(len(order))):
         raise StateIncompatibleError(
-            f"The query has {describe_operators(order)}; its checkpoint has {describe_held(held)}.",
+            f"The query has {describe_operators(order)}; its checkpoint has {describe_held(native_state)}.",
             action="Give the query that has made the checkpoint. (Checkpoints of Spark before 4.0 do not say what "
             "operators they have until a batch has run on a newer version.)",
             file=origin,
@@ -213,21 +217,26 @@ def _carried(
         reader = spark.read.format("statestore").option("operatorId", number).option("batchId", batch)
         return reader.option("storeName", store).load(origin)
 
-    above = [id(one) for one in projected(decision.root)]
-    found = [
-        (one, carried_rows(catalyst, one, held[number], partial(read, number), times, projected=id(one) in above))
-        for number, one in enumerate(order)
+    above = [id(operator) for operator in projected(decision.root)]
+    with_state = [
+        (
+            operator,
+            carried_rows(
+                catalyst, operator, native_state[number], partial(read, number), times, projected=id(operator) in above
+            ),
+        )
+        for number, operator in enumerate(order)
     ]
-    return found + [
-        (one, _no_rows(spark, one.operator))
-        for one in decision.root.walk()
-        if one.operator is not None and not one.operator.stateful
+    return with_state + [
+        (operator, _no_rows(spark, operator.operator))
+        for operator in decision.root.walk()
+        if operator.operator is not None and not operator.operator.stateful
     ]
 
 
-def _times(ledger: Ledger, batch: int) -> Times:
-    """The watermarks by which a committed batch ran, and by which the next one will."""
-    ran, done = ledger.read("offsets", batch), ledger.read("commits", batch)
+def _times(query_logs: QueryLogs, batch: int) -> Times:
+    """Return the watermarks of a committed batch and of the next batch."""
+    ran, done = query_logs.read("offsets", batch), query_logs.read("commits", batch)
     if ran is None or done is None:
         raise out_of_reach(batch + 1)
     watermark, following = (json.loads(entry.decode().splitlines()[1]) for entry in (ran, done))
@@ -235,7 +244,7 @@ def _times(ledger: Ledger, batch: int) -> Times:
 
 
 def _no_rows(spark: SparkSession, operator: Operator) -> DataFrame:
-    """What an operator without state takes up."""
+    """Return an empty DataFrame of the input columns of an operator without state."""
     assert operator.spec is not None
     columns = [*(f"{quoted(field.name)} {field.type}" for field in operator.spec.input_fields), "__hash bigint"]
     return spark.createDataFrame([], ", ".join(columns))
@@ -260,16 +269,15 @@ def _begin(
     origin: str,
     batch: int,
     plan: str,
-) -> PipeTask:
-    """Claim a generation that begins without state, at the batch; returns the task that takes it up."""
+) -> OperatorTask:
+    """Claim a generation that begins at the batch without state, and return the task that imports into it."""
     partitions = first_partitions(spark, settings)
-    task = pipe_task(spark, settings, decision.specs[0], query, location, origin, partitions, "sync")
+    task = operator_task(spark, settings, decision.specs[0], query, location, origin, partitions, "sync")
     generation = claim(
         files,
         run=task.run,
         partitions=partitions,
-        key_groups=settings.key_groups,
-        least=time.time_ns() // 1_000_000,
+        least=time.time_ns() // 1_000_000,  # the time also fences runs whose checkpoint was deleted
     )
     nothing = BaseVersion(batch, (), generation.ranges)
     write_base(files, Base(generation.number, len(decision.specs), (nothing,), plan, retain=settings.state_retain))
@@ -278,7 +286,7 @@ def _begin(
 
 @contextmanager
 def _as_batch(spark: SparkSession, batch: int) -> Iterator[None]:
-    """Have jobs run as those of a batch, without re-planning: each partition is to run."""
+    """Run Spark jobs as those of a batch, without re-planning, so that each partition runs."""
     context = spark.sparkContext
     before = context.getLocalProperty(_BATCH)
     context.setLocalProperty(_BATCH, str(batch))
@@ -289,7 +297,7 @@ def _as_batch(spark: SparkSession, batch: int) -> Iterator[None]:
 
 
 def _first_version(entry: bytes | None) -> bytes:
-    """A commit in the first version of the log: what the second adds names Spark's state."""
+    """Convert a commit to version 1 of the commit log: the additions of version 2 name Spark's state."""
     assert entry is not None
     version, *lines = entry.decode().splitlines()
     if version == "v1":

@@ -1,4 +1,4 @@
-"""Makes `df.writeStream` itself write through Millpond, for frameworks that call it themselves."""
+"""Replacement of `df.writeStream` itself, for frameworks that call it themselves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MARK = "_millpond_sessions"
 
 
 def install_session(spark: SparkSession) -> None:
-    """Install Millpond for one session; doing it again changes nothing.
+    """Install Millpond for one session; a repeated call has no effect.
 
     Raises:
         UsageError: the session cannot run Millpond.

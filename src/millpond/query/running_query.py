@@ -1,4 +1,4 @@
-"""The `StreamingQuery` that a start returns: Spark's own, with readable errors, which ends quietly on Ctrl-C."""
+"""The `StreamingQuery` that a start returns: Spark's own, with short errors and a clean end on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 from millpond.plan.catalyst.stopping import stop_at_exit
 
 _PLAN = "\n\nLogical Plan:\n"
-"""In the text of Spark's error: the plan of the query as Millpond has rewritten it follows, of no use to the user."""
+"""Separator in the text of Spark's error. The rewritten plan follows, which does not help the user."""
 
 _STOP_SECONDS = 3
-"""How long a program that ends waits for a batch that runs."""
+"""Seconds for which a program that exits waits for a running batch."""
 
 _T = TypeVar("_T")
 _running: list[RunningQuery] = []
@@ -31,8 +31,8 @@ class RunningQuery(StreamingQuery):  # type: ignore[misc]
 
     @classmethod
     def of(cls, query: StreamingQuery) -> RunningQuery:
-        """The same query, which is stopped when the program ends."""
-        _running[:] = [one for one in _running if one.isActive]
+        """Wrap a query, so that it is stopped when the program exits."""
+        _running[:] = [other for other in _running if other.isActive]
         running = cls(query._jsq)
         _running.append(running)
         return running
@@ -49,7 +49,7 @@ class RunningQuery(StreamingQuery):  # type: ignore[misc]
             _interruptible(lambda: StreamingQuery.processAllAvailable(self))
 
     def exception(self) -> StreamingQueryException | None:
-        """Return the error that has ended the query, as `StreamingQuery.exception` does."""
+        """Return the error that ended the query, as `StreamingQuery.exception` does."""
         error = super().exception()
         return None if error is None else _shortened(error)
 
@@ -69,10 +69,10 @@ def _shortened(error: Any) -> Any:
 
 
 def _interruptible(wait: Callable[[], _T]) -> _T:
-    """Call a function of Spark's that blocks, so that Ctrl-C ends the wait and nothing else.
+    """Call a blocking function of Spark so that Ctrl-C ends only the wait.
 
-    PySpark's handler of SIGINT cancels all jobs by a second call on the connection that waits here, which fails with
-    tracebacks of both. So the call is made in another thread, and Python's own handler replaces PySpark's meanwhile.
+    PySpark's SIGINT handler cancels all jobs by a second call on the connection that waits here. Both calls then fail
+    with tracebacks. So the call runs in another thread, and Python's own handler replaces PySpark's meanwhile.
     """
     handler = signal.getsignal(signal.SIGINT)
     of_spark = getattr(handler, "__module__", None) == SparkContext.__module__
@@ -96,10 +96,10 @@ def _interruptible(wait: Callable[[], _T]) -> _T:
 
 @atexit.register
 def _stop_running() -> None:
-    """Stop the queries before the program ends.
+    """Stop the queries before the program exits.
 
-    The JVM ends with the program that has started it. If queries still run then, it logs hundreds of lines on how
-    their batches fail. A program that somebody else's JVM has started leaves them alone.
+    The JVM exits with the program that started it. If queries still run then, it logs hundreds of lines about their
+    failed batches. A program that does not own the JVM does not stop its queries.
     """
     gateway = SparkContext._gateway
     jvm = getattr(gateway, "proc", None)

@@ -1,4 +1,4 @@
-"""Session settings that a transplanted query needs while it starts: a query runs in a copy of its session."""
+"""Session settings for the start of a rewritten query, which then runs in a copy of its session."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from millpond.spec.types import leaves, parse_type
 
 _MOST_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _UNLIMITED = str((1 << 31) - 1)
-"""Any smaller limit makes Spark add up the sizes of all columns after each row: 0.3 µs a row, most of its edge."""
+"""With a smaller limit, Spark adds up the sizes of all columns after each row, which takes 0.3 µs a row."""
 
 _ROWS_OF_ANY_LENGTH = 4096
-"""Rows of one Arrow batch if they have strings, or sketches when they are combined: without a limit of bytes, 2 GB of a
-column have to hold them."""
+"""Rows of one Arrow batch with strings, or with sketches of combined rows. Without a limit in bytes, they have to fit
+a column of at most 2 GB."""
 
 _STORES = "spark.sql.streaming.internal.stateStore.partitions"
 
@@ -28,26 +28,26 @@ _WATCHING = {
     _STORES: "1",
     "spark.sql.streaming.stateStore.checkpointFormatVersion": "1",
 }
-"""What the operator of Spark's own needs that watches the watermark (see `Catalyst.watching_watermark`)."""
+"""Settings for Spark's operator that watches the watermark (see `Catalyst.watermark_batch_source`)."""
 
 PLANNING = {
     "spark.sql.streaming.unsupportedOperationCheck",
     "spark.sql.adaptive.streaming.stateless.enabled",
     *_WATCHING,
 }
-"""What counts only while queries are started and batches planned: a batch's rows come alike without it."""
+"""Settings that matter only while queries start and batches are planned; they do not change the rows of a batch."""
 
 _STARTING = threading.RLock()
 """Two starts must not see, or restore, each other's settings."""
 
 
 def running_settings(settings: Settings, specs: Sequence[OperatorSpec], given: Mapping[str, str]) -> dict[str, str]:
-    """The session settings under which a transplanted query runs.
+    """Return the session settings with which a rewritten query runs.
 
     Args:
-        settings: Millpond's.
-        specs: the operators.
-        given: the session's settings.
+        settings: Millpond's settings.
+        specs: the operators on Millpond.
+        given: the settings of the user's session.
     """
     closing = any(spec.closes for spec in specs)
     fields = [field for spec in specs for field in (*spec.input_fields, *spec.output_fields)]
@@ -55,7 +55,7 @@ def running_settings(settings: Settings, specs: Sequence[OperatorSpec], given: M
     sketches = any(call.function == "approx_count_distinct" for spec in specs for call in spec.calls)
     rows = min(settings.batch_rows, _ROWS_OF_ANY_LENGTH) if of_any_length or sketches else settings.batch_rows
     return {
-        # Spark checked the query that the user wrote; the transplanted one looks stateless and would be judged as such.
+        # Spark checked the query that the user wrote; the rewritten one looks stateless and would be judged as such.
         "spark.sql.streaming.unsupportedOperationCheck": "false",
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(rows),
         _MOST_BYTES: given.get(_MOST_BYTES, _UNLIMITED),
@@ -66,22 +66,26 @@ def running_settings(settings: Settings, specs: Sequence[OperatorSpec], given: M
 
 
 def first_stores(settings: Mapping[str, str]) -> int:
-    """Into how many partitions Spark divides the state stores of a query that begins under these session settings."""
+    """Return the number of partitions of Spark's state stores for a new query with these session settings."""
     return int(settings.get(_STORES) or settings.get("spark.sql.shuffle.partitions") or 200)
 
 
 def outside(around: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str | None]:
-    """What a `foreachBatch` function finds of the session in place of `running_settings`: it may start other queries.
+    """Return the settings to restore in a `foreachBatch` function, which may start other queries.
 
     Args:
-        around: the running settings. given: the session's settings.
+        around: the running settings.
+        given: the settings of the user's session.
+
+    Returns:
+        The user's values; None: not set.
     """
     return {name: given.get(name) for name in around if name in PLANNING}
 
 
 @contextmanager
 def starting(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
-    """Change a session's settings while a query starts, and put back what was there."""
+    """Change a session's settings while a query starts, and restore the old ones."""
     with _STARTING:
         before = Catalyst(spark).settings
         with changed(spark, wanted, {name: before.get(name) for name in wanted}):
@@ -90,7 +94,7 @@ def starting(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def changed(spark: SparkSession, wanted: Mapping[str, str | None], before: Mapping[str, str | None]) -> Iterator[None]:
-    """Change a session's settings within this context, then to what was there before; None: not set."""
+    """Change a session's settings within this context, then restore `before`; None: not set."""
     try:
         _set(spark, wanted)
         yield

@@ -11,17 +11,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType, _parse_datatype_string
 
 from millpond.errors import SettingError
-from millpond.files.backends.filesystem import open_filesystem
+from millpond.files.locations.opening import open_filesystem
 from millpond.plan.catalyst.jvm import Catalyst
-from millpond.plan.workers import map_in_arrow
-from millpond.query.ledger.finding import find_state
+from millpond.plan.exchange.workers import map_in_arrow
+from millpond.query.logs.finding import find_state
 from millpond.query.starting.checks import check_spark
 from millpond.query.starting.running import await_commits
-from millpond.slot.reading.reader import StateReader
+from millpond.state_reader.reader import StateReader
 
 
 class _PartitionReader:
-    """Turns partition numbers into the rows of those partitions, as they were in one run, whatever begins meanwhile."""
+    """Map function from partition numbers to their rows in one generation; later runs do not affect it."""
 
     def __init__(self, location: str, generation: int, operator: int, version: int, table: str) -> None:
         self.location = location
@@ -44,28 +44,26 @@ def read_state(
     version: int | None = None,
     variable: str | None = None,
 ) -> DataFrame:
-    """The state of one operator as a DataFrame: its keys and, for aggregates, their results.
+    """Return the state of one operator as a DataFrame. See `millpond.read_state`.
 
-    Columns have the names of the query's output; windows, and the panes that sliding ones share, are structs of `start`
-    and `end` (docs/operations.md, "The state itself"). Of a processor (`transformWithState`) one variable
-    is read: a row for each key, with its value, its list, its map as a list of entries, or, as `timers`, the times of
-    its timers; with a time to live, each part has its `expiry`, and those that have expired may still be there.
+    Columns have the names of the query's output. Windows, and the panes of sliding windows, are structs of `start` and
+    `end` (docs/guides/state-files.md, "Reading the state"). For a processor (`transformWithState`), one variable is
+    read: a row for each key, with its value, its list, its map as a list of entries, or, as `timers`, the times of its
+    timers. With a time to live, each part has its `expiry`, and expired parts may still be present.
 
     Args:
         spark: a classic session.
         checkpoint: the query's checkpoint location (or, with `spark.millpond.state.location`, its folder there).
-        operator: which of the query's operators, as `millpond.explain` numbers them; the first that has state by
-            default.
-        version: the state after batch `version - 1`; the newest durable one by default, for which what a run that has
-            ended on this host is still committing is waited for. Older ones can be read
-            as long as they are kept (`spark.millpond.state.retain`), also where the query was started again since
-            then, with another number of partitions, or changed.
-        variable: of a processor, its name.
+        operator: the operator's number in `millpond.explain`; the first operator with state by default.
+        version: the state after batch `version - 1`; the newest durable version by default. The default waits for
+            pending commits of a run that has ended on this host. Older versions can be read while they are retained
+            (`spark.millpond.state.retain`), also after a restart with other partitions or a changed query.
+        variable: for a processor, the name of a state variable, or `timers`.
 
     Raises:
-        UsageError: there is no such state, operator, version or variable; the message says what there is.
+        UsageError: the state, operator, version or variable does not exist; the message lists those that exist.
         StateDamagedError: the version is not whole, and some of its commits are damaged.
-        TransientError: the last batches of a run that has ended cannot be made durable.
+        TransientError: the last batches of a run that has ended do not become durable.
     """
     check_spark(spark)
     location = find_state(_qualified(spark, os.fspath(checkpoint)))
@@ -73,17 +71,17 @@ def read_state(
         await_commits(location)
     reader = StateReader(location)
     chosen = reader.choose(version)
-    one = reader.choose_operator(chosen, operator)
-    table, fields = one.part(variable)
+    chosen_operator = reader.choose_operator(chosen, operator)
+    table, fields = chosen_operator.part(variable)
     schema = StructType([StructField(field.name, _parse_datatype_string(field.type)) for field in fields])
     partitions = reader.partitions_at(chosen)
     numbers = spark.range(0, partitions, 1, partitions)
     generation = reader.generation_of(chosen)
-    return map_in_arrow(numbers, _PartitionReader(location, generation, one.index, chosen, table), schema)
+    return map_in_arrow(numbers, _PartitionReader(location, generation, chosen_operator.index, chosen, table), schema)
 
 
 def _qualified(spark: SparkSession, checkpoint: str) -> str:
-    """The location as Spark understands it; what Millpond opens by itself stays as it is: Spark may not know it."""
+    """Qualify a path as Spark does; a URL that Millpond can open stays as it is: Spark may not know its scheme."""
     scheme, colon, _ = checkpoint.partition(":")
     if "+" in scheme:
         return checkpoint

@@ -1,7 +1,7 @@
-"""`millpond.writeStream(df)`: Spark's `DataStreamWriter`, whose `start()` and `toTable()` run the transplanted query.
+"""`millpond.writeStream(df)`: Spark's `DataStreamWriter`, whose `start()` and `toTable()` run the rewritten query.
 
-Every call goes to Spark's own writer first, so that its errors stay Spark's, and is recorded; at the end the calls are
-made again on the writer of the transplanted DataFrame.
+Every call goes to Spark's own writer first, so that Spark's errors appear, and is recorded. At the start, the calls are
+repeated on the writer of the rewritten DataFrame.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from millpond.conf import Settings, read_settings
 from millpond.errors import UnsupportedError
-from millpond.files.backends.filesystem import on_disk
+from millpond.files.locations.opening import on_disk
 from millpond.metrics import AHEAD, COMPACTIONS, FIGURES, REMOTE
 from millpond.plan.catalyst.exchange.forms import ExchangeForms, prepare
 from millpond.plan.catalyst.jvm import Catalyst
-from millpond.plan.combining import Combination, Combinations
 from millpond.plan.decide import decide
-from millpond.plan.exchange import MapSides
+from millpond.plan.exchange.combining import Combination, Combinations
+from millpond.plan.exchange.map_side import MapSides
 from millpond.plan.explain import as_text
 from millpond.plan.reading.decision import Decision, Operator
 from millpond.plan.reading.reasons import Reason
 from millpond.plan.replay.repeatable import needs_sync
-from millpond.plan.transplant import transplant
+from millpond.plan.rewriter import rewrite_plan
 from millpond.query.batches import CompleteBatch
 from millpond.query.forms import begin_forms, choose_forms, exchange_id, forget_forms
 from millpond.query.progress.endpoint import endpoint_of
@@ -46,9 +46,9 @@ from millpond.query.starting.checks import (
 )
 from millpond.query.starting.locations import choose_checkpoint, delete_when_stopped, named_checkpoint, runs_planned
 from millpond.query.starting.start import Start, refuse_own_state
-from millpond.slot.batch.task import PipeTask
-from millpond.slot.pipe.exchange import ExchangeWrite
-from millpond.slot.pipe.pipe import Coverage, Pipe
+from millpond.tasks.operator_task import OperatorTask
+from millpond.worker.exchange import ExchangeWrite
+from millpond.worker.slot_stage import Coverage, SlotStage
 
 log = logging.getLogger("millpond")
 
@@ -111,7 +111,7 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
             SettingError: a `spark.millpond.*` setting is unknown or malformed.
             UnsupportedError: an operator is not supported and `onUnsupported` is `error`.
             WrongInSparkError: Spark gives wrong rows for a shape of the query, and `onWrongInSpark` does not allow it.
-            UsageError: the query is set up in a way that would break its state.
+            UsageError: the setup of the query would break its state.
         """
         self._apply(format, outputMode, partitionBy, queryName, options)
         self._path = path
@@ -126,7 +126,7 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         queryName: str | None = None,
         **options: Any,
     ) -> StreamingQuery:
-        """Start the query into a table, as `DataStreamWriter.toTable` does; raises what `start` raises."""
+        """Start the query into a table, as `DataStreamWriter.toTable` does; raise the errors of `start`."""
         self._apply(format, outputMode, partitionBy, queryName, options)
         self._table = True
         return self._launch(lambda writer: DataStreamWriter.toTable(writer, tableName))
@@ -181,18 +181,18 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
             self._spark, self._sink(), self._said("queryName"), self._option("checkpointLocation")
         )
         if checkpoint is None:
-            return launch(self)  # Spark asks for a checkpoint location in its own words
+            return launch(self)  # Spark raises its own error for a missing checkpoint location
         coverage = self._spark.sparkContext.accumulator([], Coverage()) if self._given("foreachBatch") else None
-        given = Catalyst(self._spark).settings
-        around = running_settings(settings, decision.specs, given)
-        theirs = outside(around, given)
-        started: list[PipeTask] = []
+        initial_settings = Catalyst(self._spark).settings
+        around = running_settings(settings, decision.specs, initial_settings)
+        theirs = outside(around, initial_settings)
+        started: list[OperatorTask] = []
         forms = functools.cache(lambda: ExchangeForms.install(self._spark))  # compiled while the query is checked
         combinations = Combinations(decision.root, lambda: settings.combine != "off" and forms() is not None)
 
-        def rewritten(tasks: list[PipeTask], stores: int | None, combined: Mapping[int, Combination]) -> DataFrame:
+        def rewritten(tasks: list[OperatorTask], stores: int | None, combined: Mapping[int, Combination]) -> DataFrame:
             started[:] = tasks
-            pipes = [Pipe(task, coverage, figures=True) for task in tasks]
+            stages = [SlotStage(task, coverage, figures=True) for task in tasks]
             writes = [ExchangeWrite(task) for task in tasks] if tasks[0].exchange == "local" else []
             ids = [exchange_id(task) for task in tasks]
             if chosen := forms():
@@ -200,15 +200,15 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
             figures: tuple[str, ...] = FIGURES if on_disk(tasks[0].location) else FIGURES + REMOTE
             figures += AHEAD if tasks[0].lookaheads else ()
             figures += COMPACTIONS if settings.compaction == "remote" else ()
-            return transplant(
+            return rewrite_plan(
                 self._df,
                 decision,
                 tasks[0].partitions,
-                pipes,
+                stages,
                 MapSides(writes, forms(), ids, combined),
                 figures,
                 tasks,
-                stores or first_stores(given | around),
+                stores or first_stores(initial_settings | around),
             )
 
         def begin(frame: DataFrame) -> StreamingQuery:
@@ -274,7 +274,8 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
             )
         if settings.explain == "all":
             log.warning("%s", as_text(decision, nowhere))
-        for operator in nowhere or decision.theirs:  # if some run nowhere, it does not matter where the others would
+        # If neither engine runs some operators, the query fails: report only these.
+        for operator in nowhere or decision.theirs:
             assert operator.reason is not None
             if settings.on_unsupported == "error":
                 leave = "Change the query, or set spark.millpond.onUnsupported=spark to leave it to Spark."
@@ -290,12 +291,12 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
                 log.warning("'%s' stays on Spark's state store: %s", operator.title, operator.reason)
 
     def _continuous(self) -> str | None:
-        """The trigger, if it is one without micro-batch commits."""
+        """Return the name of a trigger without micro-batch commits, else None."""
         kwargs: dict[str, Any] = next((k for name, _, k in reversed(self._calls) if name == "trigger"), {})
         return next((name for name in ("continuous", "realTime") if kwargs.get(name) is not None), None)
 
     def _sink(self) -> str:
-        """The sink's format; empty for a table, or where the user has not said it."""
+        """Return the sink's format; empty for a table, and if the user has not set one."""
         if self._table:
             return ""
         names = [name for name, _, _ in self._calls if name in ("format", "foreach", "foreachBatch")]
@@ -307,22 +308,22 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         return any(name == method for name, _, _ in self._calls)
 
     def _said(self, method: str) -> Any:
-        """The argument of the last call of a one-argument method, None without a call."""
+        """Return the argument of the last call of a one-argument method; None without a call."""
         values = [[*args, *kwargs.values()][0] for name, args, kwargs in self._calls if name == method]
         return values[-1] if values else None
 
     def _option(self, name: str) -> str | None:
-        """The value of a writer's option, as Spark sees it: names ignore case, the last one counts."""
-        found = None
+        """Return the value of a writer's option as Spark does: names ignore case, the last value counts."""
+        option_value = None
         for method, args, kwargs in self._calls:
             if method == "option":
                 pair = dict(zip(("key", "value"), args, strict=False)) | kwargs
-                given = {pair["key"]: pair["value"]}
+                options = {pair["key"]: pair["value"]}
             elif method == "options":
-                given = kwargs
+                options = kwargs
             else:
                 continue
-            for key, value in given.items():
+            for key, value in options.items():
                 if key.lower() == name.lower() and value is not None:
-                    found = str(value)
-        return found
+                    option_value = str(value)
+        return option_value

@@ -1,1 +1,1 @@
-"""The long-lived process that owns state partitions, and the pipe that leads to it from Spark's worker."""
+"""The slot: a long-lived process that owns state partitions, with its protocol, partitions and prefetching."""

@@ -1,7 +1,7 @@
-"""The kernels that the first batch of nearly every query calls, the longest to compile first.
+"""Kernels that the first batch of nearly every query calls, in descending order of compile time.
 
-On a machine where nothing is compiled they take five seconds on one core, and a query would compile them one after
-another. So they are compiled side by side as soon as slots start, while Spark still plans the batch.
+On a machine without compiled kernels, compiling them one after another takes five seconds on one core. Slots therefore
+compile them in parallel at start-up, while Spark still plans the batch.
 """
 
 from __future__ import annotations

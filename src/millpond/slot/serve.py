@@ -1,4 +1,7 @@
-"""What the template imports before it forks, and what a slot runs: everything, so that a fork finds it all loaded."""
+"""Entry points of a slot process, and the imports that the template must do before it forks.
+
+Everything is imported here, so that a forked slot finds all modules loaded.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,6 @@ import socket
 import numpy as np
 import pyarrow as pa
 
-import millpond.files.backends.faults
-import millpond.files.backends.local
-import millpond.files.backends.objects  # noqa: F401
 from millpond.kernels.compile import compile_side_by_side, leave_behind
 from millpond.kernels.compiled import KERNELS, missing
 from millpond.operators.kinds.registry import load_operators
@@ -20,28 +20,28 @@ from millpond.slot.process.server import Slot
 from millpond.stores.memory.process_memory import share_one_heap
 
 load_operators()
-pa.array(np.empty(0))  # Arrow looks for pandas when it first meets an array, and loads what it finds
+pa.array(np.empty(0))  # Arrow imports pandas, if installed, when it converts its first array: do it before the fork
 
 
 def serve(directory: SlotDirectory, number: int, listener: socket.socket) -> None:
-    """Be slot `number` until the application is gone."""
+    """Run slot `number` until the application has ended."""
     share_one_heap()
     Slot(directory, listener, PartitionServer(directory.path, number)).run()
 
 
 def compile_ahead(directory: SlotDirectory) -> None:
-    """Load the kernels that a first batch needs, for all slots at once; on a machine's first run, compile them.
+    """Load the kernels of the first batch once for all slots, and compile those that are missing.
 
-    The other kernels are compiled by a process that is left behind.
+    A detached process compiles the other kernels.
     """
-    # Numba imports what it knows of types when it is first used: a fifth of a second, in each slot if not here.
+    # Numba imports its type registry on first use, which takes 0.2 s: do it once here instead of in every slot.
     KERNELS[0].targetctx.refresh()
-    left = missing(FIRST)
-    for one in FIRST:
-        if one.kept:
-            one.prepare()
-    if left:
+    uncompiled = missing(FIRST)
+    for kernel in FIRST:
+        if kernel.kept:
+            kernel.prepare()
+    if uncompiled:
         directory.compiling.touch()
-        compile_side_by_side(left)
+        compile_side_by_side(uncompiled)
     if missing():
         leave_behind()

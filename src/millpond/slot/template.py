@@ -1,6 +1,6 @@
-"""The template process: it has imported everything and loaded the kernels, and forks slots that start at once.
+"""The template process: it imports everything, loads the kernels, and forks slots that start at once.
 
-It must never start a thread: a fork copies only the thread that calls it, with whatever locks the others hold.
+It must never start a thread. A fork copies only the calling thread, but also every lock that other threads hold.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from millpond.slot.process.lifecycle import PATIENCE, POLL, SlotDirectory
 from millpond.slot.process.messages import Ask, Granted
 
 Serve = Callable[[SlotDirectory, int, socket.socket], None]
-"""What a slot does with its directory, its number and its listening socket until it ends."""
+"""Runs a slot until it ends; takes its directory, its number and its listening socket."""
 
 Prepare = Callable[[SlotDirectory], None]
-"""Loads what all slots need before the first is forked; it must leave no thread."""
+"""Loads everything that all slots need before the first fork; it must leave no thread running."""
 
 
 class Template:
-    """Answers the question for a slot, forking it if it does not run.
+    """Server that answers requests for a slot and forks the slot if it does not run.
 
     Args:
-        directory: where it works.
-        listener: its own listening socket.
-        serve: what a forked slot runs.
+        directory: the application's slot directory.
+        listener: the template's listening socket.
+        serve: function that a forked slot runs.
     """
 
     def __init__(self, directory: SlotDirectory, listener: socket.socket, serve: Serve) -> None:
@@ -48,7 +48,7 @@ class Template:
         self._ended = False
 
     def run(self) -> None:
-        """Serve until the application is gone or SIGTERM comes; then wait for the slots that were forked here."""
+        """Serve until the application has ended or SIGTERM arrives, then wait for the forked slots to exit."""
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, self._end)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -57,7 +57,7 @@ class Template:
         if threads > 1:
             print(f"The template has {threads} threads: what it forks may hang.", file=sys.stderr, flush=True)
         self.directory.sweep_siblings()
-        poller = select.poll()  # not `select`, which knows the first 1,024 files of a process only
+        poller = select.poll()  # `select` cannot watch descriptors above 1,023
         poller.register(self.listener, select.POLLIN)
         while not self._ended:
             ready = poller.poll(POLL * 1000)
@@ -69,6 +69,7 @@ class Template:
         self.listener.close()
         while self._reap():
             if not self.directory.needed():
+                # A suspended slot cannot notice that the application has ended.
                 self._kill_stopped()
             time.sleep(POLL / 10)
         self.directory.sweep(PATIENCE)
@@ -103,7 +104,7 @@ class Template:
             else:
                 connection.send(granted)
         except OSError:
-            return  # the one who asked has gone, or says nothing
+            return  # the requesting process has gone or is silent
         finally:
             connection.close()
 
@@ -115,7 +116,7 @@ class Template:
         if current is not None and current.alive():
             if current != ask.replace:
                 return current
-            # Dead for certain before its successor reads what it has sealed: it can commit nothing any more.
+            # The old process must be dead before its successor reads its sealed files: then it cannot commit any more.
             if not current.kill():
                 raise TransientError(f"Slot {ask.slot} (process {current.pid}) is hung and cannot be killed.")
         listener = self.directory.listen(name)
@@ -139,6 +140,7 @@ class Template:
             traceback.print_exc()
         finally:
             sys.stderr.flush()
+            # Not `sys.exit`: the fork must not run the template's exit handlers.
             os._exit(code)
 
 
@@ -154,14 +156,14 @@ def _not_started(number: int, error: OSError, directory: SlotDirectory) -> Trans
 
 
 def main(serve: Serve, prepare: Prepare = lambda _: None) -> None:
-    """Run as `python -m <module> DIRECTORY SOCKET-DESCRIPTOR`."""
+    """Run the template: `python -m <module> DIRECTORY SOCKET-DESCRIPTOR`."""
     directory = SlotDirectory(Path(sys.argv[1]))
     listener = socket.socket(fileno=int(sys.argv[2]))
     os.chdir("/")
-    faulthandler.enable(all_threads=False)  # a slot that crashes leaves its stack in the log
+    faulthandler.enable(all_threads=False)  # a crashing slot writes its stack trace to the log
     prepare(directory)
     gc.collect()
-    gc.freeze()  # the collector would touch, and so copy, every page that slots share with this process
+    gc.freeze()  # a garbage collection would write to, and so copy, every page that slots share with this process
     Template(directory, listener, serve).run()
 
 

@@ -1,1 +1,1 @@
-"""What an operator computes, as plain data: operators, types, functions. Read by plan, query and slot alike."""
+"""Operator specs as plain data: operators, types, functions; shared by planner, query and slot."""

@@ -1,4 +1,4 @@
-"""What specs with aggregate functions have in common."""
+"""Helpers shared by the specs that have aggregate functions."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from millpond.spec.protocol import AccessPattern, Spec
 S = TypeVar("S", bound=Spec)
 
 ONCE = "what gives each row out once"
-"""What takes no changes, and has none."""
+"""Message of a `ChangelogError`: the operator cannot consume a changelog, and its rows never change."""
 
 WINDOWS = "windows of event time"
-"""What keeps its changes to itself."""
+"""Message of a `ChangelogError`: the operator cannot emit its changes as a changelog."""
 
 
 def result_fields(calls: Sequence[AggregateCall]) -> tuple[Field, ...]:
-    """The columns of the calls' results."""
+    """Return the columns that hold the calls' results."""
     return tuple(Field(f"{call.function}_{number}", call.type) for number, call in enumerate(calls))
 
 
 def described(calls: Iterable[AggregateCall], columns: Sequence[Field]) -> tuple[str, ...]:
-    """The calls as `millpond.explain` tells them, but for functions of the user.
+    """Describe the calls as `millpond.explain` shows them; user functions are left out.
 
     Args:
-        calls: the calls. columns: what their inputs are positions in.
+        calls: the calls.
+        columns: the columns that the calls' inputs are positions in.
     """
     return tuple(_described(call, columns) for call in calls if call.function != ROWS)
 
@@ -41,7 +42,11 @@ def _described(call: AggregateCall, columns: Sequence[Field]) -> str:
 
 
 def needs_rows(calls: Iterable[AggregateCall], pattern: Pattern) -> bool:
-    """Whether functions need all rows of a group at once, or had better: a list is as long as its rows."""
+    """Decide whether all rows of a group are kept until it closes.
+
+    Functions of whole groups (`percentile`, `mode`) need all rows. Collecting functions (`collect_list`) keep rows too:
+    their result is as long as the input.
+    """
     functions = [FUNCTIONS[call.function] for call in calls]
     if any(function.whole for function in functions) or pattern == "append":
         return True
@@ -49,12 +54,13 @@ def needs_rows(calls: Iterable[AggregateCall], pattern: Pattern) -> bool:
 
 
 def unkept(call: AggregateCall, inputs: Sequence[Field], width: int, *, whole: bool) -> str | None:
-    """Why the state of a call cannot be kept, as a reason code; None if it can.
+    """Return the reason code why a call's state cannot be kept; None if it can.
 
     Args:
-        call: the call. inputs: its inputs.
-        width: how many columns the operator's key takes.
-        whole: whether rows are kept whole.
+        call: the call.
+        inputs: the call's inputs.
+        width: the number of stored columns of the operator's key.
+        whole: whether the operator keeps whole rows.
     """
     if is_distinct(call) and width + key_width(inputs) > MAX_KEY_COLUMNS:
         return KEY_COLUMNS
@@ -62,16 +68,16 @@ def unkept(call: AggregateCall, inputs: Sequence[Field], width: int, *, whole: b
 
 
 def patterned(spec: S, pattern: Pattern) -> S:
-    """The same with the pattern that is asked for, where that makes a difference and is possible."""
+    """Return the spec with the requested store pattern, if that changes the state and is supported."""
     if pattern == "auto":
         return spec
-    asked = msgspec.structs.replace(spec, pattern=pattern)
-    chosen = (asked.observed, asked.keeps_rows) != (spec.observed, spec.keeps_rows)
-    return asked if chosen and asked.unsupported is None else spec
+    requested = msgspec.structs.replace(spec, pattern=pattern)
+    differs = (requested.observed, requested.keeps_rows) != (spec.observed, spec.keeps_rows)
+    return requested if differs and requested.unsupported is None else spec
 
 
 def asked_for(inferred: AccessPattern, pattern: Pattern) -> AccessPattern:
-    """An access pattern that is told whether the user asked for one."""
+    """Add to the explanation that the user requested the pattern, unless it is `auto`."""
     if pattern == "auto":
         return inferred
     return inferred._replace(why=f"{inferred.why} (asked for by spark.millpond.store.pattern={pattern})")

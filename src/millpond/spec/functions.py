@@ -1,4 +1,4 @@
-"""Aggregate functions: one record each, by which plans are decided, state is laid out, and documentation is made."""
+"""Table of the aggregate functions: planning, state layout and the documentation read it."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from millpond.spec.operators import AggregateCall, Field
-from millpond.spec.types import DataType, has_twins, leaves, parse_type
+from millpond.spec.types import DataType, has_duplicate_fields, leaves, parse_type
 
 FUNCTION = "MP-FUNCTION"
-"""Reason code: no such function here, or not with these arguments or options."""
+"""Reason code: the function is unknown here, or not supported with these arguments or options."""
 INPUT_TYPE = "MP-INPUT-TYPE"
-"""Reason code: the function does not take this type here."""
+"""Reason code: the function does not support this input type."""
 KEY_TYPE = "MP-KEY-TYPE"
-"""Reason code: a grouping key, or the input of a distinct aggregate, of a type that is not compared here."""
+"""Reason code: Millpond cannot compare the type of a grouping key, or of a distinct aggregate's input."""
 KEY_COLUMNS = "MP-KEYS"
-"""Reason code: more than 64 key columns, structs counted with all their fields."""
+"""Reason code: more than 64 key columns, where a struct counts with all its fields."""
 
 WHOLE_WINDOWS = "MP-WHOLE"
-"""Reason code: a function of all values of a group, where groups are not shown once, when their window closes."""
+"""Reason code: a function of all values of a group, outside append mode with event time.
+
+Only in append mode is a group shown once, when its window closes.
+"""
 
 SESSION_DISTINCT = "MP-SESSION-DISTINCT"
 """Reason code: an aggregate over distinct inputs in sessions that are not shown once, when they close."""
@@ -32,35 +35,35 @@ FLOATS = ("float", "double")
 NUMBERS = (*INTEGERS, *FLOATS, "decimal")
 TIMES = ("date", "timestamp", "timestamp_ntz")
 ATOMIC = (*NUMBERS, "string", "binary", "boolean", *TIMES)
-"""The atomic types, by Spark's names; strings only of the binary collation."""
+"""Atomic types by Spark's names; strings only with the binary collation."""
 COMPARED = (*ATOMIC, "struct", "array")
-"""The types whose values are compared: structs and arrays of such."""
+"""Types whose values Millpond can compare, including structs and arrays of such types."""
 COLLATED = "collated string"
 KEPT = (*COMPARED, COLLATED, "map")
-"""The types whose values are kept and given back."""
+"""Types whose values Millpond can store and return."""
 
 
 class Function(NamedTuple):
-    """An aggregate function: all that is true of it wherever it runs.
+    """Properties of an aggregate function that hold wherever it runs.
 
-    How it is folded stands in `operators.functions.registry`, under the same name; how its options are read from
-    Spark's plan, if it has any, in `plan.reading.functions`.
+    The accumulator of a function is in `operators.functions.registry`, under the same name. `plan.reading.functions`
+    reads its options from Spark's plan, if it has any.
 
     Attributes:
-        arguments: for each argument, the types it takes.
-        catalyst: the classes of Catalyst's that mean it.
-        also: other names by which SQL calls it.
-        variadic: takes any number of arguments, all as the first.
+        arguments: the accepted types of each argument.
+        catalyst: Catalyst's classes for the function.
+        also: SQL aliases.
+        variadic: whether it takes any number of arguments, all typed as the first.
         distinct: whether DISTINCT changes the result (otherwise it is ignored).
-        optional: how many of the last arguments may be left out.
-        sorts: its values may come in structs, the first field of each beside what it is ordered by (option `order`).
-        whole: needs all values of a group at once.
-        ordered: its result depends on the order in which rows come.
-        collects: its result is as long as its input, which is kept as it is.
-        sets: only distinct inputs ever count.
-        retractable: rows can be taken back from it, batches later.
-        over: runs over each key's last rows.
-        casts: types of its first argument that Spark casts first, and to what: they never come here.
+        optional: the number of trailing arguments that may be left out.
+        sorts: whether values may arrive in structs: the value first, then its sort columns (option `order`).
+        whole: whether it needs all values of a group at once.
+        ordered: whether its result depends on the arrival order of rows.
+        collects: whether it keeps its input as it is, so that the result is as long as the input.
+        sets: whether only distinct inputs ever count.
+        retractable: whether a row can be retracted in a later batch.
+        over: whether it is supported over the last rows of a key (window functions).
+        casts: types of the first argument that Spark casts first → the type after the cast; the keys never arrive here.
     """
 
     arguments: tuple[tuple[str, ...], ...]
@@ -80,7 +83,7 @@ class Function(NamedTuple):
 
 
 ROWS = "rows"
-"""All rows of a group, as a list of structs: what the user's own functions are called with."""
+"""Pseudo function: all rows of a group as a list of structs, the input of a user's own functions."""
 
 _STRINGS = {"string": "double", COLLATED: "double"}
 _TEXTS = dict.fromkeys((*NUMBERS, "boolean", *TIMES), "string")
@@ -148,11 +151,11 @@ FUNCTIONS: dict[str, Function] = {
 }
 
 BY_CATALYST = {kind: name for name, function in FUNCTIONS.items() for kind in function.catalyst}
-"""Catalyst's class of each function → its name here."""
+"""Catalyst's class of each function → the function's name here."""
 
 
 def supported(call: AggregateCall, inputs: Sequence[str]) -> str | None:
-    """Why a call over inputs of these types (DDL) cannot run here, as a reason code; None if it can."""
+    """Return the reason code why a call over inputs of these types (DDL) is not supported; None if it is."""
     function = FUNCTIONS.get(call.function)
     if function is None:
         return FUNCTION
@@ -173,22 +176,29 @@ def supported(call: AggregateCall, inputs: Sequence[str]) -> str | None:
 
 
 def takes(accepted: Sequence[str], dtype: DataType) -> bool:
-    """Whether a type, with all that it is made of, is among these names of types."""
+    """Whether `accepted` names the type and every type nested in it."""
     name = COLLATED if dtype.collation else dtype.name
-    return name in accepted and not has_twins(dtype) and all(takes(accepted, inner) for _, inner in dtype.fields)
+    return (
+        name in accepted
+        and not has_duplicate_fields(dtype)
+        and all(takes(accepted, inner) for _, inner in dtype.fields)
+    )
 
 
 def is_distinct(call: AggregateCall) -> bool:
-    """Whether only distinct inputs may reach the accumulator."""
+    """Whether the accumulator must receive each distinct input once."""
     function = FUNCTIONS[call.function]
     return function.sets or (call.distinct and bool(call.inputs) and function.distinct)
 
 
 def is_by_value(call: AggregateCall, inputs: Sequence[str]) -> bool:
-    """Whether a call's result follows from the set of its inputs, and Spark has no partial result to update in place.
+    """Whether rows may be pre-combined by value: the result depends on the set of inputs alone.
+
+    For such calls Spark has no partial result to update in place.
 
     Args:
-        call: the call. inputs: the types of its inputs, as DDL.
+        call: the call.
+        inputs: the types of its inputs, as DDL.
     """
     function = FUNCTIONS[call.function]
     if function.ordered:
@@ -197,31 +207,31 @@ def is_by_value(call: AggregateCall, inputs: Sequence[str]) -> bool:
 
 
 def counted(calls: Sequence[AggregateCall]) -> set[int]:
-    """The inputs of which it is asked only whether they are null."""
+    """Return the positions of inputs that only `count` uses, so that only their null flags matter."""
     used = {position for call in calls for position in call.inputs}
     return used - {position for call in calls if call.function != "count" for position in call.inputs}
 
 
 def sketch_precision(options: Mapping[str, Any]) -> int:
-    """Bits of the hash that choose a register of `approx_count_distinct`, from `relative_sd` (5 % by default)."""
+    """Return how many hash bits choose a register of `approx_count_distinct`; `relative_sd` is 5 % by default."""
     return math.ceil(2.0 * math.log(1.106 / float(options.get("relative_sd", 0.05))) / math.log(2.0))
 
 
 def sketch_words(options: Mapping[str, Any]) -> int:
-    """Words of ten registers each that `approx_count_distinct` keeps."""
+    """Return the number of state words of `approx_count_distinct`, with ten registers per word."""
     return (1 << sketch_precision(options)) // 10 + 1
 
 
 def key_supported(ddl: str) -> str | None:
-    """Why values of this type (DDL) cannot be keys, as a reason code; None if they can."""
+    """Return the reason code why values of this type (DDL) cannot be keys; None if they can."""
     return None if takes(COMPARED, parse_type(ddl)) else KEY_TYPE
 
 
 def value_supported(ddl: str) -> str | None:
-    """Why values of this type (DDL) cannot be kept, as a reason code; None if they can."""
+    """Return the reason code why values of this type (DDL) cannot be stored; None if they can."""
     return None if takes(KEPT, parse_type(ddl)) else INPUT_TYPE
 
 
 def key_width(fields: Sequence[Field]) -> int:
-    """How many stored columns these fields take as a key."""
+    """Count the stored columns of a key with these fields."""
     return sum(1 for field in fields for _ in leaves(parse_type(field.type)))

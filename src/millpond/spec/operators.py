@@ -1,4 +1,4 @@
-"""What the specs of operators are made of: columns, calls of functions, orders, event time."""
+"""Parts of operator specs: columns, aggregate calls, orders, event time."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ class Field(msgspec.Struct, frozen=True):
 
 
 class AggregateCall(msgspec.Struct, frozen=True):
-    """One aggregate function over columns of the pipe's input.
+    """One aggregate function over columns of the slot stage's input.
 
     Attributes:
         function: Spark's name in lower case, e.g. `sum`, `count`, `max_by`.
         inputs: positions in `AggregateSpec.inputs`; empty for `count(*)`.
-        type: the result type, Spark's own analysis, as DDL.
+        type: the result type from Spark's analysis, as DDL.
         filter: position of the boolean column of `FILTER (WHERE …)`.
         distinct: whether only distinct, non-null inputs count.
-        field: what the columns of its state are named by, as long as the query has the call; None for its position,
-            which is what it has in a query that was not changed.
-        options: what else the function's semantics depend on: `ignore_nulls` (first, last, any_value); `eval_mode` =
-            legacy | ansi | try (sum, avg, and what divides); `null_on_divide_by_zero` (statistics of one value, or of
-            equal ones; true unless Spark's legacy flag asks for NaN); `relative_sd`, `raw_estimates`, `biases`,
-            `threshold` (approx_count_distinct: the last three are Spark's tables for the precision, see
+        field: the number that names the call's state columns for as long as the query has the call. None means its
+            position, as in a query that was never changed.
+        options: the function's further parameters: `ignore_nulls` (first, last, any_value); `eval_mode` = legacy | ansi
+            | try (sum, avg, and functions that divide); `null_on_divide_by_zero` (statistics of one value, or of equal
+            ones; true unless Spark's legacy flag asks for NaN); `relative_sd`, `raw_estimates`, `biases`, `threshold`
+            (approx_count_distinct: the last three are Spark's tables for the precision, see
             `functions.sketch_precision`); `delimiter`, `order` (listagg, see `operators.functions.listagg`);
             `percentages`, `accuracy`, `array` (percentile_approx); `weighted` (percentile, see
             `operators.functions.order_statistics`); `merges_empty` (statistics, see `operators.functions.moments`);
@@ -47,11 +47,11 @@ class AggregateCall(msgspec.Struct, frozen=True):
 
 
 class Windows(msgspec.Struct, frozen=True):
-    """Event-time windows of one size: one begins at `offset` and every `slide` before and after; in microseconds.
+    """Event-time windows of one size; one starts at `offset` and at every `slide` before and after (microseconds).
 
     Attributes:
-        shared: whether state is kept by pane, a stretch of `slide`, and windows are put together from it when they
-            close; else by window.
+        shared: whether state is kept by pane, a stretch of `slide`; windows are merged from panes when they close.
+            Otherwise state is kept by window.
     """
 
     size: int
@@ -68,7 +68,7 @@ class Windows(msgspec.Struct, frozen=True):
 
     @property
     def overlap(self) -> int:
-        """How many windows share a pane."""
+        """The number of windows that share a pane."""
         return self.size // self.slide
 
 
@@ -76,11 +76,11 @@ class EventTime(msgspec.Struct, frozen=True):
     """The column by whose time state is closed.
 
     Attributes:
-        column: its position: among an aggregate's keys, or a deduplication's columns. A timestamp, or a struct whose
+        column: its position among an aggregate's keys, or a deduplication's columns. A timestamp, or a struct whose
             last field is the end of a window.
-        windows: if the column is a window that the operator assigns: it arrives as the beginning of a pane, a bigint in
+        windows: the windows, if the operator assigns them. The column then arrives as the start of a pane, a bigint in
             microseconds.
-        lag_ms: how far the watermark that reaches the operator lags behind the query's.
+        lag_ms: lag of the operator's watermark behind the query's.
     """
 
     column: int
@@ -89,12 +89,12 @@ class EventTime(msgspec.Struct, frozen=True):
 
 
 Pattern = Literal["auto", "append", "rmw"]
-"""How groups that are shown once are kept: as rows until they close (append), as partial results that each row changes
-(read-modify-write), or as the functions suggest."""
+"""How groups that are shown once are kept: `append` keeps rows until they close, `rmw` updates partial results with
+each row (read-modify-write), `auto` lets the functions decide."""
 
 
 class Order(msgspec.Struct, frozen=True):
-    """One column of an ORDER BY: its position among the columns, and how its values stand."""
+    """One column of an ORDER BY: its position among the columns, its direction, and the place of nulls."""
 
     column: int
     descending: bool = False
@@ -102,16 +102,16 @@ class Order(msgspec.Struct, frozen=True):
 
 
 GLOBAL_HASH = 0
-"""The `__hash` of every row of an aggregate without keys: its one group lives in the first partition."""
+"""`__hash` of every row of an aggregate without keys: its only group is in the first partition."""
 
 
 OP = Field("__op", "tinyint")
-"""The kind of a change: 1 a new row, 2 a row's new image, −1 a row that is gone, −2 an image before its new one."""
+"""Kind of a change: 1 insert, 2 new row of an update, −1 delete, −2 old row of an update."""
 
 
 VALUE_SET = Field("__set", "int")
-"""Number of the set of values (see `AggregateSpec.value_sets`) that a combined row has, where there are such. Partial
-results, and the number of rows, come with those of the first set."""
+"""Number of the value set (see `AggregateSpec.value_sets`) of a combined row, if there are value sets. Partial
+results and the row count belong to rows of the first set."""
 
 COMBINED_ROWS = Field("__rows", "bigint")
-"""How many rows one row stands for that was combined of them before the exchange; the last of its columns."""
+"""Number of input rows that one combined row stands for; the last of its columns."""

@@ -1,10 +1,10 @@
-"""What every kind of operator says of itself, by its spec alone."""
+"""Protocol of operator specs: the properties that every kind of operator defines."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import msgspec
 
@@ -14,129 +14,140 @@ from millpond.spec.traits import Trait
 
 
 class AccessPattern(NamedTuple):
-    """How state is accessed, and why that was concluded."""
+    """Store that fits the operator's state accesses, and the reason."""
 
     store: str
     why: str
 
 
-class Spec(msgspec.Struct, frozen=True):
-    """What an operator computes, as plain data: made by the planner, pinned in `query.json`, run in the slot.
+class KindFacts(NamedTuple):
+    """Facts that hold for every operator of a kind.
 
-    What has a body here holds of a kind that does not say otherwise; the rest each kind has to say.
+    Attributes:
+        keeps_columns: whether input rows are emitted, perhaps with further columns, instead of results.
+        shows_all: whether it can show all its state after each batch, as output mode complete requires.
+        beyond_spark: whether Spark has no such operator on streams.
+        takes_updates: whether it treats updates from operators below as further rows, as Spark does.
+        follows: whether its functions may change between runs, and the state is migrated.
+        varies: whether variables may be added, removed and renamed between runs, whatever is set.
+        stateful: whether it has state.
     """
+
+    keeps_columns: bool
+    shows_all: bool
+    beyond_spark: bool
+    takes_updates: bool
+    follows: bool = False
+    varies: bool = False
+    stateful: bool = True
+
+
+class ChangelogError(Exception):
+    """An operator cannot consume or produce a changelog; the message names the part that cannot."""
+
+
+class Spec(msgspec.Struct, frozen=True):
+    """An operator as plain data: made by the planner, recorded in `query.json`, run in the slot.
+
+    Members with a body are defaults; each kind has to define the abstract ones.
+
+    Attributes:
+        facts: the facts that hold for all operators of the kind.
+    """
+
+    facts: ClassVar[KindFacts]
 
     @property
     @abstractmethod
     def key_fields(self) -> tuple[Field, ...]:
-        """The columns that make up the key, as they arrive and are stored (of sessions, without an ordinal)."""
+        """The key columns, as they arrive and are stored (for sessions, without an ordinal)."""
 
     @property
     def shown_keys(self) -> tuple[Field, ...]:
-        """The key's columns as the query shows them."""
+        """The key columns as the query shows them."""
         return self.key_fields
 
     @property
     @abstractmethod
     def input_fields(self) -> tuple[Field, ...]:
-        """The columns of the input, after `__hash`."""
+        """The input columns after `__hash`."""
 
     @property
     @abstractmethod
     def output_fields(self) -> tuple[Field, ...]:
-        """The columns of the output."""
+        """The output columns."""
 
     @property
     @abstractmethod
     def state_fields(self) -> tuple[Field, ...]:
-        """The columns of the main table's rows as a user reads them: the key, and what the state says of it."""
+        """The columns of the main table's rows as a user reads them: the key, then the state."""
 
     @property
     @abstractmethod
     def traits(self) -> Mapping[str, Trait]:
-        """What it does, as a user knows it, by a name for each respect; functions have their texts instead.
+        """The operator's behaviour in a user's terms, by aspect; functions are described by their own texts.
 
-        Two specs that differ in what lasts differ in a trait, or in their functions (`tests/spec/test_traits.py`).
+        Two specs that differ in `lasting` differ in a trait, or in their functions (`tests/spec/test_traits.py`).
         """
 
     @property
     def lasting(self) -> Self:
-        """What of it must not change between starts."""
+        """The part of the spec that must not change between starts."""
         return self
 
     def keeping(self, before: Spec) -> Self:
-        """The same, with what an earlier run has kept and it does not ask for."""
+        """Return the spec with state that an earlier run has kept and this run does not use."""
         return self
 
     @property
     def parts(self) -> Mapping[str, str]:
-        """What of the state a user asks for by name, and its tables; empty where the state is read as one."""
+        """Name → table of the parts of the state that a user can read by name; empty if it is read as a whole."""
         return {}
 
     def part_of(self, table: str) -> str | None:
-        """What a user asks for by name that a table belongs to, if it does to any."""
-        return next((name for name, one in self.parts.items() if one == table), None)
+        """Return the name of the part that a table belongs to; None if it belongs to no part."""
+        return next((name for name, part_table in self.parts.items() if part_table == table), None)
 
     def shown(self, table: str) -> tuple[Field, ...]:
-        """The columns of a table's rows as a user reads them."""
+        """Return the columns of a table's rows as a user reads them."""
         return self.state_fields
 
     @property
     @abstractmethod
-    def keeps_columns(self) -> bool:
-        """Whether rows of the input come out, with further columns perhaps, not results in their place."""
-
-    @property
-    @abstractmethod
     def lag(self) -> int | None:
-        """How far the operator's watermark lags behind the query's, in milliseconds; None if it asks for none."""
+        """Lag of the operator's watermark behind the query's, in ms; None if it uses no watermark."""
 
     @abstractmethod
     def with_lag(self, lag_ms: int) -> Self:
-        """The same, reached by a watermark that lags behind the query's."""
+        """Return the spec for a watermark that lags `lag_ms` behind the query's."""
 
     @property
     def closes(self) -> bool:
-        """Whether the watermark closes state of the operator, so that batches without rows have something to do."""
+        """Whether the watermark closes state of the operator, so that no-data batches have work to do."""
         return self.lag is not None
 
     @property
     def ticks(self) -> bool:
-        """Whether the clock makes state of the operator due, so that there is always another batch."""
+        """Whether processing time makes state due, so that there is always another batch."""
         return False
 
     @property
     @abstractmethod
     def updates(self) -> bool:
-        """Whether rows that the operator gave out may change later."""
-
-    @property
-    @abstractmethod
-    def shows_all(self) -> bool:
-        """Whether it can show all that it has after each batch, which output mode complete asks for."""
-
-    @property
-    @abstractmethod
-    def beyond_spark(self) -> bool:
-        """Whether Spark has no such operator on streams."""
-
-    @property
-    @abstractmethod
-    def takes_updates(self) -> bool:
-        """Whether it takes updates of Spark's operators below as further rows, as Spark does."""
+        """Whether emitted rows may change later."""
 
     @property
     def uncombined(self) -> str | None:
-        """Why its rows cannot be combined before the exchange, whatever its functions; None if they can."""
+        """Why rows cannot be combined before the exchange, whatever the functions; None if they can."""
         return "only rows of groups without sessions are combined"
 
     def value_set(self, call: AggregateCall) -> tuple[int, ...]:
-        """The inputs of a call by whose values rows may be combined, each once; none for other calls."""
+        """Return the call's inputs by whose values rows may be combined, without repeats; empty for other calls."""
         return ()
 
     @property
     def value_sets(self) -> tuple[tuple[int, ...], ...]:
-        """The inputs of calls whose results follow from which values there are: rows may be combined by those."""
+        """The input sets by whose values rows may be combined, for calls that depend on the set of values alone."""
         return tuple(dict.fromkeys(filter(None, map(self.value_set, self.calls))))
 
     @property
@@ -146,71 +157,64 @@ class Spec(msgspec.Struct, frozen=True):
 
     @property
     def changes(self) -> bool:
-        """Whether the output is a changelog, with images that are gone and `OP` as its last column."""
+        """Whether the output is a changelog, with deleted rows and `OP` as its last column."""
         return False
 
     @abstractmethod
-    def consuming(self) -> Self | str:
-        """The same over an input that is a changelog, or what of it cannot take rows back."""
+    def consume_changelog(self) -> Self:
+        """Return the spec of the same operator over a changelog.
+
+        Raises:
+            ChangelogError: it cannot retract rows.
+        """
 
     @abstractmethod
-    def emitting(self) -> Self | str:
-        """The same with its changes coming out, or what keeps them in; of what never changes, the same."""
+    def produce_changelog(self) -> Self:
+        """Return the spec of the same operator with a changelog as output; itself if its rows never change.
+
+        Raises:
+            ChangelogError: its rows change, and it cannot emit the changes.
+        """
 
     @property
     @abstractmethod
     def access_pattern(self) -> AccessPattern:
-        """The static choice of a store: how the operator will access its state."""
+        """The statically chosen store: how the operator will access its state."""
 
     def with_pattern(self, pattern: Pattern) -> Self:
-        """The same with the pattern that is asked for, where its functions leave a choice."""
+        """Return the spec with the requested store pattern, where its functions leave a choice."""
         return self
 
     @property
-    def follows(self) -> bool:
-        """Whether its functions may change from one run to the next, and the state follow."""
-        return False
-
-    @property
-    def varies(self) -> bool:
-        """Whether what it keeps may come, go, and have other names from one run to the next, whatever is set."""
-        return False
-
-    @property
     def keeps_rows(self) -> bool:
-        """Whether rows are kept whole until their window or session closes, and results computed then."""
+        """Whether rows are kept whole until their window or session closes, and results are computed then."""
         return False
 
     @property
     def keyed(self) -> bool:
-        """Whether the hash of a row's key tells where its state is, so that keys can be announced before their rows."""
+        """Whether the hash alone locates a row's state, so that prefetch hints need only the hash."""
         return True
 
     @property
     def observed(self) -> bool:
-        """Whether it depends on the data how state is best kept, and that is found out while the operator runs."""
+        """Whether the best layout of state depends on the data and is chosen while the operator runs."""
         return False
 
     @property
     def announced(self) -> tuple[int, ...]:
-        """Positions of the columns that come with the hash where keys are announced ahead of their rows.
+        """Positions of the columns that a prefetch hint carries besides the hash.
 
-        What is keyed neither by its hash nor has any cannot be announced.
+        An operator that is not `keyed` and has no such columns cannot be prefetched.
         """
         return ()
 
-    @property
-    def stateful(self) -> bool:
-        """Whether it has state."""
-        return True
-
     def passing(self) -> Self | None:
-        """The same over rows that change, of which each comes out by itself; None of what holds them together."""
+        """Return the spec over rows that change, if each row is emitted by itself; None if rows are combined."""
         return None
 
     @property
     def figures(self) -> tuple[str, ...]:
-        """What slots report of it beside what they report of every operator (see `millpond.metrics`)."""
+        """Additional metrics that slots report for the operator (see `millpond.metrics`)."""
         return ()
 
     @property
@@ -220,17 +224,17 @@ class Spec(msgspec.Struct, frozen=True):
 
     @property
     def arguments(self) -> tuple[Field, ...]:
-        """The columns that the inputs of its calls are positions in."""
+        """The columns that the calls' inputs are positions in."""
         return ()
 
     @property
     @abstractmethod
     def functions(self) -> tuple[str, ...]:
-        """What it computes, in the words of `millpond.explain`."""
+        """The computed functions, as `millpond.explain` shows them."""
 
     @property
     def unsupported(self) -> str | None:
-        """Why the operator cannot run here, as a reason code; None if it can."""
+        """The reason code why the operator cannot run here; None if it can."""
         keys = self.key_fields
         for field in keys:
             if reason := key_supported(field.type):
@@ -240,4 +244,4 @@ class Spec(msgspec.Struct, frozen=True):
     @property
     @abstractmethod
     def unsupported_values(self) -> str | None:
-        """Why what it keeps beside its keys cannot be kept here, as a reason code; None if it can."""
+        """The reason code why its values besides the keys cannot be stored; None if they can."""

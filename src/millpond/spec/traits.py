@@ -1,4 +1,4 @@
-"""What a query does, respect by respect, in words: a restart names the traits in which query and checkpoint differ."""
+"""Traits of a query in words: a restart names those in which query and checkpoint differ."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from millpond.words import length
 
 
 class Trait(NamedTuple):
-    """What a query does in one respect, in words that follow on "the query".
+    """One aspect of a query's behaviour, in words that follow on "the query".
 
     Attributes:
-        text: e.g. `groups by (user)`. exact: tells apart two whose texts are the same, e.g. by types.
+        text: e.g. `groups by (user)`.
+        exact: a more exact text, e.g. with types, for two traits with equal texts.
     """
 
     text: str
@@ -21,32 +22,32 @@ class Trait(NamedTuple):
 
 
 def columns_trait(does: str, columns: Sequence[Field]) -> Trait:
-    """What a query does with columns: by their names, or where these are the same, with their types."""
+    """Describe the use of columns by their names; the exact text has their types, too."""
     names, types = ([column.name for column in columns], [f"{column.name} {column.type}" for column in columns])
     return Trait(f"{does} ({', '.join(names)})", f"{does} ({', '.join(types)})")
 
 
 def lag_trait(lag_ms: int | None) -> Trait:
-    """How an operator's watermark follows from the query's."""
+    """Describe how an operator's watermark follows from the query's."""
     if not lag_ms:
         return Trait("gets the watermark as it is")
     return Trait(f"gets the watermark {length(lag_ms * 1000)} late, as a join below it has a range of time")
 
 
 def changelog_traits(*, retracts: bool, changes: bool) -> Mapping[str, Trait]:
-    """Whether rows that come in, and rows that come out, may be taken back."""
+    """Describe whether input rows, and output rows, may be retracted."""
     reads = "may be taken back" if retracts else "stay"
     gives = "also which rows are gone (spark.millpond.changes, or the operator above)" if changes else "new rows alone"
     return {"reads": Trait(f"reads rows that {reads}"), "gives": Trait(f"gives out {gives}")}
 
 
 def option_traits(call: AggregateCall) -> Mapping[str, str]:
-    """What the options of an aggregate function make of it, in words that follow on the function."""
+    """Describe the options of an aggregate function, in words that follow on the function."""
     return {name: _OPTIONS[name](value) for name, value in call.options.items() if name in _OPTIONS}
 
 
 def _direction(descending: bool, nulls_last: bool) -> str:
-    """How values are ordered."""
+    """Describe a sort direction."""
     nulls = "" if descending == nulls_last else f" nulls {'last' if nulls_last else 'first'}"
     return f"{'descending' if descending else 'ascending'}{nulls}"
 
@@ -61,7 +62,7 @@ _OPTIONS: dict[str, Callable[[Any], str]] = {
     "null_on_divide_by_zero": lambda yes: f"gives {'null' if yes else 'NaN'} where it would divide by zero",
     "relative_sd": lambda deviation: f"has a relative standard deviation of {deviation}",
     "delimiter": lambda digits: f"puts {bytes.fromhex(digits).decode(errors='replace')!r} between values",
-    "order": lambda order: f"orders values {', '.join(_direction(*one) for one in order)}",
+    "order": lambda order: f"orders values {', '.join(_direction(*column) for column in order)}",
     "percentages": lambda shares: f"computes the shares {', '.join(map(str, shares))}",
     "accuracy": lambda accuracy: f"has an accuracy of {accuracy}",
     "array": lambda yes: f"gives {'an array' if yes else 'one value'}",

@@ -1,7 +1,7 @@
-"""Spark's column types as the state engine sees them: read from DDL, without Spark.
+"""Spark's column types as Millpond uses them: read from DDL, without Spark.
 
-A `DataType` knows its Arrow type (as Spark's own Arrow conversion gives it) and its machine form: the few shapes in
-which kernels handle values (`int`, `float`, `wide`, `bytes`).
+A `DataType` knows its Arrow type (as in Spark's own Arrow conversion) and its machine form: one of the few
+representations of values in kernels (`int`, `float`, `wide`, `bytes`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from millpond.errors import UsageError
 from millpond.layout import Kind
 
 Machine = Literal["int", "float", "wide", "bytes"]
-"""How kernels see a value: int64, float64, 128-bit integer in two words, or a byte string."""
+"""A value in kernels: int64, float64, 128-bit integer in two words, or a byte string."""
 
 LONG_DECIMAL = 18
-"""Decimals of at most this many digits fit one word."""
+"""Maximum number of digits of a decimal that fits one word."""
 
 _ALIASES = {
     "byte": "tinyint",
@@ -72,8 +72,8 @@ class DataType(msgspec.Struct, frozen=True):
     Attributes:
         name: Spark's canonical name (`bigint`, `decimal`, `struct`, `array`, …); unknown names are kept.
         precision, scale: of a decimal.
-        fields: of a struct; the single `element` of an array; `key` and `value` of a map; of `versions`, as state has
-            values whose type may change, all types that they have had, the newest last.
+        fields: the fields of a struct; the single `element` of an array; `key` and `value` of a map; for `versions`, a
+            type whose values evolve in the state, all types they have had, the newest last.
         collation: of a string that is not compared by its bytes.
     """
 
@@ -92,18 +92,18 @@ class DataType(msgspec.Struct, frozen=True):
 
     @property
     def nested(self) -> bool:
-        """Whether values are made of others: as one column of state they are byte strings (`columns.nested`)."""
+        """Whether values contain other values; a state column stores them as byte strings (`columns.nested`)."""
         return self.name in ("struct", "array", "map", "versions")
 
     @property
     def kind(self) -> Kind:
-        """The state column that holds a value of this type."""
+        """The kind of state column that holds a value of this type."""
         machine = self.machine
         return "wide" if machine == "wide" else "bytes" if machine == "bytes" or self.nested else "word"
 
     @property
     def atomic(self) -> bool:
-        """Whether values are single machine values compared by their bytes (so: no collation)."""
+        """Whether values are single machine values compared by their bytes (no collation)."""
         return self.machine is not None and not self.collation
 
     @property
@@ -112,7 +112,7 @@ class DataType(msgspec.Struct, frozen=True):
         if self.name == "decimal":
             return pa.decimal128(self.precision, self.scale)
         if self.name == "struct":
-            if has_twins(self):
+            if has_duplicate_fields(self):
                 raise UsageError("Spark hands no struct with two fields of one name to Python.", action="Rename one.")
             return pa.struct([pa.field(name, inner.arrow) for name, inner in self.fields])
         if self.name == "array":
@@ -130,11 +130,11 @@ _NAMES = {arrow: name for name, arrow in _ARROW.items()}
 
 
 def spark_name(arrow: pa.DataType) -> str:
-    """What Spark calls an Arrow type, as users write it; Arrow's own name if Spark has no such."""
+    """Return Spark's name of an Arrow type, as users write it; Arrow's own name if Spark has none."""
     if pa.types.is_decimal(arrow):
         return f"decimal({arrow.precision},{arrow.scale})"
     if pa.types.is_struct(arrow):
-        return f"struct<{','.join(f'{one.name}:{spark_name(one.type)}' for one in arrow)}>"
+        return f"struct<{','.join(f'{field.name}:{spark_name(field.type)}' for field in arrow)}>"
     if pa.types.is_map(arrow):
         return f"map<{spark_name(arrow.key_type)},{spark_name(arrow.item_type)}>"
     if pa.types.is_list(arrow):
@@ -143,9 +143,9 @@ def spark_name(arrow: pa.DataType) -> str:
 
 
 def leaves(dtype: DataType) -> Iterator[DataType]:
-    """Yield the stored columns of a key of this type: itself, or for a struct a null flag and its fields' leaves.
+    """Yield the stored columns of a key of this type.
 
-    An array or a map is one column.
+    A struct yields a null flag and its fields' leaves; any other type, also an array or a map, is one column.
     """
     if dtype.name == "struct":
         yield DataType("boolean")
@@ -156,25 +156,25 @@ def leaves(dtype: DataType) -> Iterator[DataType]:
 
 
 def holds_floats(dtype: DataType) -> bool:
-    """Whether values of this type may hold floats, of which different ones may be equal as keys."""
+    """Whether values of this type may contain floats: different floats may be equal as keys."""
     return dtype.machine == "float" or any(holds_floats(inner) for _, inner in dtype.fields)
 
 
-def has_twins(dtype: DataType) -> bool:
+def has_duplicate_fields(dtype: DataType) -> bool:
     """Whether a struct in this type has two fields of one name, which Spark's Arrow conversion refuses."""
     names = [name for name, _ in dtype.fields]
-    return len(set(names)) < len(names) or any(has_twins(inner) for _, inner in dtype.fields)
+    return len(set(names)) < len(names) or any(has_duplicate_fields(inner) for _, inner in dtype.fields)
 
 
 def evolves(before: DataType, now: DataType) -> bool:
-    """Whether values of one type can be read as values of another: as Spark reads state that is encoded as Avro.
+    """Whether values of type `before` can be read as `now`, by Spark's rules for state encoded as Avro.
 
-    Fields of structs are known by their names: they may come, go and change places. Numbers may become wider.
+    Struct fields are matched by name: they may be added, removed and moved. Numbers may be widened.
     """
     if before == now:
         return True
     if before.name != now.name:
-        widths = [_WIDER.index(one.name) if one.name in _WIDER else -1 for one in (before, now)]
+        widths = [_WIDER.index(dtype.name) if dtype.name in _WIDER else -1 for dtype in (before, now)]
         return 0 <= widths[0] < widths[1]
     if now.name == "struct":
         old = dict(before.fields)
@@ -189,7 +189,7 @@ _TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)*`)|('(?:[^'\\]|\\.)*')|([A-Za-z_0-9.]+
 
 
 def has_full_fields(fields: str) -> bool:
-    """Whether one of some fields, as DDL (`a int, b string not null`), is never null."""
+    """Whether a field of a DDL list (`a int, b string not null`) is declared NOT NULL."""
     depth = 0
     before = ""
     for match in _TOKEN.finditer(fields):
@@ -203,10 +203,10 @@ def has_full_fields(fields: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def parse_type(ddl: str) -> DataType:
-    """Read a type from DDL (`bigint`, `decimal(10,2)`, `struct<a:int,b:array<string>>`).
+    """Parse a type from DDL (`bigint`, `decimal(10,2)`, `struct<a:int,b:array<string>>`).
 
     Raises:
-        UsageError: the text is no type.
+        UsageError: the text is not a type.
     """
     tokens = [m.group(0).strip() for m in _TOKEN.finditer(ddl) if m.group(0).strip()]
     parser = _Parser(ddl, tokens)
@@ -256,7 +256,7 @@ class _Parser:
             self.expect(">")
             return DataType(name, fields=tuple(fields))
         if name == "versions":
-            return DataType(name, fields=tuple((str(at), one) for at, one in enumerate(self.types())))
+            return DataType(name, fields=tuple((str(number), dtype) for number, dtype in enumerate(self.types())))
         numbers = self.numbers()
         if name == "decimal":
             precision, scale = (*numbers, 0)[:2] if numbers else (10, 0)
@@ -267,7 +267,7 @@ class _Parser:
             self.next()
             collation = self.next()
             return DataType("string", collation="" if collation.upper() == "UTF8_BINARY" else collation)
-        if name == "interval":  # units, e.g. `interval day to second`, tell the kind
+        if name == "interval":  # the units, e.g. `interval day to second`, are part of the type's name
             return DataType(" ".join([name, *self.words()]))
         return DataType(name)
 

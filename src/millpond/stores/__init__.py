@@ -1,1 +1,1 @@
-"""State by access pattern: the read-modify-write store, its hot table, runs and eviction."""
+"""State by access pattern: read-modify-write, ordered, aligned append and unaligned append stores."""

@@ -1,4 +1,4 @@
-"""Where append files are written to and read from."""
+"""Writing and reading the files of the append stores, in the state location or on the local disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from millpond.errors import MillpondError, StateDamagedError
 from millpond.files.backends.filesystem import Buffer, FileSystem
 from millpond.files.backends.local import LocalFiles
-from millpond.files.backends.patience import patiently
+from millpond.files.backends.retry import with_retries
 from millpond.files.formats.append_file import (
     AppendFile,
     AppendFileWriter,
@@ -40,7 +40,7 @@ FOLDER = "files/"
 """Folder of append files below the state location; the same as that of runs."""
 
 _BUFFER = 1 << 20
-_AHEAD = 8
+_PARTS_IN_FLIGHT = 8
 _PIECE = 4 << 20
 _log = logging.getLogger(__name__)
 
@@ -48,18 +48,18 @@ _log = logging.getLogger(__name__)
 class AppendFiles:
     """Writes append files to the state location, and opens them. Thread-safe.
 
-    In a location on a local disk, files are raw and used where they lie. Anywhere else they are compressed, and copied
-    to the local disk as they are if the policy of the copies says so. Unlike a run, a file that is opened is not copied
-    on trust: a window's rows are read once, as a rule, when it closes.
+    In a location on a local disk, files are uncompressed and read in place. Anywhere else they are compressed; the copy
+    policy decides which get a local copy. Unlike a run, a file is not copied when it is opened: a window's rows are
+    read once, as a rule, when it closes.
 
     Args:
         files: the state location. local: a directory on a local disk.
-        copies: local copies; without it, there are none.
-        threads: requests to the state location at a time.
-        prefix: what names of new files begin with.
+        copies: cache of local copies; without it, no copies are made.
+        threads: concurrent requests to the state location, at most.
+        prefix: prefix of the names of new files.
 
     Attributes:
-        remote_blocks: blocks that were read from afar so far.
+        remote_blocks: blocks read from remote storage so far.
     """
 
     def __init__(
@@ -86,14 +86,14 @@ class AppendFiles:
     def write(
         self, fill: Callable[[AppendFileWriter], object], layouts: Sequence[RowLayout], rows: int
     ) -> tuple[RunRef, AppendFile]:
-        """Write a file, durably, and open it.
+        """Write a file durably, and open it.
 
         Args:
-            fill: writes the sections. layouts: of the sections (see `AppendFile`).
-            rows: how many the reference should say there are.
+            fill: writes the sections. layouts: one for each section (see `AppendFile`).
+            rows: number of rows that the reference records.
 
         Raises:
-            TransientError: the store failed; it has to be filled again.
+            TransientError: the store failed; the caller has to fill the file again.
         """
         if self._in_place is not None:
             return self.stage(fill, layouts, rows).publish()
@@ -101,6 +101,7 @@ class AppendFiles:
         staged = self._copies.staged(name) if self._copies is not None and self._copies.limit else None
         try:
             with self._files.upload(name) as write, ExitStack() as stack:
+                # One pass writes both the remote file and its local copy.
                 targets = [write]
                 if self._copies is not None and staged is not None:
                     targets.append(stack.enter_context(CopyBeside(staged, self._copies.limit)).write)
@@ -120,7 +121,7 @@ class AppendFiles:
         return f"{FOLDER}{self._prefix}{uuid.uuid4().hex}.append"
 
     def stage(self, fill: Callable[[AppendFileWriter], object], layouts: Sequence[RowLayout], rows: int) -> Staged:
-        """Write a file on the local disk, from where it can be read at once; `Staged.publish` makes it durable."""
+        """Write a file to the local disk, readable at once; `Staged.publish` makes it durable."""
         name = self._name()
         if self._in_place is None:
             data = self.spool(fill)
@@ -146,13 +147,13 @@ class AppendFiles:
         return RunRef(name, rows, file.data.size, 0, 0), file
 
     def _put(self, name: str, data: memoryview, layouts: Sequence[RowLayout], rows: int) -> tuple[RunRef, AppendFile]:
-        patiently(lambda: self._files.put(name, [data]))
+        with_retries(lambda: self._files.put(name, [data]))
         self._copy(name, len(data), [data], written=True)
         ref = RunRef(name, rows, len(data), 0, 0)
         return ref, self.open(ref, layouts)
 
     def _copy(self, name: str, size: int, pieces: Iterable[Buffer], *, written: bool) -> MappedBytes | None:
-        """Make a local copy of a file, unless there is no room; a disk that fails is as good as none."""
+        """Make a local copy of a file. Returns None if it has no room or the disk fails: the copy is best effort."""
         if self._copies is None or size > self._copies.limit:
             return None
         staged = self._copies.staged(name)
@@ -160,7 +161,7 @@ class AppendFiles:
             with open(staged, "wb", buffering=_BUFFER) as copy:
                 for piece in pieces:
                     copy.write(piece)
-            mapped = MappedBytes.of_file(staged)  # before it may be deleted again
+            mapped = MappedBytes.of_file(staged)  # before eviction may delete the file
             return mapped if self._copies.admit(name, staged, written=written) else None
         except (MillpondError, OSError) as error:
             _log.debug("no local copy of %s: %s", name, error)
@@ -169,7 +170,7 @@ class AppendFiles:
             return None
 
     def _missed(self, data: CachedBytes, blocks: int) -> None:
-        """Some of a file was read from afar: copy it, in the background, if that pays."""
+        """Count a remote read, and copy the file in the background if the copy policy wants it."""
         assert self._copies is not None
         with self._lock:
             self.remote_blocks += blocks
@@ -179,12 +180,12 @@ class AppendFiles:
 
         def copy() -> None:
             try:
-                ranges = [(at, min(_PIECE, data.size - at)) for at in range(0, data.size, _PIECE)]
-                pieces = (piece for each in ranges for piece in data.afar.get([each]))
-                made = self._copy(data.name, data.size, pieces, written=False)
-                if made is not None:
-                    data.adopt(made)
-                if data.forgotten and self._copies is not None:  # maybe before there was anything to delete
+                ranges = [(offset, min(_PIECE, data.size - offset)) for offset in range(0, data.size, _PIECE)]
+                pieces = (piece for range_ in ranges for piece in data.remote_bytes.get([range_]))
+                mapped = self._copy(data.name, data.size, pieces, written=False)
+                if mapped is not None:
+                    data.adopt(mapped)
+                if data.forgotten and self._copies is not None:  # `forget` may have run before the copy existed
                     self._copies.drop(data.name)
             finally:
                 with self._lock:
@@ -197,7 +198,7 @@ class AppendFiles:
                 self._copying.discard(data.name)
 
     def spool(self, fill: Callable[[AppendFileWriter], object]) -> memoryview:
-        """Write a file without a name on the local disk, and map it; its space goes with the last view."""
+        """Write an unnamed file to the local disk, and map it; its disk space is freed with the last view."""
         with tempfile.TemporaryFile(dir=self._local, buffering=_BUFFER) as raw:
             writer = AppendFileWriter(raw.write, compress=True)
             fill(writer)
@@ -206,30 +207,31 @@ class AppendFiles:
             return memoryview(mmap.mmap(raw.fileno(), 0, prot=mmap.PROT_READ))
 
     def put_aside(self, data: Buffer) -> memoryview:
-        """Move bytes from memory into a file without a name on the local disk (see `spool`)."""
+        """Move bytes from memory to an unnamed file on the local disk (see `spool`)."""
         with tempfile.TemporaryFile(dir=self._local, buffering=0) as raw:
             raw.write(data)
             return memoryview(mmap.mmap(raw.fileno(), 0, prot=mmap.PROT_READ))
 
     def open(self, ref: RunRef, layouts: Sequence[RowLayout]) -> AppendFile:
-        """Open a file, reading its directory only.
+        """Open a file; only its directory is read.
 
         Raises:
-            StateDamagedError: the file is missing, cut short or altered.
-            StateIncompatibleError: its rows are of another layout, or its format is newer.
+            StateDamagedError: the file is missing, truncated or altered.
+            StateIncompatibleError: its rows have another layout, or its format is newer.
         """
         if self._in_place is not None:
             place = self._in_place.place(ref.name)
             if self._in_place.size(ref.name) != ref.bytes:
                 raise damaged(place, "it does not have the length that it was written with")
             return AppendFile(MappedBytes.of_file(place), layouts, range_of(ref.window))
-        afar = RemoteBytes(self._files, ByteRange(ref.name, 0, ref.bytes), self._requests)
+        remote = RemoteBytes(self._files, ByteRange(ref.name, 0, ref.bytes), self._requests)
         if self._copies is None:
-            return AppendFile(afar, layouts, range_of(ref.window))
-        data = CachedBytes(ref.name, afar, self._copies, self._map(ref), self._missed)
+            return AppendFile(remote, layouts, range_of(ref.window))
+        data = CachedBytes(ref.name, remote, self._copies, self._map(ref), self._missed)
         try:
             return AppendFile(data, layouts, range_of(ref.window))
         except StateDamagedError:
+            # The local copy may be the damaged one: open the file in the state location instead.
             if not data.distrust():
                 raise
             return AppendFile(data, layouts, range_of(ref.window))
@@ -248,7 +250,7 @@ class AppendFiles:
         return mapped
 
     def open_range(self, at: ByteRange, layouts: Sequence[RowLayout]) -> list[AppendFile]:
-        """Open files that lie one after another within another object (see `open`)."""
+        """Open files that lie back to back within another object (see `open`)."""
         window = range_of(at.window)
         if self._in_place is None:
             return open_files(RemoteBytes(self._files, at, self._requests), layouts, window)
@@ -258,13 +260,13 @@ class AppendFiles:
         return open_files(whole.part(at.offset, at.length), layouts, window)
 
     def read_ahead(self, parts: Iterable[Part]) -> Iterator[list[Rows]]:
-        """The rows of some parts of files, in order, while the next ones are on their way."""
-        rest = iter(parts)
+        """Yield the rows of file parts in order, reading the next parts ahead."""
+        remaining = iter(parts)
         ahead: deque[tuple[Part, Future[list[Rows]] | None]] = deque()
         done = False
         while True:
-            while not done and len(ahead) < _AHEAD:
-                part = next(rest, None)
+            while not done and len(ahead) < _PARTS_IN_FLIGHT:
+                part = next(remaining, None)
                 if part is None:
                     done = True
                 elif part.file.data.remote:
@@ -278,33 +280,33 @@ class AppendFiles:
             yield part.read() if future is None else future.result()
 
     def forget(self, ref: RunRef, file: AppendFile) -> None:
-        """Give up what is kept of a file; it stays in the state location."""
+        """Drop the local copy of a file; the file stays in the state location."""
         if isinstance(file.data, CachedBytes):
             file.data.forgotten = True
         if self._copies is not None:
             self._copies.drop(ref.name)
 
     def close(self) -> None:
-        """End the threads; files that are open must not be used any more."""
+        """End the threads; open files must not be used afterwards."""
         self._copier.shutdown(wait=True, cancel_futures=True)
         self._readers.shutdown(wait=True, cancel_futures=True)
         self._requests.shutdown(wait=True, cancel_futures=True)
 
 
 class Part(NamedTuple):
-    """Some blocks (ascending numbers) of a section of a file."""
+    """Blocks of one section of a file, by ascending number."""
 
     file: AppendFile
     section: Section
     blocks: NDArray[np.int64]
 
     def read(self) -> list[Rows]:
-        """Their rows."""
+        """Read the rows of the blocks."""
         return self.file.read(self.section, self.blocks)
 
 
 class Staged:
-    """A file that is written and not durable yet."""
+    """A file that is written but not yet durable."""
 
     def __init__(self, file: AppendFile, publish: Callable[[], tuple[RunRef, AppendFile]]) -> None:
         self.file = file

@@ -1,8 +1,8 @@
-"""Slices of event time, each of which has tables of its own, so that what is closed is dropped whole.
+"""Slices of event time, each with tables of its own, so that closed state is dropped whole.
 
-State that is keyed by event time (windows, timestamps) is never looked for without its time, and is over when the
-watermark passes. So each stretch of time gets tables of its own: to expire them is to forget their names, and no other
-row is touched (the read-modify-write store's part of what FlowKV §4.1 does for appended values).
+State keyed by event time (windows, timestamps) is always looked up with its time, and expires when the watermark
+passes. So each slice of time has tables of its own. A slice expires by dropping its tables from the manifest; no other
+row is touched. The read-modify-write store does here what FlowKV §4.1 does for appended values.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from millpond.layout import NEVER
 from millpond.time_slices import TimeSlice
 
 _MANY = 32
-"""Slices that one batch adds at most, roughly; beyond as many live ones, new ones get wider."""
+"""Slices that one batch adds, at most, roughly; with more live slices than this, new ones get wider."""
 
 
 class SliceAssigner:
     """Assigns rows to the live slices of one operator's state, which are disjoint and in order.
 
-    A slice holds one grain, as a rule. When a batch brings very many, or very many are live, it holds several.
+    A slice holds one grain, as a rule. It holds several when a batch brings very many, or very many are live.
 
     Args:
-        grain: microseconds that belong together: the pane of a window. origin: where one of them begins.
-        live: the slices that there are.
+        grain: microseconds of the smallest slice: the pane of a window. origin: start of any grain.
+        live: the existing slices.
     """
 
     def __init__(self, grain: int, origin: int = 0, live: Iterable[TimeSlice] = ()) -> None:
@@ -38,42 +38,44 @@ class SliceAssigner:
 
     def _set(self, live: Iterable[TimeSlice]) -> None:
         self.live = sorted(set(live))
-        self._lows = np.array([one.low for one in self.live], np.int64)
-        self._lasts = np.array([one.last for one in self.live], np.int64)
+        self._lows = np.array([slice_.low for slice_ in self.live], np.int64)
+        self._lasts = np.array([slice_.last for slice_ in self.live], np.int64)
 
     def divide(self, times: NDArray[np.int64]) -> Iterator[tuple[TimeSlice, NDArray[np.int64] | None]]:
-        """The slices of some rows, made where there are none, each with its rows' positions (None: all of them)."""
+        """Divide rows by slice, adding missing slices; yields each slice's row positions (None: all rows)."""
         if not len(times):
             return
-        at = np.empty(len(times), np.int32)
-        if assign(times, self._lows, self._lasts, at):
-            self._add(np.unique(times[at < 0]))
-            assign(times, self._lows, self._lasts, at)
-        if (at == at[0]).all():
-            yield self.live[int(at[0])], None
+        numbers = np.empty(len(times), np.int32)
+        if assign(times, self._lows, self._lasts, numbers):
+            self._add(np.unique(times[numbers < 0]))
+            assign(times, self._lows, self._lasts, numbers)
+        if (numbers == numbers[0]).all():
+            yield self.live[int(numbers[0])], None
             return
         starts = np.empty(len(self.live) + 1, np.int64)
         order = np.empty(len(times), np.int64)
-        group(at, starts, order)
+        group(numbers, starts, order)
         live = self.live
         for number in np.flatnonzero(np.diff(starts)).tolist():
             yield live[number], order[starts[number] : starts[number + 1]]
 
     def known(self, times: NDArray[np.int64]) -> Iterator[tuple[TimeSlice, NDArray[np.int64]]]:
-        """The slices that there are of some rows, each with its rows' positions."""
-        at = np.empty(len(times), np.int32)
+        """Divide rows by existing slice, without adding any; yields each slice's row positions."""
+        numbers = np.empty(len(times), np.int32)
         if len(times):
-            assign(times, self._lows, self._lasts, at)
-        for number in np.unique(at[at >= 0]).tolist():
-            yield self.live[number], np.flatnonzero(at == number)
+            assign(times, self._lows, self._lasts, numbers)
+        for number in np.unique(numbers[numbers >= 0]).tolist():
+            yield self.live[number], np.flatnonzero(numbers == number)
 
     def _add(self, times: NDArray[np.int64]) -> None:
-        """Add slices for some times, in order, none of which has one."""
+        """Add slices for sorted times that no live slice covers."""
         added = [TimeSlice(NEVER, NEVER)] if times[-1] == NEVER else []
         grains = np.unique((times[times != NEVER] - self._origin) // self._grain)
         lows = grains * self._grain + self._origin
+        # The more slices are live, the more grains a new slice spans, so that their number stays bounded.
         ahead = 1 << min(len(self.live) // _MANY, 16)
         before = np.searchsorted(self._lows, lows, "right")
+        # Grains that share a slice, so that one batch adds about `_MANY` slices.
         most = -(-len(grains) // _MANY)
         begin = 0
         while begin < len(grains):
@@ -88,8 +90,8 @@ class SliceAssigner:
         self._set([*self.live, *added])
 
     def drop(self, until: int) -> list[TimeSlice]:
-        """Forget the slices that end at or before a time; returns them."""
-        over = [one for one in self.live if one.last <= until and one.last != NEVER]
-        if over:
-            self._set(one for one in self.live if one not in over)
-        return over
+        """Remove the slices that end at or before a time, and return them."""
+        closed = [slice_ for slice_ in self.live if slice_.last <= until and slice_.last != NEVER]
+        if closed:
+            self._set(slice_ for slice_ in self.live if slice_ not in closed)
+        return closed

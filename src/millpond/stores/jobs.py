@@ -1,7 +1,8 @@
-"""Compactions as plain data, so that they can be done elsewhere: all that there is to know of one.
+"""Compaction jobs as plain data, so that another process can run them.
 
-What a job makes is made of its inputs alone, by the same code that compacts in a slot. Who asked for it decides whether
-the result still fits when it comes. A job that says more than is known here, as one of a later version may, is refused.
+A job's result depends on its inputs alone, and the same code makes it in a slot or remotely. The slot that submitted
+the job decides whether the result still fits when it arrives. A job with unknown fields, as from a later version, is
+refused.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ class MergeRuns(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ru
     """A merge of runs into one (see `stores.runs.merge`).
 
     Attributes:
-        schema: of the rows. inputs: newest first, with the windows that count in them.
-        axis: the word of a row that the windows are of.
-        lowest, highest: the hashes wanted, both included.
-        drop_tombstones: whether deleted keys are left out: nothing older lies below.
+        schema: of the rows. inputs: newest first, each with the hash range that counts in it.
+        axis: index of the word that the hash ranges refer to.
+        lowest, highest: the hash range to merge, both ends included.
+        drop_tombstones: whether deleted keys are left out; allowed if no older run lies below.
         size: rows in a piece, roughly.
-        earlier: schemas that the table has had before, which inputs may still be of (see `RunStore.open`).
+        earlier: earlier schemas of the table, which inputs may still have (see `RunStore.open`).
     """
 
     schema: TableSchema
@@ -41,13 +42,13 @@ class MergeRuns(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ru
 
 
 class MergeParts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="parts"):
-    """A merge of the parts of an ordered table into one for each window of time that has rows (see `stores.ordered`).
+    """A merge of the parts of an ordered table into one part for each time window that has rows (see `stores.ordered`).
 
     Attributes:
         schema: of the rows. inputs: the parts.
-        marks: of each, a bit for every row that was matched and does not say so itself; empty if there are none.
-        lowest, highest: the hashes that count, both included.
-        windows: of time: later than the first, not later than the second.
+        marks: for each part, a bit for every row that was matched after the part was written; empty if there are none.
+        lowest, highest: the hash range to merge, both ends included.
+        windows: time intervals, each without its first and with its second bound.
         drop_matched: whether matched rows are left out.
         size: rows in a piece, roughly.
     """
@@ -67,8 +68,8 @@ class CompactSegments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
 
     Attributes:
         schema: of the rows. inputs: oldest first.
-        alive: of each, a bit for every entry of its index that stays. rows: of each, how many rows do.
-        piece: bytes that are copied at once, roughly.
+        alive: for each segment, a bit for every index entry that stays. rows: for each segment, the rows that stay.
+        piece: bytes copied at once, roughly.
     """
 
     schema: TableSchema
@@ -81,8 +82,8 @@ class CompactSegments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
 Job = MergeRuns | MergeParts | CompactSegments
 
 
-class Elsewhere(Protocol):
-    """Has compactions done by others."""
+class RemoteCompactor(Protocol):
+    """Submits compaction jobs to remote workers."""
 
     def submit(
         self,
@@ -90,10 +91,12 @@ class Elsewhere(Protocol):
         local: Callable[[], Future[T]],
         opened: Callable[[Sequence[RunRef]], T],
     ) -> Future[T]:
-        """Have a job done: elsewhere, or here if nobody there does it. Returns at once; nothing is called in it.
+        """Submit a compaction job; run it locally if no remote worker claims it.
+
+        Returns at once; the callbacks are called later, on another thread.
 
         Args:
-            job: says what is to be done.
-            local: begins to do it here.
-            opened: makes the result of the files that were written elsewhere; what cannot be opened is done here.
+            job: describes the work.
+            local: starts the same work in this process.
+            opened: opens the files that a remote worker wrote; if that fails, the job is run locally.
         """

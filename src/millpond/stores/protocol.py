@@ -1,4 +1,4 @@
-"""What operators and slots see of a store."""
+"""The interface of a store that operators and slots use."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ if TYPE_CHECKING:
 
 
 class Table(Protocol):
-    """What every table offers, whichever store it is in. Not thread-safe.
+    """Interface of every table, whichever store it belongs to. Not thread-safe.
 
-    A batch is `begin`, what the store's own methods do to rows, and `seal`.
+    A batch is `begin`, then calls of the store's own methods, then `seal`.
     """
 
     @property
     def layout(self) -> RowLayout:
-        """Of its rows."""
+        """Layout of the rows."""
 
     @property
     def portion(self) -> int:
-        """Bytes of rows that it takes at once, roughly."""
+        """Bytes of rows that the table takes at once, roughly."""
 
     def begin(self, version: int) -> None:
         """Start the batch that reads state `version`."""
 
     def seal(self) -> TableDelta:
-        """End the batch: the rows that it changed."""
+        """End the batch, and return the rows that it changed."""
 
     def manifest(self) -> TableManifest:
-        """The files that hold the state together with the deltas of later versions."""
+        """List the files that hold the state together with the deltas of later versions."""
 
     def stats(self) -> Mapping[str, float]:
-        """What it holds (`keys`, `bytes`) and did, by name."""
+        """Return figures by name: what the table holds (`keys`, `bytes`) and has done."""
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Release all memory."""
 
 
 class LoadedTable(Table, Protocol):
-    """A table that holds what its deltas say; others read deltas where they lie."""
+    """A table that loads its deltas into memory; tables of the append stores read deltas in place."""
 
     def load(self, delta_rows: Rows, window: HashRange = HashRange()) -> None:  # noqa: B008
-        """Apply rows of a delta behind the table's files, oldest first; those outside of a window do not count."""
+        """Apply a delta's rows on top of the table's files, oldest delta first; rows outside the window are skipped."""
 
     def scan(self) -> Iterator[Rows]:
-        """All rows, in pieces."""
+        """Yield all rows, in pieces."""
 
 
 class SlicedTable(Table, Protocol):
@@ -61,46 +61,46 @@ class SlicedTable(Table, Protocol):
 
     @property
     def in_flight(self) -> bool:
-        """Whether something that it had written in the background waits to be taken up."""
+        """Whether a background write is running, or is done and not yet taken over."""
 
     @property
-    def crowded(self) -> bool:
-        """Whether it should give memory back."""
+    def over_budget(self) -> bool:
+        """Whether the table should release memory."""
 
-    def rest(self, resting: bool) -> None:
-        """Say whether rows are expected to come."""
+    def set_idle(self, idle: bool) -> None:
+        """Mark the table as idle: no rows are expected for now."""
 
     def passes(self, rows: int) -> int:
-        """In how many passes over ranges of the hash to work through a batch of so many rows."""
+        """Return the number of passes over hash ranges for a batch with this number of rows."""
 
-    def narrow(self, range_: HashRange) -> None:
-        """Until the next call, or the next batch, all rows will have hashes of this range."""
+    def restrict(self, range_: HashRange) -> None:
+        """Restrict to a hash range: until the next call or batch, all rows have hashes within it."""
 
 
 class Located(NamedTuple):
-    """Where the rows of some keys are: `rows` are row ids, `created` marks the first occurrence of each new key."""
+    """Rows of keys: `rows` are row ids, `created` marks the first occurrence of each new key."""
 
     rows: NDArray[np.int64]
     created: NDArray[np.bool_]
 
 
 class Writable(Protocol):
-    """Rows that accumulators write to: those of a table, or scratch."""
+    """Rows that accumulators write to: those of a table, or scratch rows."""
 
     words: Words
     heap: Heap
 
     def put_bytes(self, rows: NDArray[np.int64], offset: int, values: Words, heap: Bytes) -> None:
-        """Write byte values, two words each, into column word `offset` of given rows; `heap` has the long ones."""
+        """Write byte values, two words each, into column word `offset` of the rows; `heap` holds the long ones."""
 
 
 class Found(NamedTuple):
-    """Rows of some keys where they lie, in blocks of runs.
+    """Rows of keys, in place in the blocks of runs.
 
     Attributes:
-        positions: which of the keys.
-        rows_at, heaps_at: addresses of their rows and of the heaps these point into.
-        pins: keeps what the addresses point to alive.
+        positions: indices of the keys that have a row.
+        rows_at, heaps_at: addresses of the rows, and of the heaps that they refer to.
+        pins: objects that keep the addressed memory alive.
     """
 
     positions: NDArray[np.int64]
@@ -114,8 +114,8 @@ class TableDelta:
     """The rows that one batch changed, encoded.
 
     Attributes:
-        rows: how many.
-        pieces: the encoding, ready to be written one after the other.
+        rows: number of rows.
+        pieces: the encoding, in the order in which it is written.
     """
 
     rows: int

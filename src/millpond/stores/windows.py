@@ -1,4 +1,4 @@
-"""Rows of a file that belong to other partitions: windows of hashes tell which ones count (see `RunRef.window`)."""
+"""Hash windows of shared files: rows outside the window belong to other partitions (see `RunRef.window`)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from millpond.layout import HASH, HashRange, RowLayout, Rows
 
 
 def axis_word(layout: RowLayout, axis: Axis) -> int:
-    """The word of a row by which it belongs to a partition: its hash, or its first value, the hash of its group."""
+    """Return the word that assigns a row to a partition: its hash, or its first value, the hash of its group."""
     return layout.offsets[len(layout.schema.keys)] if axis == "group" else HASH
 
 
 def inside(rows: Rows, window: HashRange, word: int = HASH) -> Rows:
-    """The rows that a window has, in the order given; `word` as `axis_word` gives it."""
+    """Select the rows inside a hash window, in the same order; `word` comes from `axis_word`."""
     if window.whole:
         return rows
     count = window.covers(rows.words[:, word])

@@ -1,4 +1,4 @@
-"""What tests of a query's parts need: processors of the user, run without Spark."""
+"""Testing tools: run a user's stateful processor without Spark."""
 
 from millpond.testing.tester import PandasProcessorTester, ProcessorTester
 

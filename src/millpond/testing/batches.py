@@ -1,7 +1,7 @@
-"""Runs the batches of a processor in this process: the operator as a slot has it, the user's code as workers call it.
+"""In-process batches of a processor: the operator as in a slot, the user's code as in a Spark worker.
 
-The two talk as they do between a slot and a worker of Spark's. The operator is in a thread of its own, so that the
-user's code is called by whoever runs the batch, and can be looked at with a debugger.
+Both sides use the protocol between a slot and a Spark worker. The operator runs on a thread of its own. The user's
+code runs on the thread that calls `run`, so that a debugger can step into it.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from millpond.kernels.aggregate.count_min import hash_bytes
 from millpond.operators.columns.encode import ALL, strings
 from millpond.operators.columns.nested import pack
 from millpond.operators.kinds.registry import open_operator
-from millpond.operators.processors.calls import Calling
+from millpond.operators.processors.calls import CallsUserCode
 from millpond.operators.protocol import MakeTable, Operator, Times
-from millpond.slot.pipe.processors.conversation import Asking, answer
-from millpond.slot.pipe.processors.processor import UserProcessor
 from millpond.slot.process.calling import ConnectedCaller
 from millpond.slot.process.connection import Connection, Kind, PeerGone
 from millpond.slot.process.messages import Call
 from millpond.spec.kinds.processor import ProcessorSpec
 from millpond.spec.types import DataType, parse_type
+from millpond.tasks.user_processor import UserProcessor
 from millpond.testing.tables import MemoryTables
+from millpond.worker.processors.conversation import StateFetcher, answer
+from millpond.worker.processors.start import start_processor
 
 
 class Batches:
-    """A processor's state, in memory, and the batches that change it. A batch that fails changes nothing."""
+    """A processor's state in memory, and the batches that change it. A failed batch changes nothing."""
 
     def __init__(self) -> None:
         self._tables = MemoryTables()
@@ -42,59 +43,66 @@ class Batches:
         self._slot = ThreadPoolExecutor(1, "millpond-testing")
         finalize(self, self._slot.shutdown, wait=False)
 
-    def run(self, user: UserProcessor, rows: pa.Table, times: Times, told: tuple[int, int] | None = None) -> pa.Table:
+    def run(
+        self, user: UserProcessor, rows: pa.Table, times: Times, seen_times: tuple[int, int] | None = None
+    ) -> pa.Table:
         """Run a batch.
 
         Args:
-            user: the processor. rows: the columns of its spec.
-            times: of the batch. told: the processing time and the watermark that the processor is told, if others.
+            user: the processor.
+            rows: the columns of its spec.
+            times: times of the batch.
+            seen_times: processing time and watermark that the processor sees, if they differ from `times`.
 
         Returns:
-            What the processor gave out.
+            The processor's output.
 
-        Raises whatever the user's functions raise, with a note that names the key.
+        Raises exceptions of the user's functions, with a note that names the key.
         """
-        here, there = (Connection(end) for end in socket.socketpair())
-        done = self._slot.submit(self._apply, there, user.spec, rows, times)
-        running = user.start(Asking(here))
+        worker_end, slot_end = (Connection(end) for end in socket.socketpair())
+        done = self._slot.submit(self._apply, slot_end, user.spec, rows, times)
+        running = start_processor(user, StateFetcher(worker_end))
         try:
             while True:
-                kind, payload = here.receive()
+                kind, payload = worker_end.receive()
                 if kind is Kind.END:
                     return done.result()
                 assert isinstance(payload, Call)
-                if told is not None:
-                    payload = msgspec.structs.replace(payload, processing=told[0], watermark=told[1])
-                answer(here, payload, running, f"a test of {user.title}")
+                if seen_times is not None:
+                    payload = msgspec.structs.replace(payload, processing=seen_times[0], watermark=seen_times[1])
+                answer(worker_end, payload, running, f"a test of {user.title}")
         except PeerGone:
-            done.result()  # tells why the operator has ended
+            done.result()  # raises the operator's error
             raise
         finally:
-            here.close()
+            worker_end.close()
+            # A failed batch may have left changes in the operator: the next batch opens it from sealed deltas.
             if done.exception() is not None:
                 self._drop()
 
     def _apply(self, connection: Connection, spec: ProcessorSpec, rows: pa.Table, times: Times) -> pa.Table:
-        """What a slot does for a batch."""
+        """Apply a batch as a slot does."""
         try:
             operator = self._opened(spec)
-            assert isinstance(operator, Calling)
+            assert isinstance(operator, CallsUserCode)
             operator.caller = ConnectedCaller(connection)
             operator.begin(self._tables.version, times)
             for batch in rows.to_batches():
-                hashes = _hashes([batch.column(at) for at in spec.keys], [parse_type(f.type) for f in spec.key_fields])
+                hashes = _hashes(
+                    [batch.column(index) for index in spec.keys], [parse_type(f.type) for f in spec.key_fields]
+                )
                 names = ["__hash", *batch.schema.names]
                 operator.process(pa.RecordBatch.from_arrays([hashes, *batch.columns], names=names))
             self._tables.seal(operator.finish())
-            schema = pa.schema([(one.name, parse_type(one.type).arrow) for one in spec.outputs])
-            shown = pa.Table.from_batches(list(operator.output()), schema)
+            schema = pa.schema([(field.name, parse_type(field.type).arrow) for field in spec.outputs])
+            output = pa.Table.from_batches(list(operator.output()), schema)
             connection.send_end()
         except MillpondError as error:
             connection.send_error(error)
             raise
         finally:
             connection.close()
-        return shown
+        return output
 
     def _opened(self, spec: ProcessorSpec) -> Operator:
         if self._spec is not spec:
@@ -111,10 +119,10 @@ class Batches:
 
 
 def _hashes(keys: list[pa.Array], types: list[DataType]) -> pa.Array:
-    """Hashes of keys: the same for those that group together."""
-    dtype = DataType("struct", fields=tuple((f"_{at}", one) for at, one in enumerate(types)))
-    whole = pa.StructArray.from_arrays(keys, fields=list(dtype.arrow))
-    packed = strings(*pack(whole, dtype, normal=True), ALL)
-    halves = np.empty((len(whole), 2), np.int32)
+    """Hash keys: equal keys, in Spark's sense of grouping, have equal hashes."""
+    dtype = DataType("struct", fields=tuple((f"_{index}", type_) for index, type_ in enumerate(types)))
+    keyed = pa.StructArray.from_arrays(keys, fields=list(dtype.arrow))
+    packed = strings(*pack(keyed, dtype, normal=True), ALL)
+    halves = np.empty((len(keyed), 2), np.int32)
     hash_bytes(packed.values, packed.heap, halves)
     return pa.array(halves.view(np.int64)[:, 0])

@@ -1,4 +1,4 @@
-"""Rows and frames of a test as columns, and back."""
+"""Conversion of rows and pandas frames of tests to Arrow columns, and back."""
 
 from __future__ import annotations
 
@@ -13,105 +13,113 @@ from pyspark.sql.types import StructField, StructType
 
 from millpond.ddl import ddl
 from millpond.errors import UsageError
-from millpond.slot.pipe.processors.state.schemas import spark_type
 from millpond.spec.operators import Field
 from millpond.spec.types import parse_type
+from millpond.worker.processors.state.schemas import spark_type
 
 Rows = Sequence[Row | tuple[Any, ...] | Mapping[str, Any]]
-"""Rows: by the names of their columns, or, if they have none, with a value for each column in turn."""
+"""Rows by column name, or, if unnamed, with one value per column in order."""
 
 Key = Mapping[str, Any]
-"""A key: its columns and their values."""
+"""A key: values by column name."""
 
 
 def struct(schema: StructType | str) -> StructType:
-    """Columns, from DDL as well.
+    """Parse DDL to a struct type; a struct type is returned unchanged.
 
     Raises:
-        UsageError: they cannot be read.
+        UsageError: the DDL is malformed.
     """
     if isinstance(schema, StructType):
         return schema
     try:
-        made = spark_type(parse_type(f"struct<{schema}>"))
+        parsed = spark_type(parse_type(f"struct<{schema}>"))
     except KeyError as error:
         raise UsageError(f"There is no type {error} here.", action="Give the columns as a StructType.") from None
-    assert isinstance(made, StructType)
-    return made
+    assert isinstance(parsed, StructType)
+    return parsed
 
 
 def fields(schema: StructType) -> tuple[Field, ...]:
-    """Columns as specs have them."""
-    return tuple(Field(one.name, ddl(one.dataType)) for one in schema.fields)
+    """Convert columns to fields of a spec."""
+    return tuple(Field(field.name, ddl(field.dataType)) for field in schema.fields)
 
 
 def with_keys(keys: StructType, schema: StructType) -> StructType:
-    """The columns of the input: those of the key that the rows do not have, then those of the rows.
+    """Return the input's columns: key columns that the rows lack, then the rows' columns.
 
     Raises:
-        UsageError: a column of the key is another one in the rows.
+        UsageError: a column has one type in the key and another in the rows.
     """
-    for one in keys.fields:
-        if one.name in schema.names and schema[one.name].dataType != one.dataType:
+    for field in keys.fields:
+        if field.name in schema.names and schema[field.name].dataType != field.dataType:
             raise UsageError(
-                f"The column {one.name!r} is {one.dataType.simpleString()} in the key and "
-                f"{schema[one.name].dataType.simpleString()} in the rows.",
+                f"The column {field.name!r} is {field.dataType.simpleString()} in the key and "
+                f"{schema[field.name].dataType.simpleString()} in the rows.",
                 action="Give both the same type.",
             )
-    return StructType([one for one in keys.fields if one.name not in schema.names] + schema.fields)
+    return StructType([field for field in keys.fields if field.name not in schema.names] + schema.fields)
 
 
 def from_rows(rows: Rows, schema: StructType, own: StructType, key: Key | None) -> pa.Table:
-    """Rows as columns of `schema`.
+    """Convert rows to the columns of `schema`.
 
     Args:
-        rows: the rows. schema: all columns. own: the columns that rows without names have, in turn.
-        key: what columns of the key are where rows do not name them.
+        rows: the rows.
+        schema: all columns.
+        own: columns of unnamed rows, in order.
+        key: values of the key columns for rows that do not name them.
 
     Raises:
-        UsageError: a row has other columns, or another key.
+        UsageError: a row has unknown columns or another key.
     """
-    made = [_named(row, own if key is not None else schema, schema.names) for row in rows]
+    named = [_named(row, own if key is not None else schema, schema.names) for row in rows]
     if key is not None:
-        for row in made:
+        for row in named:
             _check_key(row, key)
-        made = [{**row, **key} for row in made]
-    if not made:
+        named = [{**row, **key} for row in named]
+    if not named:
         return arrow(schema).empty_table()
-    nullable = StructType([StructField(one.name, one.dataType) for one in schema.fields])
-    return LocalDataToArrowConversion.convert(made, nullable, False).cast(arrow(schema))
+    nullable = StructType([StructField(field.name, field.dataType) for field in schema.fields])
+    return LocalDataToArrowConversion.convert(named, nullable, False).cast(arrow(schema))
 
 
 def to_rows(table: pa.Table, schema: StructType) -> list[Row]:
-    """Columns as rows, as `collect` gives them."""
+    """Convert columns to rows, as `collect` returns them."""
     return list(ArrowTableToRowsConversion.convert(table, schema))
 
 
 def from_frame(frame: pd.DataFrame, schema: StructType, key: Key | None, zone: str) -> pa.Table:
-    """A frame as columns of `schema`; arguments as of `from_rows`, and `zone`, that of times.
+    """Convert a frame to the columns of `schema`; see `from_rows`.
+
+    Args:
+        frame: the rows.
+        schema: all columns.
+        key: values of the key columns where the frame lacks them.
+        zone: the session's time zone, for timestamps.
 
     Raises:
-        UsageError: it has other columns, or another key.
+        UsageError: the frame has unknown columns or another key.
     """
     from pyspark.sql.conversion import PandasToArrowConversion
 
-    given: dict[Any, pd.Series] = dict(frame.items())
-    _check_names(list(given), schema.names)
+    by_name: dict[Any, pd.Series] = dict(frame.items())
+    _check_names(list(by_name), schema.names)
     if key is not None:
-        for name in given.keys() & key.keys():
+        for name in by_name.keys() & key.keys():
             if len(frame) and not (frame[name] == key[name]).all():
                 raise UsageError(f"Rows have another key than {dict(key)!r}.", action="Test each key by itself.")
-        given |= {name: pd.Series([value] * len(frame), frame.index, dtype=object) for name, value in key.items()}
+        by_name |= {name: pd.Series([value] * len(frame), frame.index, dtype=object) for name, value in key.items()}
     if not len(frame):
         return arrow(schema).empty_table()
     missing = pd.Series([None] * len(frame), frame.index, dtype=object)
-    columns = [given.get(name, missing) for name in schema.names]
+    columns = [by_name.get(name, missing) for name in schema.names]
     batch = PandasToArrowConversion.convert(columns, schema, timezone=zone, arrow_cast=True)
     return pa.Table.from_batches([batch]).cast(arrow(schema))
 
 
 def to_frame(table: pa.Table, schema: StructType, zone: str) -> pd.DataFrame:
-    """Columns as a frame, of the types that Spark gives to Python."""
+    """Convert columns to a frame, with the dtypes that Spark passes to Python."""
     from pyspark.sql.conversion import ArrowBatchTransformer
 
     series = ArrowBatchTransformer.to_pandas(table, timezone=zone, schema=schema)
@@ -119,23 +127,23 @@ def to_frame(table: pa.Table, schema: StructType, zone: str) -> pd.DataFrame:
 
 
 def arrow(schema: StructType) -> pa.Schema:
-    """The columns that operators take."""
-    return pa.schema([(one.name, parse_type(one.type).arrow) for one in fields(schema)])
+    """Return the Arrow schema in which operators take the columns."""
+    return pa.schema([(field.name, parse_type(field.type).arrow) for field in fields(schema)])
 
 
 def _named(row: Any, own: StructType, names: list[str]) -> dict[str, Any]:
     if isinstance(row, Mapping):
-        found = dict(row)
+        values = dict(row)
     elif hasattr(row, "__fields__"):
-        found = dict(zip(row.__fields__, row, strict=True))
+        values = dict(zip(row.__fields__, row, strict=True))
     elif len(row) == len(own):
-        found = dict(zip(own.names, row, strict=True))
+        values = dict(zip(own.names, row, strict=True))
     else:
         raise UsageError(
             f"{row!r} has {len(row)} values, not {len(own)}.", action=f"Columns are {', '.join(own.names)}."
         )
-    _check_names(list(found), names)
-    return found
+    _check_names(list(values), names)
+    return values
 
 
 def _check_names(given: list[Any], names: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Tables of one partition in memory, which can be opened anew from what their batches have sealed."""
+"""In-memory tables of one partition, which can be reopened from sealed deltas."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from weakref import finalize
 
 from millpond.errors import UsageError
-from millpond.files.backends.filesystem import open_filesystem
 from millpond.files.formats.segment import decode_rows
+from millpond.files.locations.opening import open_filesystem
 from millpond.files.refs import TableManifest
 from millpond.layout import RowLayout, TableSchema, Words
 from millpond.operators.protocol import TableKind
@@ -22,44 +22,44 @@ from millpond.stores.runs.run_set import RunSet
 
 _MEMORY = 256 << 20
 _SPOOLED = "memory:millpond-testing"
-"""Where rows would go that have no room in memory."""
+"""URL to which rows that do not fit in memory would be spilled."""
 
 
 class MemoryTables:
-    """The tables of a partition: they stay in memory, and live as long as this."""
+    """The tables of a partition, in memory. They live as long as this object."""
 
     def __init__(self) -> None:
         self._budget = MemoryBudget(_MEMORY)
-        self._beside = ThreadPoolExecutor(1)
+        self._executor = ThreadPoolExecutor(1)
         self._files = AppendFiles(open_filesystem(_SPOOLED), "")
         self._sealed: dict[str, list[bytes]] = {}
         self.version = 0
-        finalize(self, self._beside.shutdown, wait=False)
+        finalize(self, self._executor.shutdown, wait=False)
 
     @property
     def names(self) -> list[str]:
-        """The tables of which something has been sealed."""
+        """The tables that have sealed deltas."""
         return list(self._sealed)
 
     def open(self, name: str, schema: TableSchema, initial: Words, *, kind: TableKind = "rmw") -> Any:
-        """Open a table (see `operators.protocol.MakeTable`), with what has been sealed of it.
+        """Open a table (see `operators.protocol.MakeTable`) and replay its sealed deltas.
 
         Raises:
-            UsageError: it is of a kind that is not to be had here.
+            UsageError: memory tables do not support this kind.
         """
         if kind == "spool":
-            return AlignedStore(schema, self._files, self._budget, self._beside).open(name, TableManifest())
+            return AlignedStore(schema, self._files, self._budget, self._executor).open(name, TableManifest())
         if kind not in ("rmw", "scratch"):
             raise UsageError(f"There are no tables of the kind {kind!r} in memory.")
         layout = RowLayout(schema)
-        table = RmwTable(schema, initial, RunSet(layout), self._budget, self._beside)
+        table = RmwTable(schema, initial, RunSet(layout), self._budget, self._executor)
         for delta in self._sealed.get(name, ()) if kind == "rmw" else ():
             for rows in decode_rows(delta, layout, name):
                 table.load(rows)
         return table
 
     def seal(self, deltas: Mapping[str, TableDelta]) -> None:
-        """Keep what a batch has changed: it is over."""
+        """Keep a batch's deltas, and advance the version."""
         for name, delta in deltas.items():
             if data := b"".join(map(bytes, delta.pieces)):
                 self._sealed.setdefault(name, []).append(data)

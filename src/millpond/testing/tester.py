@@ -1,4 +1,4 @@
-"""Runs a processor of the user's own (`transformWithState`) without Spark, batch by batch, and shows its state."""
+"""Test harness for `transformWithState` processors: run batches without Spark, and read and write state."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ from millpond.conf import read_settings
 from millpond.errors import UsageError
 from millpond.operators.protocol import Times
 from millpond.plan.catalyst.versions import CALLS_USER_CODE, calls_user_code
-from millpond.slot.pipe.processors.asynchronous.base import check_asynchronous
-from millpond.slot.pipe.processors.learning import learned
-from millpond.slot.pipe.processors.processor import UserProcessor
 from millpond.spec.kinds.processor import ProcessorSpec, TimeMode, Variable
 from millpond.spec.operators import EventTime
+from millpond.tasks.user_processor import UserProcessor
 from millpond.testing.batches import Batches
 from millpond.testing.rows import (
     Key,
@@ -39,6 +37,8 @@ from millpond.testing.rows import (
     with_keys,
 )
 from millpond.testing.visits import Visit, beginning
+from millpond.worker.processors.asynchronous.base import check_asynchronous
+from millpond.worker.processors.learning import learned
 
 Given = TypeVar("Given")
 Shown = TypeVar("Shown")
@@ -47,12 +47,12 @@ _TIME_MODES: Mapping[str, TimeMode] = {"none": "none", "processingtime": "proces
 _OUTPUT_MODES = ("append", "update", "complete")
 _ZONE = "spark.sql.session.timeZone"
 _NEVER = -(1 << 50)
-_ASIDE = Times(_NEVER, _NEVER, _NEVER)
-"""The times of a batch in which nothing is due, nothing late, and nothing expires."""
+_TIMELESS = Times(_NEVER, _NEVER, _NEVER)
+"""Times of a batch in which no timer is due, no row is late, and no state expires."""
 
 
 class _Tester(ABC, Generic[Given, Shown]):
-    """What testers of both APIs have in common; see `ProcessorTester`."""
+    """Common base of the testers for rows and for pandas; see `ProcessorTester`."""
 
     _pandas: ClassVar[bool]
 
@@ -96,7 +96,7 @@ class _Tester(ABC, Generic[Given, Shown]):
         )
         if self._spec.unsupported is not None:
             raise UsageError("The key, the state or a column has a type that cannot be kept.", action="Use another.")
-        self._user = self._called(processor, self._spec, self._columns, self._own)
+        self._user = self._user_processor(processor, self._spec, self._columns, self._own)
         self._batches = Batches()
         self._processing = self._watermark = 0
         if initialState is not None:
@@ -105,10 +105,10 @@ class _Tester(ABC, Generic[Given, Shown]):
     def _places(self, columns: StructType) -> tuple[int, ...]:
         return tuple(columns.names.index(name) for name in self._keys.names)
 
-    def _called(
+    def _user_processor(
         self, processor: StatefulProcessor, spec: ProcessorSpec, columns: StructType, own: StructType
     ) -> UserProcessor:
-        """A processor as the planner makes it."""
+        """Make the user processor that the planner would make."""
         asynchronous = check_asynchronous(processor, pandas=self._pandas)
         function = TransformWithStateInPandasUdfUtils(processor, spec.time_mode).transformWithStateUDF
         return UserProcessor(
@@ -124,60 +124,60 @@ class _Tester(ABC, Generic[Given, Shown]):
         )
 
     @abstractmethod
-    def _taken(self, rows: Given, schema: StructType, own: StructType, key: Key | None) -> pa.Table:
-        """Rows that a test gives (see `rows.from_rows`)."""
+    def _to_table(self, rows: Given, schema: StructType, own: StructType, key: Key | None) -> pa.Table:
+        """Convert the test's rows to columns (see `rows.from_rows`)."""
 
     @abstractmethod
     def _shown(self, table: pa.Table) -> Shown:
-        """Rows of the output."""
+        """Convert output columns to the test's rows."""
 
     def test(self, key: Any, rows: Given) -> Shown:
-        """Run a batch that has rows of one key.
+        """Run a batch with rows of one key.
 
         Args:
             key: its value, or a tuple of values if it has several columns.
-            rows: the rows. They need not have the columns of the key, and are null where they leave out another one.
+            rows: the rows. Key columns may be left out; other missing columns are null.
 
         Returns:
-            All that the processor gives out in the batch, for timers that are due, too.
+            The processor's whole output of the batch, timers that are due included.
 
         Raises:
-            UsageError: a row has columns that the input does not have, or another key.
+            UsageError: a row has a column that the input does not have, or another key.
 
-        Raises whatever the processor raises, with a note that names the key; the state is then as it was before.
+        Raises exceptions of the processor, with a note that names the key; the state is then unchanged.
         """
-        return self._batch(self._taken(rows, self._columns, self._own, self._named(key)))
+        return self._batch(self._to_table(rows, self._columns, self._own, self._named(key)))
 
     def testBatch(self, rows: Given) -> Shown:
-        """Run a batch that has rows of any keys, which they name; see `test`. Keys come in no particular order."""
-        return self._batch(self._taken(rows, self._columns, self._own, None))
+        """Run a batch with rows of any keys, which the rows name; see `test`. The order of keys is undefined."""
+        return self._batch(self._to_table(rows, self._columns, self._own, None))
 
     def setProcessingTime(self, currentTimeMs: int) -> Shown:
-        """Move the processing time, in milliseconds (at first it is 0), and let the timers fire that are due by it.
+        """Advance the processing time, in milliseconds (initially 0), and fire the timers that are due by it.
 
-        In time mode `eventTime` processors are merely told it.
+        In time mode `eventTime` timers do not fire; processors only see the new time.
 
         Returns:
-            What the processor gives out.
+            The processor's output.
 
         Raises:
-            UsageError: it does not move forward, or there is no time mode.
+            UsageError: the time does not advance, or there is no time mode.
         """
         self._check_moves("processing time", self._processing, currentTimeMs)
         self._processing = currentTimeMs
         return self._batch(self._nothing()) if self._spec.ticks else self._shown(self._none())
 
     def setWatermark(self, currentWatermarkMs: int) -> Shown:
-        """Move the watermark, in milliseconds (at first it is 0), and let the timers fire that are due by it.
+        """Advance the watermark, in milliseconds (initially 0), and fire the timers that are due by it.
 
-        The batches that follow drop rows whose event time is not later, in time mode `eventTime`. In output mode
-        `complete` timers wait for the next batch that has rows, as in Spark.
+        In time mode `eventTime`, later batches drop rows whose event time is not after the watermark. In output mode
+        `complete` timers wait for the next batch with rows, as in Spark.
 
         Returns:
-            What the processor gives out.
+            The processor's output.
 
         Raises:
-            UsageError: it does not move forward, or there is no time mode.
+            UsageError: the watermark does not advance, or there is no time mode.
         """
         self._check_moves("watermark", self._watermark, currentWatermarkMs)
         late, self._watermark = self._watermark, currentWatermarkMs
@@ -186,29 +186,29 @@ class _Tester(ABC, Generic[Given, Shown]):
         return self._shown(self._none())
 
     def updateValueState(self, stateName: str, key: Any, value: tuple[Any, ...]) -> None:
-        """Let a key have a value, as `ValueState.update` does."""
+        """Set a key's value, as `ValueState.update` does."""
         self._visit(key, self._variable(stateName, "value"), lambda state: state.update(value))
 
     def peekValueState(self, stateName: str, key: Any) -> tuple[Any, ...] | None:
-        """A key's value, None if it has none."""
-        found: tuple[Any, ...] | None = self._visit(key, self._variable(stateName, "value"), lambda state: state.get())
-        return found
+        """Return a key's value; None if it has none."""
+        value: tuple[Any, ...] | None = self._visit(key, self._variable(stateName, "value"), lambda state: state.get())
+        return value
 
     def updateListState(self, stateName: str, key: Any, value: Sequence[tuple[Any, ...]]) -> None:
-        """Let a key have a list, in place of the one that it has."""
+        """Replace a key's list."""
         self._visit(
             key, self._variable(stateName, "list"), lambda state: state.put(list(value)) if value else state.clear()
         )
 
     def peekListState(self, stateName: str, key: Any) -> list[tuple[Any, ...]]:
-        """A key's list, empty if it has none."""
-        found: list[tuple[Any, ...]] = self._visit(
+        """Return a key's list; empty if it has none."""
+        values: list[tuple[Any, ...]] = self._visit(
             key, self._variable(stateName, "list"), lambda state: list(state.get())
         )
-        return found
+        return values
 
     def updateMapState(self, stateName: str, key: Any, value: Mapping[tuple[Any, ...], tuple[Any, ...]]) -> None:
-        """Let a key have a map, in place of the one that it has."""
+        """Replace a key's map."""
 
         def update(state: Any) -> None:
             state.clear()
@@ -218,34 +218,34 @@ class _Tester(ABC, Generic[Given, Shown]):
         self._visit(key, self._variable(stateName, "map"), update)
 
     def peekMapState(self, stateName: str, key: Any) -> dict[tuple[Any, ...], tuple[Any, ...]]:
-        """A key's map, empty if it has none."""
-        found: dict[tuple[Any, ...], tuple[Any, ...]] = self._visit(
+        """Return a key's map; empty if it has none."""
+        entries: dict[tuple[Any, ...], tuple[Any, ...]] = self._visit(
             key, self._variable(stateName, "map"), lambda state: dict(state.iterator())
         )
-        return found
+        return entries
 
     def deleteState(self, stateName: str, key: Any) -> None:
-        """Let a key have nothing of a variable of any kind."""
+        """Clear a key's state variable of any kind."""
         self._visit(key, self._variable(stateName), lambda state: state.clear())
 
     def peekTimers(self, key: Any) -> list[int]:
-        """The times of a key's timers, in order.
+        """Return the times of a key's timers, ascending, in milliseconds.
 
         Raises:
             UsageError: there is no time mode.
         """
         self._check_timed()
-        found: list[int] = self._visit(key, None, lambda handle: sorted(handle.listTimers()))
-        return found
+        times: list[int] = self._visit(key, None, lambda handle: sorted(handle.listTimers()))
+        return times
 
     def _begin(self, processor: StatefulProcessor, rows: Given, own: StructType) -> None:
-        """Let the processor see its initial state."""
+        """Call `handleInitialState` with the initial rows."""
         columns = with_keys(self._keys, own)
         spec = msgspec.structs.replace(
             self._spec, columns=fields(columns), keys=self._places(columns), time=None, emitted=None
         )
-        user = self._called(beginning(processor), spec, columns, own)
-        self._batches.run(user, self._taken(rows, columns, own, None), _ASIDE, self._told)
+        user = self._user_processor(beginning(processor), spec, columns, own)
+        self._batches.run(user, self._to_table(rows, columns, own, None), _TIMELESS, self._seen_times)
 
     def _batch(self, rows: pa.Table, late: int | None = None) -> Shown:
         times = Times(self._watermark if late is None else late, self._watermark, self._processing)
@@ -253,19 +253,20 @@ class _Tester(ABC, Generic[Given, Shown]):
 
     def _visit(self, key: Any, variable: Variable | None, act: Callable[[Any], Any]) -> Any:
         visit = Visit(variable, act)
-        # A row of the key brings the processor there; what else is in it, nobody sees.
+        # A row of the key makes the operator call the visit for it. The other columns are null: the visit ignores
+        # them.
         row = from_rows([self._named(key)], self._keys, self._keys, None)
         columns = [
             row.column(name) if name in row.schema.names else pa.nulls(1, kind)
             for name, kind in zip(self._columns.names, arrow(self._columns).types, strict=True)
         ]
         rows = pa.Table.from_arrays(columns, schema=arrow(self._columns))
-        user = self._called(visit, self._spec, self._columns, self._own)
-        self._batches.run(user, rows, _ASIDE, self._told)
+        user = self._user_processor(visit, self._spec, self._columns, self._own)
+        self._batches.run(user, rows, _TIMELESS, self._seen_times)
         return visit.result
 
     @property
-    def _told(self) -> tuple[int, int]:
+    def _seen_times(self) -> tuple[int, int]:
         return self._processing, self._watermark
 
     def _nothing(self) -> pa.Table:
@@ -285,10 +286,10 @@ class _Tester(ABC, Generic[Given, Shown]):
         return dict(zip(names, values, strict=True))
 
     def _variable(self, name: str, kind: Literal["value", "list", "map", ""] = "") -> Variable:
-        for one in self._spec.variables:
-            if one.name == name and kind in ("", one.kind):
-                return one
-        known = ", ".join(f"{one.name} ({one.kind})" for one in self._spec.variables) or "none"
+        for variable in self._spec.variables:
+            if variable.name == name and kind in ("", variable.kind):
+                return variable
+        known = ", ".join(f"{variable.name} ({variable.kind})" for variable in self._spec.variables) or "none"
         raise UsageError(f"There is no {kind} state {name!r}.".replace("  ", " "), action=f"There are: {known}.")
 
     def _check_timed(self) -> None:
@@ -302,34 +303,33 @@ class _Tester(ABC, Generic[Given, Shown]):
 
 
 class ProcessorTester(_Tester[Rows, list[Row]]):
-    """Runs a processor of rows (`transformWithState`) in this process, without Spark and without a JVM.
+    """Test harness for a row processor (`transformWithState`): runs in this process, without Spark and JVM.
 
-    What runs is what runs in a query: the operator with its state, and what calls the processor in Spark's workers. So
-    the processor is copied for each batch, as Spark does it, and what it keeps in itself is gone with the batch. The
-    methods are those of Spark's `TwsTester`.
+    It uses the same operator and the same calling code as a query. As in Spark, the processor is copied for each
+    batch, so that its attributes do not survive the batch. The methods are those of Spark's `TwsTester`.
 
     Args:
         processor: the processor.
         keyStructType: the grouping columns, as DDL or as a type.
-        inputStructType: the columns of the rows, with the grouping columns if these are among them, as they mostly are.
+        inputStructType: the columns of the rows, usually with the grouping columns among them.
         outputStructType: the columns of the output.
         outputMode: `append`, `update` or `complete`.
         timeMode: `none`, `processingTime` or `eventTime`.
-        eventTime: the input's column that has a watermark, if there is one: by it rows are late.
-        eventTimeColumnName: the output's, if it has one: then no row may be late.
-        initialState: rows that `handleInitialState` is called with before all others, the grouping columns among them.
-        initialStateStructType: their columns.
-        settings: settings of Spark that its Python workers obey; the session's time zone is UTC if they do not say.
+        eventTime: the input column with the watermark, if any; it decides which rows are late.
+        eventTimeColumnName: the output's event time column, if any; its rows must not be late.
+        initialState: rows with the grouping columns; `handleInitialState` is called with them before the first batch.
+        initialStateStructType: the columns of `initialState`.
+        settings: Spark settings that Python workers obey; the session's time zone is UTC by default.
 
     Raises:
         UsageError: an argument is wrong.
 
-    Raises whatever `init`, `close` and `handleInitialState` raise.
+    Raises exceptions of `init`, `close` and `handleInitialState`.
     """
 
     _pandas = False
 
-    def _taken(self, rows: Rows, schema: StructType, own: StructType, key: Key | None) -> pa.Table:
+    def _to_table(self, rows: Rows, schema: StructType, own: StructType, key: Key | None) -> pa.Table:
         return from_rows(rows, schema, own, key)
 
     def _shown(self, table: pa.Table) -> list[Row]:
@@ -337,11 +337,11 @@ class ProcessorTester(_Tester[Rows, list[Row]]):
 
 
 class PandasProcessorTester(_Tester[pd.DataFrame, pd.DataFrame]):
-    """The same for a processor of pandas frames (`transformWithStateInPandas`): frames go in, and come out."""
+    """Test harness for a pandas processor (`transformWithStateInPandas`); see `ProcessorTester`. Rows are frames."""
 
     _pandas = True
 
-    def _taken(self, rows: pd.DataFrame, schema: StructType, own: StructType, key: Key | None) -> pa.Table:
+    def _to_table(self, rows: pd.DataFrame, schema: StructType, own: StructType, key: Key | None) -> pa.Table:
         return from_frame(rows, schema, key, self._settings[_ZONE])
 
     def _shown(self, table: pa.Table) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""What a test does with a processor's state, as a processor does it: in the call of a key."""
+"""Access of tests to a processor's state, from within a call for the key."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from typing import Any
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import StructType
 
-from millpond.slot.pipe.processors.asynchronous.base import AsyncStatefulProcessor
-from millpond.slot.pipe.processors.state.schemas import spark_type
 from millpond.spec.kinds.processor import Variable
 from millpond.spec.types import parse_type
+from millpond.worker.processors.asynchronous.base import AsyncStatefulProcessor
+from millpond.worker.processors.state.schemas import spark_type
 
 _VISITS: ContextVar[Visit] = ContextVar("_VISITS")
 
 
 class Visit(StatefulProcessor):  # type: ignore[misc]
-    """Does one thing with a state variable of one key. It is not copied as other processors are: what it has, it keeps.
+    """A processor that performs one action on one key's state variable.
+
+    Unpickling returns the same object, so that the result is not lost in the copy that is made of each processor.
 
     Args:
-        variable: which; none if it is about the timers.
-        act: what, with the variable, or the handle.
+        variable: the state variable; None for the timers.
+        act: the action, called with the variable or, for timers, the handle.
 
     Attributes:
-        result: what that gave.
+        result: the action's result.
     """
 
     def __init__(self, variable: Variable | None, act: Callable[[Any], Any]) -> None:
@@ -38,42 +40,42 @@ class Visit(StatefulProcessor):  # type: ignore[misc]
         return _visit, ()
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Ask for the variable."""
+        """Declare the variable."""
         self._state = handle if self._variable is None else declared(handle, self._variable)
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
-        """Do it."""
+        """Perform the action."""
         self.result = self._act(self._state)
         return iter(())
 
 
-class _Beginning(StatefulProcessor):  # type: ignore[misc]
-    """Gives the rows of an initial state to a processor, as the first batch of a query does.
+class _InitialState(StatefulProcessor):  # type: ignore[misc]
+    """A processor that passes the rows of an initial state to another, as the first batch of a query does.
 
     Args:
-        processor: the user's.
+        processor: the user's processor.
     """
 
     def __init__(self, processor: StatefulProcessor) -> None:
         self._processor = processor
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Ask for the state."""
+        """Initialise the user's processor."""
         self._processor.init(handle)
 
     def handleInputRows(self, key: Any, rows: Iterable[Any], timerValues: Any) -> Iterator[Any]:
-        """Hand the rows on."""
+        """Call `handleInitialState` for each row."""
         for row in rows:
             self._processor.handleInitialState(key, row, timerValues)
         return iter(())
 
     def close(self) -> None:
-        """End."""
+        """Close the user's processor."""
         self._processor.close()
 
 
 class _AsyncBeginning(AsyncStatefulProcessor):
-    """The same for an asynchronous processor."""
+    """`_InitialState` for an asynchronous processor."""
 
     def __init__(self, processor: StatefulProcessor) -> None:
         self._processor = processor
@@ -90,13 +92,13 @@ class _AsyncBeginning(AsyncStatefulProcessor):
 
 
 def beginning(processor: StatefulProcessor) -> StatefulProcessor:
-    """What gives the rows of an initial state to a processor, as the first batch of a query does."""
-    return (_AsyncBeginning if isinstance(processor, AsyncStatefulProcessor) else _Beginning)(processor)
+    """Wrap a processor so that its input rows are its initial state, as in the first batch of a query."""
+    return (_AsyncBeginning if isinstance(processor, AsyncStatefulProcessor) else _InitialState)(processor)
 
 
 def declared(handle: StatefulProcessorHandle, variable: Variable) -> Any:
-    """A handle's state variable."""
-    value, key = (_struct(one) for one in (variable.value, variable.key or variable.value))
+    """Declare a state variable on a handle."""
+    value, key = (_struct(dtype) for dtype in (variable.value, variable.key or variable.value))
     if variable.kind == "value":
         return handle.getValueState(variable.name, value, variable.ttl_ms)
     if variable.kind == "list":
@@ -105,9 +107,9 @@ def declared(handle: StatefulProcessorHandle, variable: Variable) -> Any:
 
 
 def _struct(ddl: str) -> StructType:
-    made = spark_type(parse_type(ddl))
-    assert isinstance(made, StructType)
-    return made
+    parsed = spark_type(parse_type(ddl))
+    assert isinstance(parsed, StructType)
+    return parsed
 
 
 def _visit() -> Visit:

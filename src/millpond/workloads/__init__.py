@@ -1,1 +1,1 @@
-"""Streams to try Millpond on: NEXMark's generator, its Spark source and its queries."""
+"""Workloads: the NEXMark generator, its Spark source and its queries."""

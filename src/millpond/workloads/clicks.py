@@ -1,6 +1,6 @@
-"""A click stream of many users, and who of them clicked a lot of late: state is what this costs.
+"""A click stream of many users, and a query for the busy ones, dominated by the cost of state.
 
-The draws are those of `draws`: Spark computes a click from its number, so that every engine reads the same rows.
+Draws are those of `draws`: Spark computes a click from its number, so that every engine reads the same rows.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ if TYPE_CHECKING:
 
 WATERMARK = "2 seconds"
 BUSY = 4
-"""So many clicks within a window make a user busy."""
+"""Minimum number of clicks in a window that makes a user busy."""
 _SEED, _USER, _DWELL = 1, 1, 2
 
 
 def clicks(numbered: DataFrame, rate: int, users: int) -> DataFrame:
-    """The clicks with these numbers (column `n`): `user`, `dwell` (milliseconds on the page), `time`, in order of time.
+    """Compute clicks, ordered by time: `user`, `dwell` (milliseconds on the page) and `time`.
 
     Args:
+        numbered: the event numbers, in column `n`.
         rate: clicks per second of event time.
-        users: how many users there are, each as active as the others.
+        users: number of users, all equally active.
     """
     user = f"{draw_sql('n', _SEED, _USER)} % {users}L as user"
     dwell = f"{bits_sql(draw_sql('n', _SEED, _DWELL), 0, 14)} as dwell"
@@ -33,7 +34,7 @@ def clicks(numbered: DataFrame, rate: int, users: int) -> DataFrame:
 
 
 def busy(clicks: DataFrame) -> DataFrame:
-    """Who clicked a lot in the last ten seconds, every two seconds: how often, and for how long in all."""
+    """Find busy users in windows of ten seconds, every two seconds: clicks and total dwell time."""
     from pyspark.sql import functions as f
 
     by_user = clicks.groupBy(f.window("time", "10 seconds", "2 seconds"), "user")

@@ -1,9 +1,9 @@
-"""NEXMark's events as Arrow record batches: any range of event numbers, vectorised, the same every time.
+"""NEXMark events as Arrow record batches: any range of event numbers, vectorised and reproducible.
 
 Proportions, hot ratios, identifiers, prices and inter-event times are those of the NEXMark generator for Flink. Draws
-come from `draws`, so `nexmark_spark` makes the very same events inside Spark. Two deliberate differences: a bidder's
-identifier starts at 1,000 like a person's (there it is 2,000, which no join finds), and random text is cut from a fixed
-text.
+come from `draws`, so that `nexmark_spark` computes the same events inside Spark. Two differences are deliberate. A
+bidder's identifier starts at 1,000 like a person's (in Flink's it is 2,000, which no join finds). Random text is cut
+from a fixed text.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CHUNK = 65_536
 
 
 class Draw:
-    """The stream numbers of the draws. A draw has 63 bits, enough for several columns."""
+    """Stream numbers of draws. A draw has 63 bits, enough for several columns."""
 
     BID_IDS, PRICE, CHANNEL, EXTRA, URL, URL_TAIL, HOT_BID = range(1, 8)
     PERSON_NAMES, CARD, MAIL = range(10, 13)
@@ -50,15 +50,16 @@ class Draw:
 
 
 class NexmarkConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What the stream looks like.
+    """Parameters of the stream.
 
     Attributes:
-        seed: another seed, another stream.
+        seed: seed of all draws.
         rate: events per second of event time.
         base_time_ms: event time of event 0, in milliseconds since the epoch (default: 2015-07-15 00:00 UTC).
-        in_flight_auctions: auctions that may be bid on at a time; active_people: people who may bid.
-        hot_every: of so many auctions, and people, that have come, the first is the one that most bids are for, and of.
-        hot_bids: per cent of the bids that are for the hot auction.
+        in_flight_auctions: number of the newest auctions that may be bid on.
+        active_people: number of the newest people who may bid.
+        hot_every: one in `hot_every` auctions, and people, is hot; the newest one gets, or makes, most of the bids.
+        hot_bids: percentage of bids on the hot auction.
     """
 
     seed: int = 1
@@ -94,25 +95,28 @@ EVENT_SCHEMA = pa.schema([("event_type", pa.int32()), ("person", PERSON), ("auct
 
 
 def price_tables() -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Three tables whose product is 10^(6u), u of 21 bits: products of doubles are the same everywhere, powers not."""
+    """Make three tables whose product is 10^(6u), u of 21 bits.
+
+    Unlike powers, products of doubles are equal on all platforms.
+    """
     steps = np.arange(PRICE_STEPS, dtype=np.float64)
     coarse, middle, fine = (np.power(10.0, 6.0 * steps / PRICE_STEPS**k) for k in (1, 2, 3))
     return coarse, middle, fine
 
 
 def last_person(numbers: Longs) -> Longs:
-    """Number of the newest person when each event happens, counted from 0."""
+    """Return the number of the newest person at each event, counted from 0."""
     return numbers // EPOCH
 
 
 def last_auction(numbers: Longs) -> Longs:
-    """Number of the newest auction when each event happens, counted from 0; −1 before the first."""
-    rest = numbers % EPOCH
-    return numbers // EPOCH * AUCTIONS + np.where(rest < PERSONS, -1, np.minimum(rest - PERSONS, AUCTIONS - 1))
+    """Return the number of the newest auction at each event, counted from 0; −1 before the first."""
+    position = numbers % EPOCH
+    return numbers // EPOCH * AUCTIONS + np.where(position < PERSONS, -1, np.minimum(position - PERSONS, AUCTIONS - 1))
 
 
 class Nexmark:
-    """The stream of one configuration."""
+    """Generator of the stream of one configuration."""
 
     def __init__(self, config: NexmarkConfig | None = None) -> None:
         self.config = config or NexmarkConfig()
@@ -126,14 +130,16 @@ class Nexmark:
         return draw(numbers, self.config.seed, stream)
 
     def _make_urls(self) -> list[str]:
-        """The URL of every channel: the four hot ones first."""
+        """Make the URL of every channel, the four hot ones first."""
         sites = np.arange(len(HOT_CHANNELS) + CHANNELS, dtype=np.int64)
         text = self._text.tobytes().decode()
         drawn, tail = self._draw(sites, Draw.URL), self._draw(sites, Draw.URL_TAIL)
         directories = []
         for i in range(3):
             starts, sizes = bits(drawn, 12 * i, 11), 3 + bits(drawn, 12 * i + 11, 1)
-            directories.append([text[at : at + size] for at, size in zip(starts.tolist(), sizes.tolist(), strict=True)])
+            directories.append(
+                [text[start : start + size] for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)]
+            )
         tagged = (sites >= len(HOT_CHANNELS)) & (bits(drawn, 40, 16) % 10 > 0)
         tails = [
             f"&channel_id={i}" if t else "" for i, t in zip(bits(tail, 0, 31).tolist(), tagged.tolist(), strict=True)
@@ -144,12 +150,12 @@ class Nexmark:
         ]
 
     def times(self, numbers: Longs) -> Longs:
-        """Event times in milliseconds since the epoch."""
-        found: Longs = self.config.base_time_ms + numbers * 1_000 // self.config.rate
-        return found
+        """Return event times in milliseconds since the epoch."""
+        times: Longs = self.config.base_time_ms + numbers * 1_000 // self.config.rate
+        return times
 
     def _price(self, numbers: Longs, stream: int) -> Longs:
-        """Prices in cents: log-uniform from 1 to 1,000,000 dollars."""
+        """Draw prices in cents: log-uniform from 1 to 1,000,000 dollars."""
         drawn = self._draw(numbers, stream)
         coarse, middle, fine = self._prices
         power = coarse[bits(drawn, 14, 7)] * middle[bits(drawn, 7, 7)] * fine[bits(drawn, 0, 7)]
@@ -159,22 +165,22 @@ class Nexmark:
     def _person_id(self, numbers: Longs, drawn: Longs) -> Longs:
         people = last_person(numbers) + 1
         active = np.minimum(people, self.config.active_people)
-        found: Longs = people - active + drawn % (active + ID_LEAD)
-        return found
+        people_ids: Longs = people - active + drawn % (active + ID_LEAD)
+        return people_ids
 
     def _cut(self, starts: Longs, sizes: Longs) -> pa.Array:
-        """Strings of the given sizes, from the given places of the text."""
+        """Cut strings of given sizes from given positions of the text."""
         return strings(views(self._text, starts, sizes), self._text)
 
     def _extra(self, numbers: Longs, size: Longs | int, average: int) -> pa.Array:
-        """Padding that brings an event of `size` bytes to `average`, give or take a fifth of what is missing."""
+        """Make padding that brings events of `size` bytes to `average`, with a variation of a fifth of the padding."""
         drawn = self._draw(numbers, Draw.EXTRA)
         missing = average - size
         fifth = (missing + 2) // 5
         return self._cut(bits(drawn, 0, 11), missing - fifth + bits(drawn, 11, 30) % (2 * fifth))
 
     def bids(self, numbers: Longs) -> pa.RecordBatch:
-        """The bids with these event numbers (int64[n], each of them a bid's), as columns."""
+        """Make the bids with these event numbers (int64[n], all of them bids), as columns."""
         drawn = self._draw(numbers, Draw.BID_IDS)
         last = last_auction(numbers)
         every = self.config.hot_every
@@ -196,7 +202,7 @@ class Nexmark:
         return pa.record_batch(columns, names=BID.names)
 
     def auctions(self, numbers: Longs) -> pa.RecordBatch:
-        """The auctions with these event numbers."""
+        """Make the auctions with these event numbers."""
         drawn = self._draw(numbers, Draw.SELLER)
         hot_seller = last_person(numbers) // self.config.hot_every * self.config.hot_every
         any_seller = self._person_id(numbers, bits(drawn, 2, 30))
@@ -219,7 +225,7 @@ class Nexmark:
         return pa.record_batch(columns, names=AUCTION.names)
 
     def persons(self, numbers: Longs) -> pa.RecordBatch:
-        """The persons with these event numbers."""
+        """Make the persons with these event numbers."""
         drawn = self._draw(numbers, Draw.PERSON_NAMES)
         picked = [
             pa.array(names).take(pa.array(bits(drawn, 15 * i, 15) % len(names)))
@@ -247,27 +253,31 @@ class Nexmark:
         return pa.array(milliseconds * 1_000).cast(_TIME)
 
     def events(self, start: int, stop: int) -> pa.Table:
-        """Events `start` … `stop` − 1, in order (`EVENT_SCHEMA`). Made in chunks that stay in the processor's cache."""
+        """Make events `start` to `stop` − 1, in order (`EVENT_SCHEMA`), in chunks that fit the CPU cache."""
         edges = [*range(start, stop, CHUNK), stop]
         pieces = [self.numbered(np.arange(a, b, dtype=np.int64)) for a, b in pairwise(edges)]
         return pa.Table.from_batches(pieces, EVENT_SCHEMA)
 
     def numbered(self, numbers: Longs) -> pa.RecordBatch:
-        """The events with these numbers (int64[n], any of them), in that order."""
-        rest = numbers % EPOCH
-        kind = (rest >= PERSONS).astype(np.int32) + (rest >= PERSONS + AUCTIONS)
+        """Make the events with these numbers (int64[n], in any order), in the given order."""
+        position = numbers % EPOCH
+        kind = (position >= PERSONS).astype(np.int32) + (position >= PERSONS + AUCTIONS)
         person, auction, bid = (kind == code for code in range(3))
-        # Nearly every event is a bid: making bids of all and masking the rest costs less than putting bids into place.
+        # Nearly every event is a bid, so making bids of all rows and masking the others is cheaper than scattering
+        # bids.
         bids = pa.StructArray.from_arrays(self.bids(numbers).columns, fields=list(BID), mask=pa.array(~bid))
         persons = spread(self.persons(numbers[person]), person, PERSON)
         auctions = spread(self.auctions(numbers[auction]), auction, AUCTION)
         return pa.record_batch([pa.array(kind, pa.int32()), persons, auctions, bids], schema=EVENT_SCHEMA)
 
     def write_files(self, folder: Path, rows_per_file: int, files: int, first: int = 0) -> list[Path]:
-        """Write events as Parquet, one file per micro-batch, named so that they sort; return the paths.
+        """Write events as Parquet, one file per micro-batch, with names in sort order; return the paths.
 
         Args:
-            first: number of the first file; file *i* holds events `i · rows_per_file` and on.
+            folder: the folder, made if missing.
+            rows_per_file: events in each file.
+            files: number of files.
+            first: number of the first file; file *i* starts with event `i · rows_per_file`.
         """
         folder.mkdir(parents=True, exist_ok=True)
         paths = []
@@ -279,31 +289,31 @@ class Nexmark:
 
 
 def views(text: NDArray[np.uint8], starts: Longs, sizes: Longs) -> NDArray[np.int32]:
-    """Arrow's 16-byte string views of pieces of a text: size, first four bytes, buffer (0), offset.
+    """Make Arrow's 16-byte string views of slices of a text: size, first four bytes, buffer (0), offset.
 
-    Pieces of up to 12 bytes lie in the view itself, the rest of it zero.
+    Slices of up to 12 bytes are stored in the view itself, padded with zeros.
     """
-    found = np.zeros((len(starts), 4), dtype=np.int32)
-    found[:, 0] = sizes
+    out = np.zeros((len(starts), 4), dtype=np.int32)
+    out[:, 0] = sizes
     padded = np.concatenate([text, np.zeros(16, dtype=np.uint8)])
-    found[:, 1] = np.lib.stride_tricks.sliding_window_view(padded, 4)[starts].view(np.int32)[:, 0]
-    found[:, 3] = starts
+    out[:, 1] = np.lib.stride_tricks.sliding_window_view(padded, 4)[starts].view(np.int32)[:, 0]
+    out[:, 3] = starts
     short = np.flatnonzero(sizes <= 12)
     if len(short):
         inline = np.lib.stride_tricks.sliding_window_view(padded, 12)[starts[short]]
         inline[np.arange(12) >= sizes[short, None]] = 0
-        found[short, 1:] = inline.view(np.int32)
-    return found
+        out[short, 1:] = inline.view(np.int32)
+    return out
 
 
 def strings(found: NDArray[np.int32], text: NDArray[np.uint8]) -> pa.Array:
-    """The strings that views stand for. Arrow's own cast does the copying: nothing in NumPy comes near it."""
+    """Copy the strings behind views. Arrow's cast copies much faster than NumPy can."""
     buffers = [None, pa.py_buffer(found), pa.py_buffer(text)]
     return pa.Array.from_buffers(pa.string_view(), len(found), buffers).cast(pa.string())
 
 
 class Pool:
-    """A few thousand strings, to pick from again and again."""
+    """A pool of a few thousand strings to pick from repeatedly."""
 
     def __init__(self, values: list[str]) -> None:
         sizes = np.array([len(v) for v in values], dtype=np.int64)
@@ -311,12 +321,12 @@ class Pool:
         self._views = views(self._text, np.cumsum(sizes) - sizes, sizes)
 
     def pick(self, places: Longs) -> pa.Array:
-        """The strings at these places."""
+        """Return the strings at the given positions."""
         return strings(self._views[places], self._text)
 
 
 def spread(rows: pa.RecordBatch, mine: NDArray[np.bool_], type_: pa.StructType) -> pa.StructArray:
-    """A struct array that takes `rows`, in order, where `mine` is true and is null elsewhere (fields zero or empty)."""
+    """Scatter `rows`, in order, to where `mine` is true; other entries are null (their fields zero or empty)."""
     places = np.flatnonzero(mine)
     fields = []
     for column in rows.columns:

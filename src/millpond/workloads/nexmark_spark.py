@@ -1,8 +1,8 @@
-"""The NEXMark stream as Spark DataFrames; the rows are those of `nexmark.Nexmark`.
+"""The NEXMark stream as Spark DataFrames, with the rows of `nexmark.Nexmark`.
 
-`rate-micro-batch` numbers the events: batches have an exact size, and a replayed batch has the same rows by
-construction. Of persons, auctions and bids, Spark's generated code makes just the columns that a query needs, without a
-Python process; whole events come from the NumPy generator through `mapInArrow`.
+`rate-micro-batch` numbers the events, so batches have an exact size, and replayed batches have the same rows by
+construction. For persons, auctions and bids, Spark's generated code computes only the columns that a query needs,
+without Python. Whole events come from the NumPy generator through `mapInArrow`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ EVENT_DDL = (
     " extra: string>"
 )
 WATERMARK = "4 seconds"
-"""How late an event may be, for the queries that ask."""
+"""Delay of the watermark, for queries that need one."""
 
 
 @dataclass(frozen=True)
 class Streams:
-    """What the queries read: three DataFrames with flat columns, on streams or in batch."""
+    """Input of the queries: three DataFrames with flat columns, streaming or batch."""
 
     bids: DataFrame
     auctions: DataFrame
@@ -43,49 +43,49 @@ class Streams:
 
 
 def numbers(spark: SparkSession, rows_per_batch: int, partitions: int) -> DataFrame:
-    """The streaming source of event numbers, column `n`: batches of exactly `rows_per_batch`."""
+    """Make the streaming source of event numbers, column `n`: batches of exactly `rows_per_batch`."""
     source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows_per_batch)
     return source.option("numPartitions", partitions).load().selectExpr("value as n")
 
 
 def numbers_between(spark: SparkSession, start: int, stop: int, partitions: int = 2) -> DataFrame:
-    """The same numbers as a batch DataFrame, to check a stream against."""
+    """Make the same numbers as a batch DataFrame, for comparison with a stream."""
     return spark.range(start, stop, 1, partitions).selectExpr("id as n")
 
 
 def events(numbered: DataFrame, config: NexmarkConfig | None = None) -> DataFrame:
-    """All events: `event_type` (0 person, 1 auction, 2 bid), `person`, `auction`, `bid`, of which one is not null."""
+    """Make whole events: `event_type` (0 person, 1 auction, 2 bid), and structs of which one is not null."""
     chosen = config or NexmarkConfig()
 
     def make(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         generator = Nexmark(chosen)
         for batch in batches:
-            found = np.asarray(batch.column(0))
-            for at in range(0, len(found), CHUNK):
-                yield generator.numbered(found[at : at + CHUNK])
+            event_numbers = np.asarray(batch.column(0))
+            for start in range(0, len(event_numbers), CHUNK):
+                yield generator.numbered(event_numbers[start : start + CHUNK])
 
     return numbered.mapInArrow(make, EVENT_DDL)
 
 
 def bids(numbered: DataFrame, config: NexmarkConfig | None = None) -> DataFrame:
-    """The bids among the events, as flat columns: the rows of `events(…).where("event_type = 2").select("bid.*")`."""
+    """Make the bids among the events, flat: the rows of `events(…).where("event_type = 2").select("bid.*")`."""
     return _flat(numbered, BidColumns(config or NexmarkConfig()))
 
 
 def auctions(numbered: DataFrame, config: NexmarkConfig | None = None) -> DataFrame:
-    """The auctions among the events, as flat columns."""
+    """Make the auctions among the events, as flat columns."""
     return _flat(numbered, AuctionColumns(config or NexmarkConfig()))
 
 
 def persons(numbered: DataFrame, config: NexmarkConfig | None = None) -> DataFrame:
-    """The persons among the events, as flat columns."""
+    """Make the persons among the events, as flat columns."""
     return _flat(numbered, PersonColumns(config or NexmarkConfig()))
 
 
 def streams(numbered: DataFrame, config: NexmarkConfig | None = None, watermark: str | None = None) -> Streams:
-    """The three kinds of events, each with a watermark on `dateTime` if one is given."""
-    made = (make(numbered, config) for make in (bids, auctions, persons))
-    return Streams(*(made if watermark is None else (rows.withWatermark("dateTime", watermark) for rows in made)))
+    """Make the three kinds of events, with a watermark on `dateTime` if one is given."""
+    frames = (make(numbered, config) for make in (bids, auctions, persons))
+    return Streams(*(frames if watermark is None else (rows.withWatermark("dateTime", watermark) for rows in frames)))
 
 
 def _flat(numbered: DataFrame, make: BidColumns | AuctionColumns | PersonColumns) -> DataFrame:

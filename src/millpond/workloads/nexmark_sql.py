@@ -1,6 +1,6 @@
-"""NEXMark's columns as Spark SQL over the event number `n`: what Spark's generated code makes without Python.
+"""NEXMark's columns as Spark SQL over the event number `n`, which Spark's generated code evaluates without Python.
 
-Nothing conditional hides a draw: only what is always evaluated does Spark compute once and share.
+Draws stay outside of conditional branches: Spark shares a common subexpression only if it is always evaluated.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LAST_AUCTION = (
 
 
 class Columns:
-    """What the three kinds of events share."""
+    """Expressions that all kinds of events share."""
 
     def __init__(self, config: NexmarkConfig) -> None:
         self._config = config
@@ -78,7 +78,7 @@ class Columns:
 
     @property
     def time(self) -> str:
-        """When it happened."""
+        """Event time."""
         return f"timestamp_millis({self._milliseconds()})"
 
 
@@ -89,7 +89,7 @@ class BidColumns(Columns):
 
     @property
     def auction(self) -> str:
-        """The auction that is bid on."""
+        """The bid's auction."""
         drawn = self._draw(Draw.BID_IDS)
         first = f"greatest({_LAST_AUCTION} - {self._config.in_flight_auctions}, 0L)"
         bound = f"({_LAST_AUCTION} - {first} + {1 + ID_LEAD})"
@@ -99,7 +99,7 @@ class BidColumns(Columns):
 
     @property
     def bidder(self) -> str:
-        """Who bids."""
+        """The bidding person."""
         drawn = self._draw(Draw.BID_IDS)
         any_bidder = self._any_person(bits_sql(drawn, 33, 30))
         hot = f"{bits_sql(drawn, 1, 2)} % {HOT_BIDDER_RATIO} > 0"
@@ -115,14 +115,14 @@ class BidColumns(Columns):
 
     @property
     def channel(self) -> str:
-        """Where the bid came from."""
+        """The channel through which the bid was made."""
         names = ", ".join(f"'{name}'" for name in HOT_CHANNELS)
         hot = f"array({names})[cast({self._channel_number} % {len(HOT_CHANNELS)} as int)]"
         return f"if({self._hot_channel}, {hot}, concat('channel-', cast({self._channel_number} as string)))"
 
     @property
     def url(self) -> str:
-        """The page of the channel."""
+        """The channel's page."""
         hot = len(HOT_CHANNELS)
         site = f"if({self._hot_channel}, {self._channel_number} % {hot}, {self._channel_number} + {hot})"
         drawn = self._draw(Draw.URL, site)
@@ -136,7 +136,7 @@ class BidColumns(Columns):
 
     @property
     def all(self) -> dict[str, str]:
-        """Every column, by name."""
+        """All columns, by name."""
         return {
             "auction": self.auction,
             "bidder": self.bidder,
@@ -155,7 +155,7 @@ class AuctionColumns(Columns):
 
     @property
     def seller(self) -> str:
-        """Who sells."""
+        """The selling person."""
         drawn = self._draw(Draw.SELLER)
         hot_seller = self._hot(_LAST_PERSON)
         any_seller = self._any_person(bits_sql(drawn, 2, 30))
@@ -163,7 +163,7 @@ class AuctionColumns(Columns):
 
     @property
     def expires(self) -> str:
-        """When bidding ends."""
+        """End of the auction."""
         open_ = self._config.in_flight_auctions * EPOCH // AUCTIONS
         horizon = f"({self._milliseconds(f'(n + {open_})')} - {self._milliseconds()})"
         lasts = f"{self._draw(Draw.EXPIRES)} % greatest(2 * {horizon}, 1L)"
@@ -171,7 +171,7 @@ class AuctionColumns(Columns):
 
     @property
     def all(self) -> dict[str, str]:
-        """Every column, by name."""
+        """All columns, by name."""
         initial, texts = self._price(Draw.INITIAL_BID), self._draw(Draw.AUCTION_TEXTS)
         item_size, about_size = f"(3 + {bits_sql(texts, 0, 16)} % 17)", f"(3 + {bits_sql(texts, 16, 16)} % 97)"
         return {
@@ -215,7 +215,7 @@ class PersonColumns(Columns):
 
     @property
     def all(self) -> dict[str, str]:
-        """Every column, by name."""
+        """All columns, by name."""
         first, last, city, state = (
             self._one_of(names, place) for place, names in enumerate((FIRST_NAMES, LAST_NAMES, CITIES, STATES))
         )

@@ -1,7 +1,8 @@
-"""A process tree that is started, sampled and killed whole.
+"""Process trees that are started, sampled and killed as a whole.
 
-The caller becomes the *subreaper* of what it starts (prctl(2)): a process that detaches itself — Millpond's slots do,
-they outlive Spark's workers — becomes a child of the caller and stays inside the tree, for measuring as for killing.
+The caller becomes the *subreaper* of its descendants (prctl(2)). Millpond's slots detach themselves, because they
+outlive Spark's workers; as orphans they become children of the caller. So they stay in the tree for sampling and
+killing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _PSS = re.compile(rb"^(Pss|Pss_Anon):\s+(\d+) kB", re.MULTILINE)
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """The tree at one moment: CPU seconds used since its start, memory in bytes (0 where only CPU was sampled)."""
+    """Usage of the tree at one moment: CPU seconds since its start, memory in bytes (0 if only CPU was sampled)."""
 
     time: float
     cpu: float
@@ -34,19 +35,19 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 def become_subreaper() -> None:
-    """Adopt the orphans among this process's descendants (Linux; elsewhere nothing happens)."""
+    """Adopt orphaned descendants of this process (no-op outside Linux)."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def die_with_parent(parent: int) -> None:
-    """Have this process killed when the thread that started it ends, however it ends (Linux; elsewhere nothing).
+    """Have this process killed when the thread that started it ends for any reason (no-op outside Linux).
 
     Args:
-        parent: the process id of whoever started this process. The kernel says nothing if it has ended already.
+        parent: the parent's process id. The kernel sends no signal if the parent has already ended.
 
     Raises:
-        SystemExit: it has.
+        SystemExit: the parent has already ended.
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -55,22 +56,22 @@ def die_with_parent(parent: int) -> None:
 
 
 def proportional_memory(pid: int) -> tuple[int, int]:
-    """Bytes of one process with shared pages shared out (PSS): all of them, and those not backed by a file."""
+    """Return a process's PSS in bytes, in which shared pages are divided among processes: total, and anonymous."""
     try:
-        found = dict(_PSS.findall(Path(f"/proc/{pid}/smaps_rollup").read_bytes()))
+        fields = dict(_PSS.findall(Path(f"/proc/{pid}/smaps_rollup").read_bytes()))
     except OSError:
         return 0, 0
-    return int(found.get(b"Pss", 0)) * 1024, int(found.get(b"Pss_Anon", 0)) * 1024
+    return int(fields.get(b"Pss", 0)) * 1024, int(fields.get(b"Pss_Anon", 0)) * 1024
 
 
 class ProcessTree:
-    """A command and everything it starts, however detached.
+    """A command and all its descendants, detached ones included.
 
     Args:
         command, env, cwd: as for `subprocess.Popen`.
-        log: file that takes standard output and standard error.
+        log: file for standard output and standard error.
         cgroup: `cgroup.procs` file that the command enters before it runs, if any.
-        interval: seconds between CPU samples; memory is read every fourth time, because reading it costs more.
+        interval: seconds between CPU samples; memory is read at every fourth, because reading it costs more.
     """
 
     def __init__(
@@ -104,25 +105,25 @@ class ProcessTree:
         self._thread.start()
 
     def members(self) -> list[psutil.Process]:
-        """The processes that live now. Orphans that have ended are taken off the system's list: nobody else would."""
-        found = []
+        """Return the live processes, and reap orphans that have ended: as subreaper, this process has to."""
+        alive = []
         for process in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):
                 if process.pid in self._before:
                     continue
                 if process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
+                    alive.append(process)
                 elif process.pid != self.process.pid:
                     with suppress(ChildProcessError):
                         os.waitpid(process.pid, os.WNOHANG)
-        return found
+        return alive
 
     def running(self) -> bool:
-        """Whether the command itself still runs."""
+        """Return whether the command itself still runs."""
         return self.process.poll() is None
 
     def sample(self, *, memory: bool) -> Sample:
-        """Measure the tree once. CPU of processes that have ended counts as last seen."""
+        """Measure the tree once. Processes that have ended count with their last measured CPU time."""
         total = anonymous = 0
         for member in self.members():
             with suppress(psutil.Error):
@@ -141,7 +142,7 @@ class ProcessTree:
             turn += 1
 
     def cpu_between(self, start: float, end: float) -> float:
-        """CPU seconds used between two times of the wall clock, interpolated between samples."""
+        """Return the CPU seconds used between two wall-clock times, interpolated between samples."""
         return self._cpu_at(end) - self._cpu_at(start)
 
     def _cpu_at(self, moment: float) -> float:
@@ -156,7 +157,7 @@ class ProcessTree:
         return before.cpu
 
     def kill(self) -> None:
-        """End every member with SIGKILL, and wait until none is left."""
+        """Send SIGKILL to all members, and wait up to 30 s until all have ended."""
         deadline = time.monotonic() + 30
         while (members := self.members()) and time.monotonic() < deadline:
             for member in members:
@@ -166,7 +167,7 @@ class ProcessTree:
         self.close()
 
     def close(self, linger: float = 0.0) -> None:
-        """Stop sampling, after giving detached members `linger` seconds to end by themselves."""
+        """Stop sampling, after waiting up to `linger` seconds for detached members to end."""
         deadline = time.monotonic() + linger
         while self.members() and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -177,16 +178,16 @@ class ProcessTree:
 
 
 def tree_bytes(folder: Path) -> int:
-    """Allocated bytes of all files below a folder; hard links count once."""
+    """Return the allocated bytes of all files below a folder; hard links count once."""
     seen: set[tuple[int, int]] = set()
     total = 0
     for root, _, names in os.walk(folder):
         for name in names:
             try:
-                found = os.lstat(os.path.join(root, name))
+                status = os.lstat(os.path.join(root, name))
             except FileNotFoundError:
                 continue
-            if (identity := (found.st_dev, found.st_ino)) not in seen:
+            if (identity := (status.st_dev, status.st_ino)) not in seen:
                 seen.add(identity)
-                total += found.st_blocks * 512
+                total += status.st_blocks * 512
     return total

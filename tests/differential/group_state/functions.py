@@ -11,7 +11,7 @@ SAID = "k string, n int, said string"
 
 
 class Script:
-    """Evaluates the expressions that rows bring (`do`, in the order of `n`) and tells what they give.
+    """Evaluate the expressions that rows bring (`do`, in the order of `n`), and report their results.
 
     Expressions name `state`, `key`, `row`, and times in seconds from the start: `until` sets a timeout of event time,
     `watermark()` is the watermark. `due` is evaluated for keys that time out.
@@ -59,7 +59,7 @@ COUNTED = "said string, total bigint, now int"
 
 
 def types(key: Any, frames: Any, state: Any) -> Iterator[Any]:
-    """What frames it is given: how large, and the types of columns and values."""
+    """Describe the frames of a call: how large, and the types of columns and values."""
     import pandas as pd
 
     for frame in frames:

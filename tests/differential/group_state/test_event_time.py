@@ -64,7 +64,7 @@ DONE = {
 
 @pytest.mark.parametrize("done", DONE)
 def test_in_a_timeout(spark: SparkSession, tmp_path: Path, done: str) -> None:
-    """What a key that timed out may do; one that does nothing times out again."""
+    """Do each of `DONE` in a timeout; a key that does nothing times out again."""
     first = script(*((f"k{n}", f"state.update(({n},)), until({n})", 10) for n in range(20)))
     later = [script(("clock", "watermark()", at)) for at in (20, 40, 60)]
     last = script(*((f"k{n}", "state.getOption", 80) for n in range(20)))
@@ -76,7 +76,7 @@ def test_in_a_timeout(spark: SparkSession, tmp_path: Path, done: str) -> None:
 
 @pytest.mark.parametrize("timeout", ["NoTimeout", "ProcessingTimeTimeout"])
 def test_nothing_is_late_without_timeouts_of_event_time(spark: SparkSession, tmp_path: Path, timeout: str) -> None:
-    """The watermark is told, but neither are rows late nor are there batches without them, by it."""
+    """Functions see the watermark, but it makes no row late and starts no batch without rows."""
     tables = [
         script(("a", "watermark(), state.update((1,))", 100)),
         script(("b", "watermark(), state.update((2,))", 50), ("c", "watermark()", 1)),

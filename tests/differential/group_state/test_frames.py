@@ -167,7 +167,7 @@ def test_results_by_position(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_results_of_all_types(spark: SparkSession, tmp_path: Path) -> None:
-    """What comes in goes out."""
+    """A function returns its frames as they came."""
 
     def function(key: Any, frames: Any, state: Any) -> Any:
         return frames

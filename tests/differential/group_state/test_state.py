@@ -59,7 +59,7 @@ WHOLE = (
 
 
 def test_all_types(spark: SparkSession, tmp_path: Path) -> None:
-    """What is kept of each type, of nulls, of what does not fit; and that users may change what they get."""
+    """State keeps each type, nulls, and values that do not fit; and users may change the values that they get."""
     numpy = "(__import__('numpy').int8(3), __import__('numpy').int64(4), __import__('numpy').float32(0.5))"
     pandas = "(__import__('pandas').Timestamp(2024, 1, 2, 3),)"
     first = script(
@@ -82,7 +82,7 @@ def test_all_types(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_lists_and_maps(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark 4.3 fails as soon as a state has some. One that is not given anew stays, unless a timeout is set."""
+    """Spark 4.3 fails as soon as a state has some. One that is not set again stays, unless a timeout is set."""
     change = "state.get[0].append(2)"
     tables = [
         script(("a", "state.update(([1], {'x': 1}))"), ("b", "state.update(([None], None))")),

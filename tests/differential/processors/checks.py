@@ -113,7 +113,7 @@ def compare(
             run(df, turn.mode, place, ours=millpond, into=found.batches, trigger=turn.trigger)
         except (AnalysisException, MillpondError, StreamingQueryException) as failure:
             found.error = str(failure)
-        except Exception as failure:  # what a processor does wrong on the driver, Millpond tells at the start
+        except Exception as failure:  # Millpond reports at the start what a processor does wrong on the driver
             if not millpond:
                 raise
             found.error = f"{type(failure).__name__}: {failure}"
@@ -147,7 +147,7 @@ def compare(
 
 
 def spoken(found: Batches, key: str) -> list[list[str]]:
-    """What a script told of a key, batch by batch: in the order of its rows, then for timers."""
+    """A script's reports of a key, batch by batch: in the order of its rows, then for timers."""
     batches = [sorted(rows, key=lambda row: (row[1] < 0, row[1:])) for _, rows in sorted(found.items())]
     return [[row[2] for row in rows if row[0] == key] for rows in batches]
 

@@ -83,7 +83,7 @@ def shown(value: Any) -> str:
 
 
 def outcome(run: Callable[[], Any]) -> str:
-    """What a call gives, or its error."""
+    """The result of a call, or its error."""
     try:
         return shown(run())
     except Exception as error:
@@ -96,7 +96,7 @@ def seconds(at_ms: int) -> float:
 
 
 class Script(Both):
-    """Evaluates the expressions that rows bring (`do`, in the order of `n`) over its state and tells what they give.
+    """Evaluate the expressions that rows bring (`do`, in the order of `n`) over its state, and report their results.
 
     Besides the state variables, expressions name `handle`, `key`, `times`, `row`, and timers in seconds from the start:
     `register`, `delete`, `timers()` (sorted: Spark lists them in no order that means anything).
@@ -184,7 +184,7 @@ def text(key: Any) -> str:
 
 
 class Count(Both):
-    """Counts the rows of each key, over all batches and in the batch, and tells what the key is."""
+    """Count the rows of each key, over all batches and in the batch, and report the key."""
 
     columns = ("said", "total", "now")
     ddl = "said string, total bigint, now int"
@@ -244,7 +244,7 @@ class Several(Both):
 
 
 class Frames(StatefulProcessor):
-    """Tells what frames it is given: how large, and the types of columns and values; for pandas."""
+    """Report the frames of a call: how large, and the types of columns and values; for pandas."""
 
     pandas = True
     ddl = "key string, size int, types string, held string"

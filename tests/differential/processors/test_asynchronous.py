@@ -17,7 +17,7 @@ from tests.differential.data import write
 from tests.differential.harness import run, stream
 from tests.differential.processors.checks import DDL, ONCE, ROCKSDB, Turn, compare, script, values
 from tests.differential.processors.processors import START_MS
-from tests.slot.pipe_processors.asynchronous.twins import Async, Single, Sync
+from tests.worker.processors.asynchronous.twins import Async, Single, Sync
 
 KEYS = ["a", "a", "a", "b", "b", "c", "d", "e", "f", "g", ""]
 

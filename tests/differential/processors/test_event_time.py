@@ -67,7 +67,7 @@ def test_timers(spark: SparkSession, tmp_path: Path, api: str) -> None:
 
 
 def test_timers_of_timers(spark: SparkSession, tmp_path: Path) -> None:
-    """What is registered and deleted while timers are due: the due ones are those of before."""
+    """Timers are registered and deleted while timers are due: the due ones are those of before."""
     due = f"timers(), register(at), register(at + 1), register(at + 1000), delete(8), delete(at + 0.5), timers(), {NOW}"
     first = script(("a", "[register(n) for n in (5, 8, 5.5)]", 20), ("b", "register(6), register(8)", 20))
     second = script(("c", "register(9), register(10), register(11)", 24))

@@ -90,7 +90,7 @@ def test_grouping_columns_that_do_not_stand_together(spark: SparkSession, tmp_pa
 
 @pytest.mark.parametrize("api", APIS)
 def test_a_first_batch_that_fails(spark: SparkSession, tmp_path: Path, api: str) -> None:
-    """It begins anew, in other partitions, with the initial state that the mended query has, and once only."""
+    """It begins again, in other partitions, with the initial state that the mended query has, and once only."""
     told = f"{TOLD}, 1 / (v.get()[0] - 3)"
     tables = [script(("a", told), ("z", "v.update((1,))")), script(("b", TOLD), ("a", TOLD), ("z", TOLD))]
     rows = [("a", 7, "seven"), ("d", 8, "eight")]

@@ -1,4 +1,4 @@
-"""What may be a key: types, nulls, NaN, several columns, structs; and how a processor sees it."""
+"""Keys of all types, nulls, NaN, several columns, structs; and how a processor sees them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_floats(spark: SparkSession, tmp_path: Path, api: str, key: str) -> None
 
 @pytest.mark.parametrize("api", APIS)
 def test_floats_of_timers(spark: SparkSession, tmp_path: Path, api: str) -> None:
-    """What is due of 0.0 is not due of −0.0, even at one time."""
+    """Timers of 0.0 are not those of −0.0, even if they are due at one time."""
 
     def query(df: DataFrame) -> DataFrame:
         script = Script({"v": ("Value", "n int")}, due="key, v.get(), timers()").using(api)
@@ -127,7 +127,7 @@ def test_what_a_processor_sees(spark: SparkSession, tmp_path: Path, api: str) ->
 
 @pytest.mark.parametrize(("nulls", "records"), [(0.0, "7"), (0.3, "1000")])
 def test_frames(spark: SparkSession, tmp_path: Path, nulls: float, records: str) -> None:
-    """Types of columns are as pandas guesses them from the values; frames have so many rows at most."""
+    """Types of columns are as pandas guesses them from the values; frames have at most `records` rows."""
 
     def query(df: DataFrame) -> DataFrame:
         return transformed(df.withColumn("one", F.lit("one")), Frames(), by=["one"])

@@ -90,7 +90,7 @@ def test_a_list_of_two_hundred_thousand_elements(spark: SparkSession, tmp_path: 
 
 @pytest.mark.timeout(600)
 def test_parts_expire(spark: SparkSession, tmp_path: Path) -> None:
-    """What is written with an hour to live is there, what lives for a millisecond is gone in the next run."""
+    """Entries with an hour to live are there in the next run; those with a millisecond are gone."""
 
     def living(milliseconds: int) -> Query:
         return over(

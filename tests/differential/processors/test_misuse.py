@@ -1,4 +1,4 @@
-"""What users do wrong, and the errors that they see."""
+"""Mistakes of users, and the errors that they see."""
 
 from __future__ import annotations
 

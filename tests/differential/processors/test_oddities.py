@@ -1,4 +1,4 @@
-"""What could lead to wrong rows without an error: odd keys and values, other sessions, other operators beside."""
+"""Causes of wrong rows without an error: odd keys and values, other sessions, other operators beside."""
 
 from __future__ import annotations
 

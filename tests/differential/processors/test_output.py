@@ -1,4 +1,4 @@
-"""What processors give out: any types, any number of rows; and what is above and below them."""
+"""Output of processors: any types, any number of rows; and operators above and below them."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def of(variables: Variables, mode: str = "update", time: str = "none", **more: A
 
 
 def test_a_failure_and_a_mended_processor(spark: SparkSession, tmp_path: Path) -> None:
-    """What the failed batch did is undone: values, lists, maps and timers; the batch is repeated."""
+    """Changes of the failed batch are undone: values, lists, maps and timers; the batch is repeated."""
     variables: Variables = {"v": ("Value", "n int"), "l": ("List", "n int"), "m": ("Map", "k int", "n int")}
 
     def query(broken: bool) -> Query:
@@ -59,7 +59,7 @@ def test_a_failure_and_a_mended_processor(spark: SparkSession, tmp_path: Path) -
 
 
 def test_variables_come_and_go(spark: SparkSession, tmp_path: Path) -> None:
-    """What is deleted is gone; what is only left out for a while is as it was."""
+    """A deleted variable is gone; one that is only left out for a while is as it was."""
     one: Variables = {"a": ("Value", "n int"), "b": ("List", "n int"), "c": ("Map", "k int", "n int")}
     two: Variables = {"a": ("Value", "n int"), "d": ("Map", "k int", "n int")}
     three: Variables = {**one, "d": ("Map", "k int", "n int"), "e": ("Value", "n int")}
@@ -80,7 +80,7 @@ def test_variables_come_and_go(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("api", APIS)
 def test_a_variable_that_begins_anew(spark: SparkSession, tmp_path: Path, api: str) -> None:
-    """What is deleted, and asked for then, is empty when a batch begins, for keys with rows and for all others."""
+    """A variable that is deleted and then asked for is empty at the next batch, for keys with and without rows."""
     kinds = {"v": ("Value", "'n int'"), "l": ("List", "'n int'"), "m": ("Map", "'k int', 'n int'")}
     made = (f"{name}=handle.get{kind}State('{name}', {types})" for name, (kind, types) in kinds.items())
     deleted = (f"handle.deleteIfExists('{name}')" for name in kinds)

@@ -221,7 +221,7 @@ SILENT = {
 
 
 def test_silent_conversions(spark: SparkSession, tmp_path: Path) -> None:
-    """What is given for a field of another type: null, another value, or an error before anything is stored."""
+    """A value for a field of another type: null, another value, or an error before anything is stored."""
     lines, variables = [], {}
     for kinds, odd in SILENT.items():
         for kind in kinds.split():

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import millpond
 from millpond.query.starting import tasks
-from millpond.slot.batch.task import SlotSettings
+from millpond.tasks.operator_task import SlotSettings
 from tests.differential.data import write
 from tests.differential.harness import Batches, assert_equal, on_millpond, run, stream
 from tests.differential.processors.checks import DDL, ROCKSDB, script
@@ -66,7 +66,7 @@ def mend(spark: SparkSession, folder: Path, broken: Wrong) -> str:
 
 
 def sparks(spark: SparkSession, folder: Path, mended: Wrong) -> Batches:
-    """What Spark makes of all batches."""
+    """Spark's rows of all batches."""
     if mended.pandas not in SPARKS:
         SPARKS[mended.pandas] = {}
         go(session_of(spark), folder, mended, SPARKS[mended.pandas], ours=False)
@@ -96,7 +96,7 @@ def test_deaths_in_every_batch(spark: SparkSession, tmp_path: Path, what: str, p
 
 @pytest.mark.parametrize("what", ["exits", "is gone", "crashes", "hoards"])
 def test_ends_of_the_worker(spark: SparkSession, tmp_path: Path, what: str) -> None:
-    """What takes Spark's Python worker along leaves slot and state as they are."""
+    """An end of Spark's Python worker leaves slot and state as they are."""
     error = mend(spark, tmp_path, Wrong("middle", what, pandas=what == "hoards"))
     said = {"exits": "SystemExit: 3", "hoards": "MemoryError"}.get(what, r"(?i)python worker exited unexpectedly")
     assert re.search(said, error), error

@@ -86,7 +86,7 @@ WRONGS: dict[str, Callable[..., Any]] = {
 
 
 class Killing(Script):
-    """A script that kills its slot once it has told of a key, in the first attempt of each task."""
+    """A script that kills its slot once it has reported a key, in the first attempt of each task."""
 
     def answer(self, key: Any, rows: Iterable[Any], times: Any) -> Iterator[tuple[Any, ...]]:
         from pyspark import TaskContext

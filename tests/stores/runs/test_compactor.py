@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from millpond.errors import StateDamagedError, TransientError
 from millpond.files.backends import uploads
-from millpond.files.backends.faults import Faults, FaultyFiles
-from millpond.files.backends.filesystem import open_filesystem
 from millpond.files.formats import blocks
+from millpond.files.locations.faults import Faults, FaultyFiles
+from millpond.files.locations.opening import open_filesystem
 from millpond.files.tiers.local_copies import CachedSource
 from millpond.layout import Rows
 from millpond.stores.runs.compactor import Compactor
@@ -25,7 +25,7 @@ from tests.rows import FIXED, HASHES, MIXED, decode, encode, entries, in_order, 
 
 
 class Now:
-    """An executor that works when it is told to."""
+    """An executor that works when the test calls it."""
 
     def __init__(self):
         self.waiting = []

@@ -1,4 +1,4 @@
-"""What lookups ask of a store that is far away: how much at a time, in how many rounds, and with how much memory."""
+"""Requests of lookups to a remote store: how much at a time, in how many rounds, and with how much memory."""
 
 import threading
 import time
@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from millpond.errors import TransientError
-from millpond.files.backends import patience
-from millpond.files.backends.filesystem import FileSystem, open_filesystem
+from millpond.files.backends import retry
+from millpond.files.backends.filesystem import FileSystem
 from millpond.files.formats import blocks, run
 from millpond.files.formats.blocks import sort_rows
+from millpond.files.locations.opening import open_filesystem
 from millpond.files.tiers import allowance
 from millpond.layout import HASH, Rows
 from millpond.stores.runs.merge import merge
@@ -50,7 +51,7 @@ class Watched:
             self.requests.append((name, offset, length))
             if self.failing and len(self.requests) > 3:
                 raise TransientError("no", action="wait")
-        time.sleep(0.02)  # whoever is to ask meanwhile does so
+        time.sleep(0.02)  # time for concurrent requests
         with self._lock:
             self.rounds = max(self.rounds, mine)
         return self._inner.get_range(name, offset, length)
@@ -58,7 +59,7 @@ class Watched:
 
 @pytest.fixture
 def far(tmp_path, monkeypatch):
-    """Makes a store with so many bytes of memory, four runs in it, opened again, and their rows; parts are small."""
+    """Make a store with a given memory in bytes, four runs in it, opened again, and their rows; parts are small."""
     monkeypatch.setattr(blocks, "RUN_BLOCK", 1000)
     monkeypatch.setattr(run, "FILTER_GROUP", 16)
     monkeypatch.setattr(allowance, "_LEAST", 1000)
@@ -165,7 +166,7 @@ def test_what_is_under_way_keeps_to_its_limit(far, monkeypatch):
 
 
 def test_a_lookup_that_fails_gives_back_what_it_took(far, monkeypatch):
-    monkeypatch.setattr(patience, "_PAUSE", 0.0)
+    monkeypatch.setattr(retry, "_PAUSE", 0.0)
     files, store, runs, rows = far(40_000)
     files.forget()
     files.failing = True

@@ -37,7 +37,7 @@ def keys_of(shape: RowLayout, numbers: np.ndarray) -> Rows:
 
 
 def ask(runs: RunSet, numbers: np.ndarray) -> list[int]:
-    """Which of the numbers are there; asked for in a thread, as who waits for nobody would wait for ever."""
+    """Which of the numbers are there; asked for in a thread, so that a lookup that waits for ever fails the test."""
     found: list[int] = []
 
     def look() -> None:
@@ -58,7 +58,7 @@ def run_of(numbers: np.ndarray) -> Run:
 def test_what_nobody_reads_yet_is_not_waited_for_and_not_read_later() -> None:
     runs, pool = RunSet(NUMBERS, [run_of(np.arange(0, 1000, 2))]), Later()
     prefetcher = Prefetcher(runs, pool, lambda: 1 << 20)
-    prefetcher.announce(np.arange(100, dtype=np.uint64), 1)
+    prefetcher.prefetch(np.arange(100, dtype=np.uint64), 1)
     prefetcher.take(np.arange(40, dtype=np.uint64))
     assert ask(runs, np.arange(40)) == list(range(0, 40, 2))
     pool.work()
@@ -70,10 +70,10 @@ def test_what_nobody_reads_yet_is_not_waited_for_and_not_read_later() -> None:
 def test_keys_that_are_asked_for_while_they_wait_are_taken_out() -> None:
     runs, pool = RunSet(NUMBERS, [run_of(np.arange(1000))]), Later()
     prefetcher = Prefetcher(runs, pool, lambda: 1 << 20)
-    prefetcher.announce(np.arange(10, dtype=np.uint64), 1)
-    prefetcher.announce(np.arange(20, 60, dtype=np.uint64), 1)  # waits for the read of the others to end
+    prefetcher.prefetch(np.arange(10, dtype=np.uint64), 1)
+    prefetcher.prefetch(np.arange(20, 60, dtype=np.uint64), 1)  # waits for the read of the others to end
     prefetcher.take(np.arange(25, 40, dtype=np.uint64))
-    prefetcher.announce(np.arange(30, 35, dtype=np.uint64), 2)  # by now for the next batch
+    prefetcher.prefetch(np.arange(30, 35, dtype=np.uint64), 2)  # by now for the next batch
     pool.work()
     prefetcher.over(3)
     assert prefetcher.latest.read == 10 + 40 - 15 + 5
@@ -96,7 +96,7 @@ def test_keys_that_are_asked_for_as_their_read_begins_are_not_read_twice(monkeyp
         return fetch(*args)
 
     monkeypatch.setattr(runs, "fetch", fetch_meanwhile)
-    prefetcher.announce(np.arange(10, dtype=np.uint64), 1)
+    prefetcher.prefetch(np.arange(10, dtype=np.uint64), 1)
     pool.work()
     asking.join(60)
     assert seen == [1]
@@ -109,13 +109,13 @@ def test_a_read_that_fails_costs_no_later_one() -> None:
     for error in (TransientError("gone"), RuntimeError("cannot schedule new futures after shutdown")):
         search = run.search
         run.search = lambda *_, error=error: (_ for _ in ()).throw(error)  # type: ignore[method-assign, misc]
-        prefetcher.announce(np.arange(10, dtype=np.uint64), 1)
+        prefetcher.prefetch(np.arange(10, dtype=np.uint64), 1)
         pool.work()
         run.search = search  # type: ignore[method-assign]
         assert ask(runs, np.arange(10)) == list(range(10))
         prefetcher.over(1)
         assert prefetcher.latest.read == 0
-    prefetcher.announce(np.arange(10, dtype=np.uint64), 2)
+    prefetcher.prefetch(np.arange(10, dtype=np.uint64), 2)
     pool.work()
     prefetcher.over(3)
     assert prefetcher.latest.read == 10
@@ -133,7 +133,7 @@ def test_memory_is_bounded_by_bytes(kind: str) -> None:
     pool = Later()
     prefetcher = Prefetcher(runs, pool, lambda: limit)
     prefetcher._row_bytes = 1.0
-    prefetcher.announce(numbers.astype(np.uint64), 1)
+    prefetcher.prefetch(numbers.astype(np.uint64), 1)
     while pool.waiting:
         pool.waiting.pop(0)()
         assert runs.fetched_memory <= limit
@@ -157,9 +157,9 @@ def test_the_filters_of_a_run_are_looked_at_again_whatever_two_threads_do() -> N
 def test_nothing_is_read_once_the_table_is_closed() -> None:
     runs, pool = RunSet(NUMBERS, [run_of(np.arange(1000))]), Later()
     prefetcher = Prefetcher(runs, pool, lambda: 1 << 20)
-    prefetcher.announce(np.arange(10, dtype=np.uint64), 1)
+    prefetcher.prefetch(np.arange(10, dtype=np.uint64), 1)
     prefetcher.close()
-    prefetcher.announce(np.arange(20, 30, dtype=np.uint64), 1)
+    prefetcher.prefetch(np.arange(20, 30, dtype=np.uint64), 1)
     pool.work()
     assert not any(one.read_keys for one in runs.fetched)
 
@@ -167,7 +167,7 @@ def test_nothing_is_read_once_the_table_is_closed() -> None:
 def test_keys_that_come_a_batch_late_were_not_read_in_vain() -> None:
     runs, pool = RunSet(NUMBERS, [run_of(np.arange(1000))]), Later()
     prefetcher = Prefetcher(runs, pool, lambda: 1 << 20)
-    prefetcher.announce(np.arange(10, dtype=np.uint64), 1)
+    prefetcher.prefetch(np.arange(10, dtype=np.uint64), 1)
     pool.work()
     assert ask(runs, np.arange(5)) == list(range(5))
     prefetcher.over(1)
@@ -175,9 +175,9 @@ def test_keys_that_come_a_batch_late_were_not_read_in_vain() -> None:
     assert ask(runs, np.arange(5, 10)) == list(range(5, 10))
     prefetcher.over(2)
     assert prefetcher.latest[:2] == (10, 10)
-    prefetcher.announce(np.arange(20, dtype=np.uint64), 3)
+    prefetcher.prefetch(np.arange(20, dtype=np.uint64), 3)
     pool.work()
     assert ask(runs, np.arange(20)) == list(range(20))
-    prefetcher.over(3)  # nobody will ask for them again
+    prefetcher.over(3)  # no lookup will ask for them again
     assert prefetcher.latest[:2] == (20, 20)
     assert not runs.fetched

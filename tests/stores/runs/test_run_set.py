@@ -146,12 +146,12 @@ def test_hashes_of_which_runs_hold_nothing_are_not_sought_again(monkeypatch):
     rows = sort_rows(random_rows(500, FIXED, 3), FIXED)
     run = memory_run(rows, FIXED)
     runs = RunSet(FIXED, [run])
-    strangers = random_rows(300, FIXED, 4)
-    fetched = runs.fetch(np.unique(strangers.words[:, 0]), 0)
+    collisions = random_rows(300, FIXED, 4)
+    fetched = runs.fetch(np.unique(collisions.words[:, 0]), 0)
     fetched.read()
     sought = []
     monkeypatch.setattr(run, "_search", lambda query, select: sought.append(len(select)) or select)
-    assert len(runs.lookup(strangers, np.arange(300)).positions) == 0
+    assert len(runs.lookup(collisions, np.arange(300)).positions) == 0
     assert not any(sought)
 
 

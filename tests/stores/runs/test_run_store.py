@@ -1,4 +1,4 @@
-"""Runs written to a location and opened again: local, remote, narrowed, damaged."""
+"""Runs written to a location and opened again: local, remote, restricted, damaged."""
 
 import os
 import shutil
@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleError, TransientError
 from millpond.files.backends import uploads
-from millpond.files.backends.counted import CountedFiles
-from millpond.files.backends.faults import Faults, FaultyFiles
-from millpond.files.backends.filesystem import open_filesystem
 from millpond.files.formats import blocks, run
 from millpond.files.formats.blocks import sort_rows
+from millpond.files.locations.counted import CountedFiles
+from millpond.files.locations.faults import Faults, FaultyFiles
+from millpond.files.locations.opening import open_filesystem
 from millpond.files.tiers import allowance, local_copies, mapped
 from millpond.files.tiers.local_copies import CachedSource
 from millpond.files.tiers.mapped import MappedSource
@@ -340,7 +340,7 @@ def test_pieces_that_cannot_be_written_leave_nothing(tmp_path, short_parts, disk
 
 
 def test_rows_in_memory_are_written_again_and_pieces_are_not(tmp_path, short_parts, monkeypatch):
-    monkeypatch.setattr("millpond.files.backends.patience._PAUSE", 0.0)
+    monkeypatch.setattr("millpond.files.backends.retry._PAUSE", 0.0)
     outcomes = set()
     for seed in range(20):
         files = FaultyFiles(open_filesystem(f"memory:{tmp_path}/{seed}"), Faults(fail=0.3, retries=30, seed=seed))
@@ -456,7 +456,7 @@ def test_partitions_that_share_a_file_share_its_copy(tmp_path):
     for _ in range(9):
         again.copies.read(other.name, 1.0)
     again.hydrate(cached(again.open(other, FIXED)))
-    assert not cached(high).mapped  # it was told
+    assert not cached(high).mapped  # it was notified
     assert len(RunSet(FIXED, [high]).lookup(rows, above).positions) == len(above)
     first.close()
     again.close()

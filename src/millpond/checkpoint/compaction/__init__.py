@@ -1,23 +1,24 @@
-"""Compactions done elsewhere: how they are asked for, claimed and answered, in objects beside the state.
+"""Remote compaction: the protocol of requests, leases and results, as objects beside the state.
 
-    compaction/<generation>/<id>.request       what is to be done, by a slot of that run
-    compaction/<generation>/<id>.lease.<n>     a worker has it in hand; each further sign of life has the next number
-    compaction/<generation>/<id>.free.<n>      the worker that had that lease has given it up
-    compaction/<generation>/<id>.done          what was made of it, or why nothing
-    files/<id>-<uuid>.run, .append             the files that were made
+    compaction/<generation>/<id>.request       the job, written by a slot of that run
+    compaction/<generation>/<id>.lease.<n>     a worker holds the job; each renewal has the next number
+    compaction/<generation>/<id>.free.<n>      the worker that held lease n has released it
+    compaction/<generation>/<id>.done          the result, or the error
+    files/<id>-<uuid>.run, .append             the files of the result
 
-All but deletions are put-if-absent, under names of their own.
+All writes are put-if-absent, under unique names; deletions are the only other operation.
 
-- *One result counts.* Only the slot that has put a request knows that it waits for it, in memory: it takes the first
-  result, if it still holds the inputs, and never one that was made for another run, range or state. Whoever else works
-  on the request finds a result there, and removes its own files.
-- *A worker may die or stall at any time.* Whoever sees no new lease for some time, by its own clock, may take the next
-  number. The slot looks for new leases by name; if none comes, or no result, it compacts itself. A worker that is told
-  to end gives its lease up, so that the next number may be taken at once; what it had begun is not finished.
-- *A result stays as long as it may come to be named.* As long as a request is there, files whose names begin with its
-  id are not collected. The slot removes the request once a manifest that names the files is durable, or when it will
-  not use a result any more. Collections list files, then requests, then commits: what is not protected any more was
-  named before.
-- *What a slot that died has left goes.* Requests of older runs at once; those of the run itself when no slot can wait
-  for them any more (`LIMIT`), and no version that could name their files is opened any more.
+- *One result counts.* Only the slot that wrote a request waits for it, and keeps that in memory. The slot takes the
+  first result if it still holds the inputs. It never takes a result for another run, range or state. Another worker on
+  the same request finds the result, and removes its own files.
+- *A worker may die or stall at any time.* If a worker sees no new lease for some time, by its own clock, it may take
+  the next number. The slot looks for new leases by name. Without a new lease or a result, the slot compacts by itself.
+  A worker that is shut down releases its lease, so that the next number is available at once; its job is not finished.
+- *A result stays while a manifest may still name it.* As long as a request exists, files whose names begin with its id
+  are not collected. The slot removes the request once a manifest that names the files is durable, or once it will not
+  use the result. Collections list files, then requests, then commits. So a used file that lost its protection is
+  already named by a commit in the list.
+- *Requests of dead slots are removed.* Requests of older runs are removed at once. Requests of the current run are
+  removed after two conditions hold: no slot can still wait for them (`LIMIT`), and no version that could name their
+  files can be opened.
 """

@@ -1,4 +1,4 @@
-"""The objects by which compactions are asked for, claimed and answered."""
+"""Objects of the remote compaction protocol: requests, leases and results."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from millpond.files.refs import RunRef
 
 FOLDER = "compaction/"
 LIMIT = 3600.0
-"""Seconds after which no slot waits for a result any more."""
+"""Longest time in seconds that a slot waits for a result."""
 
 MARGIN = 600.0
-"""Seconds more until a request counts as left by a slot that died: clocks differ."""
+"""Seconds beyond `LIMIT` until a request counts as left by a dead slot: clocks differ."""
 
 _REQUEST, _LEASE, _FREE, _DONE = ".request", ".lease.", ".free.", ".done"
 
@@ -33,10 +33,12 @@ Document = TypeVar("Document", bound=msgspec.Struct)
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What is to be done.
+    """A compaction job.
 
     Attributes:
-        id: names it for ever. generation: of the run that asks. job: as its store encodes it.
+        id: unique id, never used again.
+        generation: generation of the run that asks.
+        job: the job as its store encodes it.
     """
 
     id: str
@@ -46,14 +48,14 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """Who has a request in hand."""
+    """The worker that holds a request."""
 
     worker: str
     format: int = FORMAT
 
 
 class Done(msgspec.Struct, frozen=True):
-    """What was made: files, or why there are none. `attempt` tells those that made it."""
+    """The result of a request: files, or an error. `attempt` identifies the attempt that wrote it."""
 
     attempt: str
     files: tuple[RunRef, ...] = ()
@@ -64,13 +66,14 @@ class Done(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Known:
-    """What a listing has of one request.
+    """The objects of one request in a listing.
 
     Attributes:
-        request: None if that is gone.
-        lease: number of the newest lease; 0: none. free: of the newest that was given up.
-        done: whether it is answered.
-        others: leases, what gives them up, and results.
+        request: the request object; None if it was removed.
+        lease: number of the newest lease; 0 if there is no lease.
+        free: number of the newest released lease; 0 if no lease was released.
+        done: whether a result exists.
+        others: lease, release and result objects.
     """
 
     generation: int
@@ -82,61 +85,61 @@ class Known:
 
     @property
     def taken(self) -> bool:
-        """Whether somebody has it in hand, unless they have fallen silent."""
+        """Whether a worker holds the request; the worker may have died since."""
         return self.lease > self.free
 
 
 def request_name(generation: int, identity: str) -> str:
-    """The object that asks."""
+    """Return the name of a request object."""
     return f"{_prefix(generation, identity)}{_REQUEST}"
 
 
 def lease_name(generation: int, identity: str, number: int) -> str:
-    """The object that claims a request, or goes on with a claim; numbers begin at 1."""
+    """Return the name of a lease object, which claims a request or renews the claim; numbers begin at 1."""
     return f"{_prefix(generation, identity)}{_LEASE}{number:06d}"
 
 
 def free_name(generation: int, identity: str, number: int) -> str:
-    """The object that gives a lease up."""
+    """Return the name of the object that releases a lease."""
     return f"{_prefix(generation, identity)}{_FREE}{number:06d}"
 
 
 def done_name(generation: int, identity: str) -> str:
-    """The object that answers."""
+    """Return the name of a result object."""
     return f"{_prefix(generation, identity)}{_DONE}"
 
 
 def file_prefix(identity: str) -> str:
-    """What the names of files begin with that are made for a request."""
+    """Return the name prefix of files that are made for a request."""
     return f"{identity}-"
 
 
 def made_for(name: str) -> str:
-    """For which request a file was made; empty if for none."""
+    """Return the id of the request that a file was made for; empty if it was not made on request."""
     identity, dash, _ = name.rpartition("/")[2].partition("-")
     return identity if dash else ""
 
 
 def put_request(files: FileSystem, request: Request) -> None:
-    """Ask."""
+    """Write a request."""
     write_own_document(files, request_name(request.generation, request.id), request)
 
 
 def put_done(files: FileSystem, generation: int, identity: str, done: Done) -> None:
-    """Answer; `AlreadyExistsError` if there is an answer."""
+    """Write the result of a request; raise `AlreadyExistsError` if there is one."""
     write_document(files, done_name(generation, identity), done, create=True)
 
 
 def read_request(files: FileSystem, generation: int, identity: str) -> Request | None:
-    """A request; None if it is gone, or was cut off when it was written."""
+    """Read a request; return None if it was removed, or was cut off when it was written."""
     return _read(files, request_name(generation, identity), Request)
 
 
 def read_done(files: FileSystem, generation: int, identity: str) -> Done | None:
-    """The answer, None if there is none.
+    """Read the result of a request; return None if there is no result yet.
 
     Raises:
-        StateDamagedError: it was cut off when it was written; there will be no other.
+        StateDamagedError: the result was cut off when it was written; no other will follow.
     """
     try:
         return read_document(files, done_name(generation, identity), Done)
@@ -145,50 +148,50 @@ def read_done(files: FileSystem, generation: int, identity: str) -> Done | None:
 
 
 def claim_lease(files: FileSystem, generation: int, identity: str, number: int, worker: str) -> None:
-    """Claim a request, or go on with a claim; `AlreadyExistsError` if the number is taken."""
+    """Claim a request, or renew the claim; raise `AlreadyExistsError` if the number is taken."""
     write_document(files, lease_name(generation, identity, number), Lease(worker), create=True)
 
 
 def give_up_lease(files: FileSystem, generation: int, identity: str, number: int, worker: str) -> None:
-    """Let others take a request at once; `AlreadyExistsError` if that is said already."""
+    """Release a lease so that other workers can claim at once; raise `AlreadyExistsError` if it is released already."""
     write_document(files, free_name(generation, identity, number), Lease(worker), create=True)
 
 
 def holder(files: FileSystem, generation: int, identity: str, number: int) -> str:
-    """Who has taken a number; empty if that is not known."""
-    found = _read(files, lease_name(generation, identity, number), Lease)
-    return "" if found is None else found.worker
+    """Return the worker that holds a lease number; empty if unknown."""
+    lease = _read(files, lease_name(generation, identity, number), Lease)
+    return "" if lease is None else lease.worker
 
 
 def requests(files: FileSystem) -> dict[str, Known]:
-    """All that is there, by request: one listing."""
+    """List the objects of all requests, by request id, in one listing."""
     return known_in(files.list(FOLDER))
 
 
 def known_in(infos: Iterable[FileInfo]) -> dict[str, Known]:
-    """What a listing of the folder has, by request."""
-    found: dict[str, Known] = {}
+    """Group a listing of the folder by request id."""
+    by_request: dict[str, Known] = {}
     for info in infos:
         number, _, rest = info.name.removeprefix(FOLDER).partition("/")
         identity, dot, kind = rest.partition(".")
         if not number.isdigit() or len(number) != DIGITS or not dot:
             continue
-        known = found.get(identity) or Known(int(number))
+        known = by_request.get(identity) or Known(int(number))
         if dot + kind == _REQUEST:
-            found[identity] = replace(known, request=info)
+            by_request[identity] = replace(known, request=info)
             continue
-        found[identity] = replace(
+        by_request[identity] = replace(
             known,
             lease=max(known.lease, _numbered(dot + kind, _LEASE)),
             free=max(known.free, _numbered(dot + kind, _FREE)),
             done=known.done or dot + kind == _DONE,
             others=(*known.others, info),
         )
-    return found
+    return by_request
 
 
 def withdraw(files: FileSystem, generation: int, identity: str) -> None:
-    """Remove a request with all that belongs to it: from now on its files may be collected, unless they are named."""
+    """Remove a request and its leases and results. Its files can then be collected unless a manifest names them."""
     files.delete(request_name(generation, identity))
     for info in files.list(f"{_prefix(generation, identity)}."):
         files.delete(info.name)
@@ -199,7 +202,7 @@ def _prefix(generation: int, identity: str) -> str:
 
 
 def _numbered(kind: str, prefix: str) -> int:
-    """The number behind a prefix; 0 if the name has another."""
+    """Return the number behind a prefix; 0 if the name has another prefix."""
     number = kind.removeprefix(prefix)
     return int(number) if number != kind and number.isdigit() else 0
 

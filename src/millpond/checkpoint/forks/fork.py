@@ -1,4 +1,4 @@
-"""The state of a fork: manifests of another checkpoint with names that lead there, as the first commit of its own."""
+"""The first commit of a fork: the manifests of another checkpoint, with names that refer to its objects."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from millpond.checkpoint.formats.manifest import PartitionManifest, TableState
 from millpond.checkpoint.generation import Base, BaseVersion, Tip, claim, write_base
 from millpond.checkpoint.recovery import Recovery
 from millpond.files.backends.filesystem import FileSystem
-from millpond.files.backends.forked import parse_shared, shared_name
-from millpond.files.backends.patience import put_own
+from millpond.files.backends.retry import put_own
+from millpond.files.locations.forked import parse_shared, shared_name
 
 
 class Share(NamedTuple):
-    """What a fork takes over.
+    """The state that a fork takes over.
 
     Attributes:
-        parents: from where. objects: of each of them, what is named, by the names that it has there.
-        manifests: with the names that it has here.
+        parents: the locations that own the objects.
+        objects: names of the shared objects in each parent, in the order of `parents`.
+        manifests: manifests with the fork's names of these objects.
     """
 
     parents: Parents
@@ -34,28 +35,28 @@ class Share(NamedTuple):
 
 
 def share(manifests: Iterable[PartitionManifest], location: str, above: Parents | None, fork: str) -> Share:
-    """What a fork takes over of a version.
+    """Compute the manifests, parents and shared objects of a fork of a version.
 
     Args:
-        manifests: all of the version.
-        location: URL of the checkpoint that has them.
-        above: of that, if it is a fork itself: what it has from others, this one will have from them, too.
+        manifests: all manifests of the version.
+        location: URL of the checkpoint that holds them.
+        above: that checkpoint's own parents, if it is a fork. The new fork shares their objects directly.
         fork: URL of the new `millpond/` folder.
     """
     numbers: dict[str, int] = {}
     objects: list[set[str]] = []
 
     def name_here(name: str) -> str:
-        at = parse_shared(name)
-        where, there = location, name
-        if at is not None:
+        shared = parse_shared(name)
+        owner, name_there = location, name
+        if shared is not None:
             assert above is not None
-            where, there = above.parents[at.parent].location, at.name
-        number = numbers.setdefault(where, len(numbers))
+            owner, name_there = above.parents[shared.parent].location, shared.name
+        number = numbers.setdefault(owner, len(numbers))
         if number == len(objects):
             objects.append(set())
-        objects[number].add(there)
-        return shared_name(number, there)
+        objects[number].add(name_there)
+        return shared_name(number, name_there)
 
     def table_here(table: TableState) -> TableState:
         runs = tuple(msgspec.structs.replace(run, name=name_here(run.name)) for run in table.runs.runs)
@@ -63,19 +64,21 @@ def share(manifests: Iterable[PartitionManifest], location: str, above: Parents 
         return TableState(msgspec.structs.replace(table.runs, runs=runs), deltas)
 
     renamed = tuple(
-        msgspec.structs.replace(one, tables={name: table_here(table) for name, table in one.tables.items()})
-        for one in manifests
+        msgspec.structs.replace(manifest, tables={name: table_here(table) for name, table in manifest.tables.items()})
+        for manifest in manifests
     )
-    parents = tuple(Parent(where, pin_name(uuid.uuid4().hex)) for where in numbers)
+    parents = tuple(Parent(owner, pin_name(uuid.uuid4().hex)) for owner in numbers)
     return Share(Parents(fork, parents), tuple(tuple(sorted(names)) for names in objects), renamed)
 
 
 def begin_fork(files: FileSystem, taken: Share, version: int, origin: Recovery) -> None:
-    """Commit what was taken over as the first version of a fork, and let a run build on it.
+    """Commit the shared state as the first version of a fork, and write a base so that a run can build on it.
 
     Args:
-        files: the fork's `millpond/` folder. taken: what it takes over.
-        version: of that. origin: what is durable where it comes from.
+        files: the fork's `millpond/` folder.
+        taken: the state that the fork takes over.
+        version: version of that state.
+        origin: recovery of the checkpoint that is forked.
     """
     ranges = origin.ranges(version)
     generation = claim(
@@ -89,7 +92,10 @@ def begin_fork(files: FileSystem, taken: Share, version: int, origin: Recovery) 
     name = commit_name(version, generation.number, slot, 0)
     header = encode_header(CommitHeader(generation.number, slot, version, 0, taken.manifests))
     put_own(files, name, [header])
-    tips = tuple(Tip(*one.place, one.id, one.lineage, name, len(header), one.shape) for one in taken.manifests)
+    tips = tuple(
+        Tip(*manifest.place, manifest.id, manifest.lineage, name, len(header), manifest.shape)
+        for manifest in taken.manifests
+    )
     versions = (BaseVersion(version, tips, generation.ranges),)
     shape = origin.shape(version)
     write_base(files, Base(generation.number, origin.operators, versions, origin.plan or "", shape))

@@ -1,4 +1,4 @@
-"""`parents.json`: where a fork finds what it shares; opening state with that in mind."""
+"""`parents.json`: the locations whose objects a fork shares, and opening a state location with them."""
 
 from __future__ import annotations
 
@@ -7,25 +7,27 @@ from typing import Any
 import msgspec
 
 from millpond.checkpoint.formats.documents import FORMAT, read_document
-from millpond.files.backends.filesystem import FileSystem, MissingFileError, join_url, open_filesystem, same_place
-from millpond.files.backends.forked import with_parents
+from millpond.files.backends.filesystem import FileSystem, MissingFileError
+from millpond.files.locations.forked import with_parents
+from millpond.files.locations.opening import join_url, open_filesystem, same_place
 
 NAME = "parents.json"
 
 
 class Parent(msgspec.Struct, frozen=True):
-    """A checkpoint whose files a fork reads: its location, and the pin that keeps them there."""
+    """A checkpoint whose files a fork reads: its location, and the name of the fork's pin there."""
 
     location: str
     pin: str
 
 
 class Parents(msgspec.Struct, frozen=True):
-    """What a fork shares, and with whom; in its names parents stand by their number, from 0.
+    """The parents of a fork. The fork's object names refer to a parent by its position, from 0.
 
     Attributes:
-        fork: URL of its `millpond/` folder when it was made.
-        making: unlike that of any other, so that who makes it knows what it has written.
+        fork: URL of the fork's `millpond/` folder when the fork was created.
+        parents: the parents, in order.
+        making: unique id of the creation, by which the creator recognises the document that it wrote.
     """
 
     fork: str
@@ -34,20 +36,20 @@ class Parents(msgspec.Struct, frozen=True):
     making: str = ""
 
     def made_at(self, url: str) -> bool:
-        """Whether the fork was made at a URL, however Hadoop and others write that."""
+        """Return whether the fork was created at a URL; different spellings of one URL are equal."""
         return same_place(self.fork, url)
 
 
 def open_state(location: str, **options: Any) -> FileSystem:
-    """Open the `millpond/` folder of a location, with what it shares if it is a fork.
+    """Open the `millpond/` folder of a location, including its parents' objects if it is a fork.
 
     Args:
-        location: URL of the checkpoint, or of the state if that lies elsewhere.
+        location: URL of the checkpoint, or of the state if that has its own location.
         options: see `open_filesystem`.
 
     Raises:
         SettingError: see `open_filesystem`.
-        StateDamagedError: what tells of the parents is altered.
+        StateDamagedError: `parents.json` is altered.
     """
     files = open_filesystem(join_url(location, "millpond"), **options)
     known = read_parents(files)
@@ -57,12 +59,12 @@ def open_state(location: str, **options: Any) -> FileSystem:
 
 
 def open_parent(parent: Parent, **options: Any) -> FileSystem:
-    """The `millpond/` folder of a parent, of which only its own objects are asked for."""
+    """Open the `millpond/` folder of a parent, for the objects that it owns."""
     return open_filesystem(join_url(parent.location, "millpond"), **options)
 
 
 def read_parents(files: FileSystem) -> Parents | None:
-    """What a location shares, None if it is no fork."""
+    """Read the parents of a location; return None if it is not a fork."""
     try:
         return read_document(files, NAME, Parents)
     except MissingFileError:

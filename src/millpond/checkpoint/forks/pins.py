@@ -1,4 +1,4 @@
-"""Pins: what forks have of a checkpoint, which its garbage collection has to leave (see the room's description)."""
+"""Pins: the objects of a checkpoint that forks share and garbage collection must keep (see `checkpoint.forks`)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from millpond.checkpoint.forks.parents import Parent, Parents, open_parent
 from millpond.checkpoint.formats.documents import FORMAT, read_document, write_own_document
 from millpond.errors import StateDamagedError
 from millpond.files.backends.filesystem import FileSystem, MissingFileError
-from millpond.files.backends.forked import parse_shared
+from millpond.files.locations.forked import parse_shared
 
 _FOLDER = "forks/"
 
 
 class Pin(msgspec.Struct, frozen=True):
-    """What one fork may read of a checkpoint.
+    """The objects of a checkpoint that one fork may read.
 
     Attributes:
-        fork: URL of its `millpond/` folder when it was made.
-        version: from which it was made.
+        fork: URL of the fork's `millpond/` folder when the fork was created.
+        version: the forked version.
         objects: names below the checkpoint's `millpond/`.
         created: seconds since the epoch.
     """
@@ -33,32 +33,32 @@ class Pin(msgspec.Struct, frozen=True):
 
 
 def pin_name(identity: str) -> str:
-    """The object of a pin."""
+    """Return the name of a pin's object."""
     return f"{_FOLDER}{identity}.json"
 
 
 def write_pin(files: FileSystem, name: str, pin: Pin) -> None:
-    """Write a pin, under a name that is never used again."""
+    """Write a pin under a new name, which is never used again."""
     write_own_document(files, name, pin)
 
 
 def read_pins(files: FileSystem, known: Mapping[str, Pin] | None = None) -> dict[str, Pin]:
-    """All pins, by name.
+    """Read all pins, by name.
 
     Args:
         files: the location's `millpond/` folder.
-        known: pins that were read before; they do not change.
+        known: pins that were read before; they do not change, so they are not read again.
 
     Raises:
-        StateDamagedError: one is altered, so what it holds is not known.
+        StateDamagedError: a pin is altered, so its objects are unknown.
     """
     while True:
-        found = {}
+        pins = {}
         for info in files.list(_FOLDER):
             try:
-                found[info.name] = (known or {}).get(info.name) or read_document(files, info.name, Pin)
+                pins[info.name] = (known or {}).get(info.name) or read_document(files, info.name, Pin)
             except MissingFileError:
-                break  # released since it was listed: another, which holds the same, may have come since, too
+                break  # released after the listing: a new pin of the same objects may exist by now, so list again
             except StateDamagedError as error:
                 raise StateDamagedError(
                     "A pin is altered, so what a fork needs is not known, and nothing is removed.",
@@ -66,29 +66,29 @@ def read_pins(files: FileSystem, known: Mapping[str, Pin] | None = None) -> dict
                     file=error.file,
                 ) from error
         else:
-            return found
+            return pins
 
 
 def pinned(pins: Mapping[str, Pin]) -> set[str]:
-    """What must not be removed."""
+    """Return the names of all pinned objects, which must not be removed."""
     return {name for pin in pins.values() for name in pin.objects}
 
 
 def unused_parents(parents: Parents | None, files: FileSystem, live: Iterable[str]) -> dict[int, Parent]:
-    """The parents of which nothing is named any more, by number.
+    """Return the parents that no retained manifest refers to, by number.
 
     Args:
-        parents: of the fork; None if it is none.
-        files: its `millpond/` folder. Of a fork that was moved or copied, none is said to be unused: the pins may be
-            another's.
-        live: all names in manifests that are retained.
+        parents: the fork's parents; None if the location is not a fork.
+        files: the fork's `millpond/` folder. For a fork that was moved or copied the result is empty, because the pins
+            may belong to another fork.
+        live: all names in retained manifests.
     """
     if parents is None or not parents.made_at(files.url):
         return {}
-    used = {at.parent for at in map(parse_shared, live) if at is not None}
+    used = {shared.parent for shared in map(parse_shared, live) if shared is not None}
     return {number: parent for number, parent in enumerate(parents.parents) if number not in used}
 
 
 def release(parent: Parent) -> None:
-    """Let a parent remove what this fork had of it; a second time does nothing."""
+    """Delete this fork's pin, so that the parent may remove the objects. Idempotent."""
     open_parent(parent).delete(parent.pin)

@@ -1,1 +1,1 @@
-"""What a checkpoint's objects hold: small documents, manifests, and commits with the deltas in them."""
+"""Formats of a checkpoint's objects: small documents, manifests, and commits with their deltas."""

@@ -7,8 +7,8 @@
     24            header (`CommitHeader`, msgpack)
     …             deltas, in the order of the header's manifests and their tables
 
-All numbers are little-endian. A delta that lies in the object itself is named in the header with an empty `commit` and
-an offset from the end of the header, so that the same bytes can be put under any name.
+All numbers are little-endian. The header refers to a delta in the object itself by an empty `commit` and an offset from
+the end of the header. So the same bytes can be put under any name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from millpond.files.backends.filesystem import Buffer, FileSystem
 
 MAGIC = b"MILLCMIT"
 FIRST_READ = 1 << 16
-"""Bytes of an object that are read at once to get at its header; most headers are shorter."""
+"""Size in bytes of the first read of an object, which contains most headers completely."""
 
 _PREFIX = struct.Struct("<8sII")
 _CHECK = struct.Struct("<Q")
@@ -33,7 +33,7 @@ _START = _PREFIX.size + _CHECK.size
 
 
 class CommitHeader(msgspec.Struct, frozen=True):
-    """What a commit object says about itself; `payload` is the length of all deltas in it."""
+    """The header of a commit object; `payload` is the total length of its deltas in bytes."""
 
     generation: int
     slot: str
@@ -47,17 +47,17 @@ _decoder = msgspec.msgpack.Decoder(CommitHeader)
 
 
 def commit_name(version: int, generation: int, slot: str, number: int) -> str:
-    """`commits/<version>-<generation>-<slot>.<number>`; sorts by version, then generation."""
+    """Return `commits/<version>-<generation>-<slot>.<number>`; names sort by version, then generation."""
     return f"{commit_prefix(version, generation)}{slot}.{number}"
 
 
 def commit_prefix(version: int, generation: int) -> str:
-    """What the names of all commits of a version by one generation start with."""
+    """Return the name prefix of one generation's commits of a version."""
     return f"commits/{version:012d}-{digits(generation)}-"
 
 
 def parse_commit_name(name: str) -> tuple[int, int]:
-    """Version and generation of a commit's name."""
+    """Parse a commit's name into version and generation."""
     version, generation, _ = name.removeprefix("commits/").split("-", 2)
     return int(version), int(generation)
 
@@ -65,9 +65,17 @@ def parse_commit_name(name: str) -> tuple[int, int]:
 def encode_commit(
     generation: int, slot: str, group: Sequence[tuple[Sealed, PartitionManifest]]
 ) -> tuple[list[Buffer], CommitHeader]:
-    """The pieces of a commit object over `group`: sealed deltas, each with the manifest it was computed from.
+    """Encode a commit object.
 
-    Each table's deltas become those of the parent behind `flushed`, then its own. All of `group` have one version.
+    Each table's deltas become the parent's deltas that are newer than `flushed`, then its own.
+
+    Args:
+        generation: generation of the run.
+        slot: uuid of the slot.
+        group: sealed deltas of one version, each with the final manifest that it was computed from.
+
+    Returns:
+        The pieces of the object (the encoded header first), and the header.
     """
     pieces: list[Buffer] = []
     manifests = []
@@ -93,14 +101,23 @@ def encode_commit(
 
 
 def encode_header(header: CommitHeader) -> bytes:
-    """The bytes of a commit object up to its deltas; all of it if it has none."""
+    """Encode the bytes of a commit object up to its deltas."""
     body = _encoder.encode(header)
     prefix = _PREFIX.pack(MAGIC, FORMAT, len(body))
     return prefix + _CHECK.pack(_header_checksum(prefix, body)) + body
 
 
 def resolve(header: CommitHeader, name: str, start: int) -> CommitHeader:
-    """The header with its own deltas named: object `name`, offsets from its beginning (`start`: end of the header)."""
+    """Resolve the header's references to its own deltas.
+
+    Args:
+        header: the header as decoded.
+        name: name of the commit object.
+        start: end of the header in the object, in bytes.
+
+    Returns:
+        The header, its own deltas with the object's name and offsets from the beginning of the object.
+    """
 
     def located(delta: DeltaRef) -> DeltaRef:
         return msgspec.structs.replace(delta, commit=name, offset=delta.offset + start) if not delta.commit else delta
@@ -118,7 +135,7 @@ def resolve(header: CommitHeader, name: str, start: int) -> CommitHeader:
 
 
 def header_end(pieces: Sequence[Buffer]) -> int:
-    """Where the deltas start in the object that `encode_commit` made."""
+    """Return the offset in bytes of the deltas in an object that `encode_commit` made."""
     return memoryview(pieces[0]).nbytes
 
 
@@ -126,14 +143,15 @@ def read_header(files: FileSystem, name: str, size: int | None = None) -> Commit
     """Read and check the header of the commit object `name`; its deltas are resolved to that name.
 
     Args:
-        files: where it lies.
-        name: of the object.
-        size: its length, if known from a listing.
+        files: the location's `millpond/` folder.
+        name: name of the object.
+        size: length of the object in bytes, if known from a listing.
 
     Raises:
-        StateDamagedError: cut short or altered (deltas are checked when they are read, their length already here).
-        StateIncompatibleError: written by a newer Millpond.
-        MissingFileError: not there.
+        StateDamagedError: the object is cut short or altered. (The contents of deltas are checked when they are read,
+            their total length already here.)
+        StateIncompatibleError: the object has a format that this version does not read.
+        MissingFileError: the object does not exist.
     """
     url = files.locate(name)
     size = files.size(name) if size is None else size

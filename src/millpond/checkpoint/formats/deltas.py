@@ -1,4 +1,4 @@
-"""Reading deltas back: checked, in order, a few ahead."""
+"""Reader of deltas: verifies checksums, keeps the order, prefetches a few."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from millpond.files.formats.conversion import Conversion
 from millpond.files.formats.segment import decode_rows
 from millpond.layout import RowLayout, Rows, TableSchema
 
-_AHEAD = 8
+_DELTAS_IN_FLIGHT = 8
+"""Deltas that are fetched concurrently."""
 
 
 def read_delta(files: FileSystem, ref: DeltaRef) -> Buffer:
-    """The bytes of a delta, as sealed.
+    """Read the bytes of a delta, as sealed.
 
     Raises:
-        StateDamagedError: missing, cut short or altered.
+        StateDamagedError: the delta is missing, cut short or altered.
     """
     data = files.get_range(ref.commit, ref.offset, ref.length)
     if checksum([data]) != ref.checksum:
@@ -29,7 +30,7 @@ def read_delta(files: FileSystem, ref: DeltaRef) -> Buffer:
 
 
 def rows_of(ref: DeltaRef, data: Buffer, layout: RowLayout, name: str) -> Iterator[Rows]:
-    """The rows of a delta, from the first that counts, in pieces (see `decode_rows`)."""
+    """Decode the rows of a delta without the first `ref.skip`, in chunks (see `decode_rows`)."""
     skip = ref.skip
     for rows in decode_rows(data, layout, name):
         if skip < rows.count:
@@ -38,7 +39,14 @@ def rows_of(ref: DeltaRef, data: Buffer, layout: RowLayout, name: str) -> Iterat
 
 
 def converted(ref: DeltaRef, data: Buffer, before: TableSchema, now: RowLayout, name: str) -> Iterator[Rows]:
-    """The rows of a delta (see `rows_of`) that was made when its table had the schema `before`, as they are now."""
+    """Decode the rows of a delta (see `rows_of`), and convert them from the schema it was written in.
+
+    Args:
+        ref, data: the delta and its bytes.
+        before: schema of the table when the delta was written.
+        now: layout of the table now.
+        name: name of the object, for messages.
+    """
     if before == now.schema:
         yield from rows_of(ref, data, now, name)
         return
@@ -47,15 +55,15 @@ def converted(ref: DeltaRef, data: Buffer, before: TableSchema, now: RowLayout, 
 
 
 def read_deltas(files: FileSystem, refs: Sequence[DeltaRef]) -> Iterator[Buffer]:
-    """The bytes of several deltas, in order; threads fetch a few ahead of the consumer."""
+    """Yield the bytes of several deltas, in order; threads prefetch up to `_DELTAS_IN_FLIGHT` of them."""
     if len(refs) < 2:
         yield from (read_delta(files, ref) for ref in refs)
         return
-    with ThreadPoolExecutor(_AHEAD, thread_name_prefix="millpond-deltas") as pool:
-        ahead: deque[Future[Buffer]] = deque()
+    with ThreadPoolExecutor(_DELTAS_IN_FLIGHT, thread_name_prefix="millpond-deltas") as pool:
+        in_flight: deque[Future[Buffer]] = deque()
         for ref in refs:
-            ahead.append(pool.submit(read_delta, files, ref))
-            if len(ahead) == _AHEAD:
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
+            in_flight.append(pool.submit(read_delta, files, ref))
+            if len(in_flight) == _DELTAS_IN_FLIGHT:
+                yield in_flight.popleft().result()
+        while in_flight:
+            yield in_flight.popleft().result()

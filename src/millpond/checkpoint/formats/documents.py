@@ -9,13 +9,13 @@ import xxhash
 
 from millpond.errors import StateDamagedError, StateIncompatibleError
 from millpond.files.backends.filesystem import FileSystem
-from millpond.files.backends.patience import put_own
+from millpond.files.backends.retry import put_own
 
 FORMAT = 5
-"""Format version of the checkpoint; every document has it as `format`."""
+"""Format version of the checkpoint; every document has it in its field `format`."""
 
 DIGITS = 15
-"""Of a generation's number in names."""
+"""Digits of a generation's number in object names."""
 
 Document = TypeVar("Document", bound=msgspec.Struct)
 
@@ -26,7 +26,7 @@ def write_document(files: FileSystem, name: str, document: msgspec.Struct, *, cr
 
 
 def write_own_document(files: FileSystem, name: str, document: msgspec.Struct) -> None:
-    """Put a document that nobody else puts in these very words, if nothing is there (see `put_own`)."""
+    """Put a document if absent; no other writer may write the same bytes under this name (see `put_own`)."""
     put_own(files, name, _encoded(document))
 
 
@@ -39,8 +39,9 @@ def read_document(files: FileSystem, name: str, kind: type[Document]) -> Documen
     """Read and check a document.
 
     Raises:
-        StateDamagedError: cut short or altered; `MissingFileError` (one of its kind) when it is not there.
-        StateIncompatibleError: written by a Millpond whose format is another.
+        StateDamagedError: the document is cut short or altered.
+        MissingFileError: the document does not exist; a subclass of `StateDamagedError`.
+        StateIncompatibleError: a Millpond with another format wrote it.
     """
     url = files.locate(name)
     body, _, check = files.get(name).partition(b"\n")
@@ -56,16 +57,16 @@ def read_document(files: FileSystem, name: str, kind: type[Document]) -> Documen
 
 
 def damaged(url: str, how: str) -> StateDamagedError:
-    """The error for a checkpoint file that is not what was written."""
+    """Return the error for a checkpoint file that differs from what was written; `how` completes its sentence."""
     return StateDamagedError(
         f"A checkpoint file {how}.",
-        action="Restore it from a backup, or go back to an earlier batch (`millpond docs operations`).",
+        action="Restore it from a backup, or go back to an earlier batch (`millpond docs restarts-and-changes`).",
         file=url,
     )
 
 
 def other_format(url: str, found: int) -> StateIncompatibleError:
-    """The error for a file of a format that this version does not read."""
+    """Return the error for a file of a format that this version does not read."""
     return StateIncompatibleError(
         f"A checkpoint file has format {found}; this version of Millpond reads format {FORMAT}.",
         action="Use the version of Millpond that wrote it, or start with a new checkpointLocation.",
@@ -74,5 +75,5 @@ def other_format(url: str, found: int) -> StateIncompatibleError:
 
 
 def digits(number: int) -> str:
-    """A generation's number as names hold it: they sort as the numbers do."""
+    """Format a generation's number for names: zero-padded, so that names sort as numbers do."""
     return f"{number:0{DIGITS}d}"

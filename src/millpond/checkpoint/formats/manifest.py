@@ -1,7 +1,6 @@
-"""The nouns of a checkpoint: what one version of one partition consists of.
+"""Manifests: the runs and deltas that make up one version of one partition.
 
-A manifest is complete: whoever holds the newest one needs no older one to read the state. A version *v* is the state
-after batch *v − 1*.
+A manifest is complete: the newest one suffices to read the state. A version *v* is the state after batch *v − 1*.
 """
 
 from __future__ import annotations
@@ -14,16 +13,18 @@ import msgspec
 import xxhash
 
 from millpond.files.backends.filesystem import Buffer, views
-from millpond.files.refs import TableManifest, Window
+from millpond.files.refs import HashInterval, TableManifest
 
 
 class DeltaRef(msgspec.Struct, frozen=True):
-    """Where the delta of one table that made `version` lies: `length` bytes from `offset` in the object `commit`.
+    """A reference to one table's delta of `version`: `length` bytes from `offset` in the object `commit`.
 
     Attributes:
-        checksum: of the bytes. rows: how many it has.
-        skip: how many of them, from the first, do not count. window: the hashes of those that do (see `RunRef`).
-        shape: the query's whose tables its rows are of (see `checkpoint.pinned`).
+        checksum: XXH3 of the bytes.
+        rows: number of rows.
+        skip: number of leading rows that do not count.
+        window: hashes of the rows that count; None for all (see `RunRef`).
+        shape: number of the state schema of its rows (see `checkpoint.state_schema`).
     """
 
     commit: str
@@ -33,12 +34,12 @@ class DeltaRef(msgspec.Struct, frozen=True):
     checksum: int
     rows: int = 0
     skip: int = 0
-    window: Window | None = None
+    window: HashInterval | None = None
     shape: int = 0
 
 
 class TableState(msgspec.Struct, frozen=True):
-    """One table at one version: its runs, and the deltas (oldest first) of the versions behind `runs.flushed`."""
+    """One table at one version: its runs, and the deltas (oldest first) of the versions after `runs.flushed`."""
 
     runs: TableManifest
     deltas: tuple[DeltaRef, ...] = ()
@@ -48,14 +49,14 @@ class PartitionManifest(msgspec.Struct, frozen=True):
     """One version of one partition of one operator.
 
     Attributes:
-        id: names this seal, unique for ever; the same in every commit object that holds it.
+        id: unique id of this seal; the same in every commit object that holds it.
         parent: the `id` that this version was computed from; None for the first version.
         lineage: checksum over the inputs of all batches up to this version. Two manifests of one version with the same
-            lineage are interchangeable, whoever computed them.
+            lineage are interchangeable, even if different slots computed them.
         input_checksum, input_rows: order-independent checksum and count of the rows of batch `version - 1`.
-        tables: by name; the state at this version.
-        metrics: figures of batch `version - 1`, by name (see `millpond.metrics.DURABLE`).
-        shape: of the query that computed it (see `checkpoint.pinned`).
+        tables: the state at this version, by table name.
+        metrics: metrics of batch `version - 1`, by name (see `millpond.metrics.DURABLE`).
+        shape: number of the state schema of the query that computed it (see `checkpoint.state_schema`).
     """
 
     operator: int
@@ -81,7 +82,9 @@ class Sealed:
     """A version that is computed but not yet durable: its manifest without deltas, and its own deltas by table.
 
     Attributes:
-        pieces: of each delta. rows: how many each has. bytes: of all pieces.
+        pieces: bytes of each table's delta, in order, by table name.
+        rows: number of rows of each delta, by table name.
+        bytes: total size of all pieces.
     """
 
     manifest: PartitionManifest
@@ -108,16 +111,16 @@ def seal(
     metrics: Mapping[str, int] | None = None,
     shape: int = 0,
 ) -> Sealed:
-    """The next version of a partition.
+    """Build the next version of a partition.
 
     Args:
-        parent: what it was computed from: the manifest that `Checkpoint.open_partition` gave, or that of the `Sealed`
-            before. (The deltas of the parent are looked up at commit time; those in `parent` are not used.)
-        tables: by name, the runs as of now and the pieces of the sealed delta, in order; they must not change any more.
-        rows: how many each delta has, by the table's name.
+        parent: the manifest that it was computed from: from `Checkpoint.open_partition`, or from the previous `Sealed`.
+            (The parent's deltas are looked up at commit time; the deltas in `parent` are not used.)
+        tables: current runs and the pieces of the sealed delta, by table name; the pieces must not change any more.
+        rows: number of rows of each delta, by table name.
         input_checksum, input_rows: order-independent checksum (unsigned 64 bits) and number of the batch's input rows.
-        metrics: figures of the batch to keep in the manifest.
-        shape: of the query that computed it.
+        metrics: metrics of the batch to keep in the manifest.
+        shape: number of the state schema of the query that computed it.
     """
     version = parent.version + 1
     manifest = PartitionManifest(
@@ -141,7 +144,7 @@ def seal(
 
 
 def checksum(pieces: Sequence[Buffer]) -> int:
-    """XXH3 (64 bits) of the pieces in order; releases the interpreter lock."""
+    """Compute the XXH3 (64 bits) of the pieces in order; releases the GIL."""
     digest = xxhash.xxh3_64()
     for piece in views(pieces):
         digest.update(piece)
@@ -149,6 +152,6 @@ def checksum(pieces: Sequence[Buffer]) -> int:
 
 
 def _lineage(parent: int, version: int, input_checksum: int, input_rows: int, shape: int) -> int:
-    # What queries of two shapes make of the same rows is not the same.
+    # The schema is part of the lineage: queries with different state schemas compute different state from one input.
     words = b"".join(w.to_bytes(8, "little") for w in (parent, version, input_checksum, input_rows, shape))
     return xxhash.xxh3_64_intdigest(words)

@@ -1,1 +1,1 @@
-"""What has to stay, and removing the rest: behind a running query's back, and from outside."""
+"""Retention: which objects must stay, and garbage collection, by the running query or from outside."""

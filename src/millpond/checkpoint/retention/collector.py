@@ -1,17 +1,19 @@
-"""Removing what nobody can need any more.
+"""The query's own garbage collector.
 
-While batch *b* runs, versions from *b − 1* on stay, and those of all batches that Spark can still go back to. What
-their manifests name stays with them: commit objects that hold older deltas, and run files. Anything else goes once it
-has been seen unneeded for a grace period, so that a reader that has just opened an older version can finish.
+While batch *b* runs, the versions from *b − 1* on are retained. So are the versions of all batches that Spark can still
+go back to. The objects that their manifests name are retained with them: commit objects with older deltas, and run
+files. Other objects are deleted once they have been unneeded for a grace period. So a reader that has just opened an
+older version can finish.
 
-A run file is written before a manifest names it, and named at the latest two versions later. So no file is looked at
-until three batches have followed the one in which it was there already, however long they take. The times of files tell
-nothing of that: some stores give one that came in parts the time at which its upload began.
+A run file is written before a manifest names it, and named at most two versions later. So a file is considered only
+after three batches have followed the one during which it first existed, however long they take. Modification times do
+not help: some stores set the time of a multipart upload to its beginning.
 
-What compactors make (see `checkpoint.compaction`) may be named any time later: it stays as long as its request does.
+Files of remote compaction (see `checkpoint.compaction`) may be named at any later time. They stay as long as their
+request exists.
 
-What forks have of this checkpoint stays, too; and the collector of a fork gives back what it does not need any more of
-its parents, by the same rules (see `checkpoint.forks`).
+Objects that forks share with this checkpoint stay, too. The collector of a fork releases parents that it does not need
+any more, by the same rules (see `checkpoint.forks`).
 """
 
 from __future__ import annotations
@@ -30,31 +32,34 @@ from millpond.checkpoint.generation import FOLDER, begun, check_fence, numbers, 
 from millpond.checkpoint.retention.needs import IN_FLIGHT, read_needs
 from millpond.errors import StateDamagedError
 from millpond.files.backends.filesystem import FileInfo, FileSystem, MissingFileError
-from millpond.files.backends.forked import shared_name
 from millpond.files.backends.local import STAGING
+from millpond.files.locations.forked import shared_name
 
 _GENERATIONS = 16
-"""Claims that stay at least; they are small and say what ran when. So do those by which a retained version is read."""
+"""Smallest number of claims that are kept: they are small and document which runs there were.
+
+Claims needed to read a retained version are kept as well.
+"""
 
 
 @dataclass(frozen=True)
 class Collected:
-    """What one collection removed."""
+    """The number and total size of the objects that one collection removed."""
 
     objects: int = 0
     bytes: int = 0
 
 
 class Collector:
-    """Collects the garbage of one checkpoint, from one place per query, off the hot path. Not thread-safe.
+    """Garbage collector of one checkpoint; one per query, off the hot path. Not thread-safe.
 
     Args:
         files: the location's `millpond/` folder.
         generation: the run's number; a fenced run deletes nothing.
-        retain: Spark's `minBatchesToRetain` (at least 2).
-        grace: seconds between seeing that something is unneeded and deleting it.
-        keep_aside: seconds that what was set aside in `rolled-back/`, or left in `staging/`, stays.
-        clock: seconds since the epoch.
+        retain: Spark's `minBatchesToRetain`.
+        grace: seconds between the first sight of an object as unneeded and its deletion.
+        keep_aside: seconds for which objects in `rolled-back/` and `staging/` stay.
+        clock: returns seconds since the epoch.
     """
 
     def __init__(
@@ -73,35 +78,41 @@ class Collector:
         self._grace = grace
         self._keep_aside = keep_aside
         self._clock = clock
-        self._needs: dict[str, frozenset[str]] = {}  # of each commit that is retained: what its manifests name
-        self._unneeded: dict[str, float] = {}  # since when
-        self._listed: set[str] = set()  # the files that the last collection found
-        self._there: dict[str, int] = {}  # of those, which the one before had found: the batch that ran then, at most
+        self._needs: dict[str, frozenset[str]] = {}  # by retained commit: the objects that its manifests name
+        self._unneeded: dict[str, float] = {}  # by name: the time since which the object has been unneeded
+        self._listed: set[str] = set()  # files in the listing of the last collection
+        self._there: dict[str, int] = {}  # by file in two successive listings: latest batch during which it appeared
         self._all_read = True
         self._pins: dict[str, Pin] = {}
         self._parents: Parents | None = None
-        self._looked = False  # for parents
-        self._unused: dict[str, Parent] = {}  # by what stands for it among what is not needed
+        self._looked = False  # whether `_parents` was read
+        self._unused: dict[str, Parent] = {}  # by the name that represents the parent among the candidates
         self._released: set[str] = set()
-        self._begins: dict[int, int] = {}  # of each run: the oldest version that it began with
-        self._asked: dict[str, float] = {}  # requests of this run: since when they are known
-        self._expired: dict[str, int] = {}  # of those, which nobody can wait for: the batch that ran when that was so
+        self._begins: dict[int, int] = {}  # by generation: the oldest version of its base
+        self._asked: dict[str, float] = {}  # by request of this run: when it was first seen
+        self._expired: dict[str, int] = {}  # by request past its limit: the batch that ran when that was first seen
 
     def collect(self, running: int, first: int | None = None) -> Collected:
-        """Remove what is not needed while batch `running` runs.
+        """Delete objects that are not needed while batch `running` runs.
 
         Args:
-            running: the newest batch in Spark's ledger.
-            first: the oldest batch there. What forks are made of is told by the ledger, so it has to be read before
-                this is called.
+            running: the newest batch in Spark's offset log.
+            first: the oldest batch in the offset log. Forks are made from versions that the offset log retains, so the
+                log must be read before this call.
+
+        Returns:
+            The number and total size of the deleted objects.
 
         Raises:
             FencedError: a newer run has taken over.
-            StateDamagedError: a commit that is retained, or a fork's pin, cannot be read: what it needs is not known.
+            StateDamagedError: a retained commit or a fork's pin cannot be read, so its needs are unknown.
         """
         oldest = running - self._retain if first is None else min(running - self._retain, first)
-        runs = self.files.list("files/")  # before the commits: what a later commit names was there already
-        asked = requests(self.files)  # in between: a request goes when a commit names what was made for it
+        # The order of the listings is an invariant. Files come before commits: a file in the first listing that a
+        # later commit names is found named in the second. Requests come in between: a request is removed only after a
+        # commit names its files.
+        runs = self.files.list("files/")
+        asked = requests(self.files)
         commits = self.files.list("commits/")
         kept = [info for info in commits if parse_commit_name(info.name)[0] >= oldest]
         live = self._named(kept) | {info.name for info in kept}
@@ -122,35 +133,36 @@ class Collector:
         return self._remove(self._set_aside(oldest), removed)
 
     def _settled(self, runs: Iterable[FileInfo], running: int) -> set[str]:
-        """The files that a version names by now, or none ever will."""
-        # Which batch runs was read before the list: that a file had been there by then, the list before it tells.
+        """Return the files that a version names by now, or that no version will ever name."""
+        # `running` was read before this listing, so only a file that was in the previous listing as well is known to
+        # have existed by then.
         self._there = {info.name: self._there.get(info.name, running) for info in runs if info.name in self._listed}
         self._listed = {info.name for info in runs}
         return {name for name, since in self._there.items() if running >= since + IN_FLIGHT}
 
     def _unanswered(self, asked: dict[str, Known], running: int, oldest: int) -> set[str]:
-        """The requests whose results may still come to be named."""
+        """Return the requests whose results a manifest may still name."""
         now = self._clock()
-        own = {at for at, known in asked.items() if known.generation == self.generation and known.request is not None}
-        self._asked = {at: self._asked.get(at, now) for at in own}
-        overdue = [at for at, since in self._asked.items() if now - since >= LIMIT + MARGIN]
-        self._expired = {at: self._expired.get(at, running) for at in overdue}
-        newer = {at for at, known in asked.items() if known.generation > self.generation}
-        # What was taken at the last moment is named two versions later, and such a version may be retained.
-        gone = {at for at, since in self._expired.items() if oldest >= since + IN_FLIGHT}
-        return (own | newer) - gone
+        own = {key for key, known in asked.items() if known.generation == self.generation and known.request is not None}
+        self._asked = {key: self._asked.get(key, now) for key in own}
+        overdue = [key for key, since in self._asked.items() if now - since >= LIMIT + MARGIN]
+        self._expired = {key: self._expired.get(key, running) for key in overdue}
+        newer = {key for key, known in asked.items() if known.generation > self.generation}
+        # A result taken at the last moment is named up to two versions later, and such a version may be retained.
+        expired = {key for key, since in self._expired.items() if oldest >= since + IN_FLIGHT}
+        return (own | newer) - expired
 
     def _named(self, commits: Iterable[FileInfo]) -> set[str]:
-        found: dict[str, frozenset[str]] = {}
+        needs: dict[str, frozenset[str]] = {}
         self._all_read = True
         for info in commits:
             try:
                 known = self._needs.get(info.name)
-                found[info.name] = read_needs(self.files, info) if known is None else known
+                needs[info.name] = read_needs(self.files, info) if known is None else known
             except MissingFileError:
-                self._all_read = False  # a collection from outside was faster
-        self._needs = found
-        return set().union(*found.values())
+                self._all_read = False  # a collection from outside has removed it meanwhile
+        self._needs = needs
+        return set().union(*needs.values())
 
     def _find_unused(self, live: set[str]) -> dict[str, Parent]:
         if not self._looked:
@@ -176,13 +188,16 @@ class Collector:
         claims = numbers(self.files)
         if len(claims) > _GENERATIONS:
             first = FOLDER + digits(min(claims[-_GENERATIONS], self.generation))
-            aside = [info for info in self.files.list(FOLDER) if info.name < first and info.modified < until]
-            needed = FOLDER + digits(self._made(max(oldest, 1)) if aside else 0)
-            old += [info for info in aside if info.name < needed]
+            old_claims = [info for info in self.files.list(FOLDER) if info.name < first and info.modified < until]
+            needed = FOLDER + digits(self._made(max(oldest, 1)) if old_claims else 0)
+            old += [info for info in old_claims if info.name < needed]
         return old
 
     def _made(self, version: int) -> int:
-        """The run that a version is of (see `StateReader`), 0 if none is: those before it can be forgotten."""
+        """Return the generation that a version belongs to (see `StateReader`); 0 if unknown.
+
+        Generations before it are not needed to read the version.
+        """
         for number in reversed(begun(self.files)):
             if number not in self._begins:
                 with suppress(StateDamagedError):  # a torn put of a run that died before it began
@@ -205,6 +220,6 @@ class Collector:
 
 
 def _objects(requests: Iterable[Known]) -> dict[str, FileInfo]:
-    """All objects of some requests, by name."""
+    """Return all objects of some requests, by name."""
     infos = [info for known in requests for info in (known.request, *known.others) if info is not None]
     return {info.name: info for info in infos}

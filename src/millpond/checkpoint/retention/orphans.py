@@ -1,23 +1,24 @@
-"""What nobody needs below a location, found and removed from outside: once, and also while the query runs.
+"""Garbage collection from outside: a single pass over a location, also while its query runs.
 
-The query's own `Collector` looks again and again, so it knows since when something is not needed. Who looks once goes
-by times instead: what was needed an hour ago is needed. An entry of Spark's log of plans tells which batch ran then,
-and the length of that log how many batches are retained.
+The query's own `Collector` runs repeatedly, so it knows since when an object is unneeded. A single pass uses times
+instead: an object that was needed an hour ago counts as needed. Spark's offset log shows which batch ran an hour ago,
+and its length shows the number of retained batches.
 
-- A commit goes if it is of a version that was not retained an hour ago, and no commit that stays names it.
-- A file in `files/` goes if no commit that stays names it, and it is an hour old, and older than what the batch that
-  runs now may still come to name. A file is there before the manifest that names it; so files are listed first. Some
-  stores give a file that came in parts the time at which its upload began: one that is so long counts as a day younger.
-- What was made on request stays as long as the request does (see `checkpoint.compaction`). That goes if its run is
-  fenced, or if it is so old that no version of which the batch that runs may go back to can name what was made.
-- What the first batch began with (`initial/`) goes once the second is planned.
-- A file in `staging/` goes when a day has passed since it was last written to.
+- A commit is removed if its version was not retained an hour ago, and no retained commit names it.
+- A file in `files/` is removed if no retained commit names it and it is an hour old. It must also be so old that the
+  running batch cannot name it any more. A file exists before the manifest that names it, so files are listed first.
+  Some stores set the time of a multipart upload to its beginning. So a file large enough for a multipart upload counts
+  as a day younger.
+- Files of remote compaction stay as long as their request (see `checkpoint.compaction`). A request is removed if its
+  run is fenced. It is also removed if it is so old that no retained version can name its files.
+- Initial state (`initial/`) is removed once the second batch is planned.
+- A file in `staging/` is removed a day after its last change.
 
-What forks have of the location stays, too. Of a fork, what no commit that stays has of a parent is given back (see
-`checkpoint.forks`: the pins are read after Spark's log and the lists).
+Objects that forks share with the location stay, too. A fork releases a parent once no retained commit names an object
+of it. The pins are read after Spark's offset log and the listings (see `checkpoint.forks`).
 
-A run that starts meanwhile begins with a version that is retained, and whatever it writes is younger than all this.
-Only what was listed is deleted, and none of it comes back: names are never used twice.
+A run that starts meanwhile begins with a retained version, and its files are younger than all these limits. Only listed
+objects are deleted, and their names are never used again.
 """
 
 from __future__ import annotations
@@ -37,27 +38,27 @@ from millpond.files.backends.local import STAGING
 from millpond.files.backends.uploads import PART
 
 AGE = 3600.0
-"""Seconds for which what is not needed any more stays, for whoever has just begun to read it."""
+"""Seconds for which unneeded objects stay, so that a reader that has just opened them can finish."""
 
 UPLOAD = 86400.0
-"""Seconds that an upload in parts may take."""
+"""Longest duration of a multipart upload, in seconds."""
 
 STAGING_AGE = 86400.0
-"""Seconds after its last change from which a file written aside counts as left by a process that died."""
+"""Seconds after its last change from which a staging file counts as left by a dead process."""
 
 Kind = str
-"""What an orphan is, in words."""
+"""Description of a kind of orphan, for people."""
 
 
 @dataclass(frozen=True)
 class Orphans:
-    """What was found below a location.
+    """The unneeded and the missing objects of a location.
 
     Attributes:
-        found: by kind, the objects that nobody needs.
-        missing: what manifests of retained versions name and is not there, with the newest such version.
-        pins: of forks, by name: what these have of the location is not among what was found.
-        parents: of a fork, those of which it needs nothing any more, by number.
+        found: the unneeded objects, by kind.
+        missing: names of missing objects that retained manifests name, with the newest version that needs each.
+        pins: pins of forks, by name; the objects that they hold are not in `found`.
+        parents: for a fork, the parents that it does not need any more, by number.
     """
 
     found: Mapping[Kind, tuple[FileInfo, ...]]
@@ -66,7 +67,7 @@ class Orphans:
     parents: Mapping[int, Parent]
 
     def remove(self, files: FileSystem) -> None:
-        """Delete what was found; to be interrupted in the middle does no harm."""
+        """Delete the unneeded objects and release unneeded parents; an interruption is harmless."""
         for infos in self.found.values():
             for info in infos:
                 files.delete(info.name)
@@ -75,24 +76,25 @@ class Orphans:
 
 
 def find_orphans(files: FileSystem, planned: Mapping[int, float], *, now: float | None = None) -> Orphans:
-    """Look for what nobody needs, and for what is needed and not there.
+    """Find objects that are not needed, and needed objects that are missing.
 
     Args:
         files: the location's `millpond/` folder.
-        planned: the batches in Spark's log of plans, with the time at which each was written. It must have been read
-            before this is called.
-        now: seconds since the epoch.
+        planned: the batches in Spark's offset log, and when each was written, in seconds since the epoch. The log must
+            be read before this call.
+        now: seconds since the epoch; None takes the current time.
 
     Raises:
-        StateDamagedError: a commit that is retained cannot be read, so what it names is not known.
+        StateDamagedError: a retained commit cannot be read, so its needs are unknown.
     """
     now = time.time() if now is None else now
     running = max(planned, default=-1)
     retained = max(running - min(planned, default=0), IN_FLIGHT)
     kept = max(retained, newest_retain(files))
-    oldest = max((batch for batch, at in planned.items() if at <= now - AGE), default=-1) - kept
+    oldest = max((batch for batch, written in planned.items() if written <= now - AGE), default=-1) - kept
+    # The order of the listings is an invariant: files before commits, requests in between (see `Collector.collect`).
     runs = files.list("files/")
-    asked = requests(files)  # in between: a request goes when a commit names what was made for it
+    asked = requests(files)
     commits = files.list("commits/")
     newest = max(numbers(files), default=0)
     needs = dict(_needs(files, [info for info in commits if parse_commit_name(info.name)[0] >= oldest]))
@@ -101,9 +103,9 @@ def find_orphans(files: FileSystem, planned: Mapping[int, float], *, now: float 
     parents = read_parents(files)
     unused = unused_parents(parents, files, named)
     stays = named | needs.keys() | pinned(pins)
-    # What was taken at the last moment is named two versions later, and such a version may be retained.
+    # A result taken at the last moment is named up to two versions later, and such a version may be retained.
     expired = min(now, committed_at(commits, oldest - IN_FLIGHT)) - LIMIT - MARGIN
-    waiting = {at for at, known in asked.items() if _waiting(known, newest, expired)}
+    waiting = {key for key, known in asked.items() if _waiting(known, newest, expired)}
     old = min(now - AGE, committed_at(commits, running - IN_FLIGHT))
     return Orphans(
         {
@@ -115,7 +117,7 @@ def find_orphans(files: FileSystem, planned: Mapping[int, float], *, now: float 
             "commits that no retained version needs": tuple(
                 info for info in commits if info.name not in stays and parse_commit_name(info.name)[0] < oldest
             ),
-            "requests to compactors that nobody waits for": tuple(
+            "requests to compactors that no slot waits for": tuple(
                 info
                 for identity, known in sorted(asked.items())
                 for info in (*((known.request,) if known.request else ()), *known.others)
@@ -135,12 +137,12 @@ def find_orphans(files: FileSystem, planned: Mapping[int, float], *, now: float 
 
 
 def _complete(info: FileInfo) -> float:
-    """When a file was whole, at the latest."""
+    """Return the latest time at which a file's upload ended, in seconds since the epoch."""
     return info.modified + (UPLOAD if info.size > PART else 0.0)
 
 
 def _waiting(known: Known, newest: int, expired: float) -> bool:
-    """Whether a version may come to name what is made for a request."""
+    """Return whether a version may still name the result of a request."""
     if known.generation < newest or (known.request is None and known.generation == newest):
         return False
     return known.request is None or known.generation > newest or known.request.modified >= expired
@@ -151,18 +153,21 @@ def _needs(files: FileSystem, commits: list[FileInfo]) -> Iterator[tuple[str, fr
         try:
             yield info.name, read_needs(files, info)
         except MissingFileError:
-            continue  # the query's own collection was faster
+            continue  # the query's own collection has removed it meanwhile
 
 
 def _missing(files: FileSystem, needs: Mapping[str, frozenset[str]], there: set[str], oldest: int) -> dict[str, int]:
-    """What commits from version `oldest` on need and is not there, though they still are."""
+    """Find missing objects that commits from version `oldest` on need, with the newest version that needs each.
+
+    Commits that were removed meanwhile do not count.
+    """
     missing: dict[str, int] = {}
     for commit, names in needs.items():
         version = parse_commit_name(commit)[0]
         if version < oldest:
-            continue  # the query's own collection may be about to remove what it names
+            continue  # the query's own collection may be about to remove its objects
         for name in names - there:
-            # What came after its folder was listed is there, and what went was not needed any more.
+            # An object written after its folder was listed exists. An object of a removed commit is not needed.
             if not files.exists(name) and files.exists(commit):
                 missing[name] = max(version, missing.get(name, 0))
     return dict(sorted(missing.items()))

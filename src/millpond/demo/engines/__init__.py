@@ -1,1 +1,1 @@
-"""The demo's two engines side by side: the job, each engine's process, what was measured of it, the comparison."""
+"""The demo's two engines: the job, the process of each engine, its measurements, and the comparison of results."""

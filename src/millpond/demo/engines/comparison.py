@@ -1,4 +1,4 @@
-"""Row by row: the same batches of two engines."""
+"""Comparison of the results of two engines, batch by batch and row by row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """How many rows each side wrote, and the first difference, if any."""
+    """The number of rows of each side, and the first difference, if any."""
 
     left: int = 0
     right: int = 0
@@ -18,18 +18,18 @@ class Comparison(msgspec.Struct, frozen=True):
 
     @property
     def equal(self) -> bool:
-        """Whether there were rows, and all of them were equal."""
+        """Whether there are rows, and all of them are equal."""
         return bool(self.left) and not self.difference
 
     def line(self) -> str:
-        """As the demo prints it."""
+        """Return the result in one line."""
         if self.difference:
             return f"rows differ: {self.difference}"
         return f"rows equal: {self.left:,} = {self.right:,}" if self.left else "no rows to compare"
 
 
 def rows(folder: Path) -> pa.Table:
-    """The rows of one batch, in order. A folder that is not there has none."""
+    """Return the rows of one batch, sorted by all columns. A missing folder has no rows."""
     table = pq.read_table(folder) if folder.exists() else pa.table({})
     names = sorted(table.column_names)
     return (
@@ -38,7 +38,7 @@ def rows(folder: Path) -> pa.Table:
 
 
 def compare(pairs: list[tuple[Path, Path]]) -> Comparison:
-    """Compare batches pairwise; every column of every row, nothing more and nothing less on either side."""
+    """Compare pairs of batches: every column of every row, without missing or additional rows on either side."""
     left = right = 0
     difference = ""
     for mine, other in pairs:
@@ -50,7 +50,7 @@ def compare(pairs: list[tuple[Path, Path]]) -> Comparison:
 
 
 def same(a: pa.Table, b: pa.Table) -> bool:
-    """Whether both have the same columns with the same values (whether a column might be null is not data)."""
+    """Return whether two tables have the same columns and values; the nullability of columns is ignored."""
     if len(a) == len(b) == 0:
         return True
     fields = [(f.name, f.type) for f in a.schema]

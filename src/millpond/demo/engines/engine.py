@@ -1,8 +1,8 @@
-"""One of the demo's two engines, in a process of its own: `python -m millpond.demo.engines.engine PLAN.json PARENT`.
+"""One of the demo's two engines, in its own process: `python -m millpond.demo.engines.engine PLAN.json PARENT`.
 
-Runs the job until it has done its batches, or is killed. Every batch's rows go to `rows/batch=<id>/` (a batch that is
-run again overwrites its own rows: all that a sink needs for exactly-once), its figures to `figures.jsonl`, what it runs
-on to `about.json`.
+The process runs the job until its batches are done or it is killed. It writes the rows of each batch to
+`rows/batch=<id>/`, the figures to `figures.jsonl`, and versions to `about.json`. A batch that runs again overwrites its
+own rows, which is enough for exactly-once results.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ if TYPE_CHECKING:
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What an engine has to do.
+    """The work of an engine.
 
     Attributes:
         engine: `spark` or `millpond`.
-        folder: where checkpoint, rows and figures go.
+        folder: the folder for checkpoint, rows and figures.
         job: the name of the job.
-        rows_per_batch: events of a batch.
-        batches: the query ends after so many, counted from the very first; 0 = never.
-        temporary: where the engine's temporary files go.
+        rows_per_batch: the number of events in a batch.
+        batches: the number of batches, counted from the very first, after which the query ends; 0: never.
+        cores: the number of cores that the engine uses.
+        temporary: the folder for the engine's temporary files.
     """
 
     engine: str
@@ -47,13 +48,15 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """One batch, as its engine reports it.
+    """The figures of one batch, as its engine reports them.
 
     Attributes:
-        start: seconds since the epoch.
-        ms: how long the batch took.
-        commit_ms: how long it waited for state to become durable (Spark: state commit, per partition; Millpond: the
-            commit of the batch before).
+        batch: its number.
+        start: its start, in seconds since the epoch.
+        ms: its time in milliseconds.
+        rows: its input rows.
+        commit_ms: its wait for durable state in milliseconds (Spark: state commit, per partition; Millpond: the commit
+            of the batch before).
     """
 
     batch: int
@@ -64,18 +67,18 @@ class Figures(msgspec.Struct, frozen=True):
 
     @property
     def end(self) -> float:
-        """Seconds since the epoch."""
+        """The end of the batch, in seconds since the epoch."""
         return self.start + self.ms / 1000
 
 
 class About(msgspec.Struct, frozen=True):
-    """What an engine runs on, and where it runs the job's operators (empty for Spark, which runs them all)."""
+    """The versions of an engine, and where it runs the job's operators (empty for Spark, which runs all of them)."""
 
     versions: str
     explained: str
 
 
-# The same for both engines.
+# Settings of both engines.
 SETTINGS = {
     **PEER_SETTINGS,
     "spark.driver.memory": "2g",
@@ -86,7 +89,7 @@ SETTINGS = {
 
 
 def session(plan: Plan) -> SparkSession:
-    """A session with the settings of both engines; temporary files stay below the demo's folder."""
+    """Return a session with the settings of both engines; temporary files stay below the demo's folder."""
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master(f"local[{plan.cores},4]").appName(f"millpond-demo-{plan.engine}")
@@ -109,7 +112,7 @@ def session(plan: Plan) -> SparkSession:
 
 
 def figures(progress: dict[str, Any], cores: int, rows_per_batch: int) -> Figures:
-    """A batch's figures from Spark's progress report, on either engine."""
+    """Return a batch's figures from Spark's progress report, on either engine."""
     from datetime import datetime
 
     mine = progress.get("observedMetrics", {}).get("millpond", {})
@@ -118,13 +121,13 @@ def figures(progress: dict[str, Any], cores: int, rows_per_batch: int) -> Figure
     else:
         commit = sum(o["commitTimeMs"] for o in progress["stateOperators"]) / cores
     start = datetime.fromisoformat(progress["timestamp"]).timestamp()
-    # Spark counts a row as often as the query scans the source.
+    # Spark counts a row once for each scan of the source in the query.
     rows = min(int(progress["numInputRows"]), rows_per_batch)
     return Figures(int(progress["batchId"]), start, float(progress["durationMs"]["triggerExecution"]), rows, commit)
 
 
 def about(spark: SparkSession, plan: Plan, results: DataFrame, mode: str) -> About:
-    """Versions, and where the job's operators run."""
+    """Return the versions, and where the job's operators run."""
     from millpond import __version__
     from millpond.plan.decide import decide
     from millpond.plan.explain import as_text
@@ -137,7 +140,7 @@ def about(spark: SparkSession, plan: Plan, results: DataFrame, mode: str) -> Abo
 
 
 def run(plan: Plan) -> None:
-    """Run the query, until its batches are done."""
+    """Run the query until its batches are done."""
     folder, job = Path(plan.folder), find(plan.job, plan.rows_per_batch)
     spark = session(plan)
     results = job.rows(numbers(spark, plan.rows_per_batch, plan.cores))

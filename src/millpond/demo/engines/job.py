@@ -1,4 +1,4 @@
-"""What the demo runs, and how much of it: every size is here."""
+"""The queries of the demo, and all of their sizes."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 LEFT_OUT = 3
-"""The first batches of an engine do not count: they start Spark's plans, Python's workers, and the JVM is cold."""
+"""Number of first batches that are not counted: they start plans and Python workers, and the JVM is cold."""
 LEAST_BATCHES = LEFT_OUT + 5
-"""A slow machine does fewer batches before the kill instead of taking longer, but not fewer than these."""
+"""Smallest number of batches before the kill: a slow machine runs fewer batches instead of a longer demo."""
 CLICKS = "clicks"
 
 
 class Size(msgspec.Struct, frozen=True):
-    """How much of a job is run.
+    """The size of a job.
 
     Attributes:
-        rows_per_batch: events of a batch.
-        before_kill, after_kill: batches before the kill and after it.
-        seconds_before_kill: the first engine is killed once it has worked for so long, even if batches are missing;
-            the other then does the same batches.
+        rows_per_batch: the number of events in a batch.
+        before_kill: the number of batches before the kill.
+        after_kill: the number of batches after the kill.
+        seconds_before_kill: the time after which the first engine is killed, even if batches are missing; the other
+            engine then runs the same batches.
     """
 
     rows_per_batch: int
@@ -39,11 +40,11 @@ class Size(msgspec.Struct, frozen=True):
     seconds_before_kill: float
 
 
-# Spark does some 30,000 clicks a second on two cores: 8 s a batch. Smaller batches would measure what a batch costs,
-# whatever is in it; more of them would take more than two minutes and a half.
+# Spark processes about 30,000 clicks a second on two cores: 8 s a batch. Smaller batches would measure the fixed cost
+# of a batch; more batches would take longer than two and a half minutes.
 CLICKS_SIZE = Size(rows_per_batch=250_000, before_kill=8, after_kill=2, seconds_before_kill=80.0)
-# A batch is two seconds of event time, so that each closes one window, and a user clicks once in eight seconds, in the
-# mean: with the size above, a million users, at 125,000 clicks a second. A smaller size has fewer users.
+# A batch is two seconds of event time, so that each batch closes one window. A user clicks once in eight seconds on
+# average: with the size above, there are a million users, at 125,000 clicks a second. A smaller size has fewer users.
 CLICKS_BATCH_SECONDS, CLICKS_USER_SECONDS = 2, 8
 NEXMARK_SIZE = Size(rows_per_batch=400_000, before_kill=20, after_kill=3, seconds_before_kill=12.0)
 NEXMARK_RATE = 1_000
@@ -53,13 +54,14 @@ class Job(msgspec.Struct, frozen=True):
     """One streaming query.
 
     Attributes:
-        name: what `--query` calls it.
-        title: what it does, for a headline; `about` in a sentence.
-        unit: what its rows are.
-        mode: output mode.
-        size: how much of it the demo runs.
-        rows: the result over the events with the numbers in column `n`.
-        source: the query's program text.
+        name: its name in `--query`.
+        title: its headline.
+        about: its description in one sentence.
+        unit: the noun for its input rows.
+        mode: its output mode.
+        size: its size in the demo.
+        rows: the function from events, with their numbers in column `n`, to results.
+        source: the source code of the query.
     """
 
     name: str
@@ -73,20 +75,21 @@ class Job(msgspec.Struct, frozen=True):
 
 
 def find(name: str, rows_per_batch: int = 0) -> Job:
-    """The job of this name: `clicks`, or a NEXMark query.
+    """Return a job by name.
 
     Args:
-        rows_per_batch: events of a batch, if not those of the job's own size.
+        name: `clicks`, or the name of a NEXMark query.
+        rows_per_batch: the number of events in a batch; 0: that of the job's own size.
 
     Raises:
-        UsageError: there is none, or Spark does not run it as a stream with rows that are the same each time.
+        UsageError: the job does not exist, or Spark does not run it as a stream with deterministic rows.
     """
     if name == CLICKS:
         return _clicks(rows_per_batch or CLICKS_SIZE.rows_per_batch)
     if name not in QUERIES or _refusal(name):
-        known = ", ".join([CLICKS, *(each for each in QUERIES if not _refusal(each))])
-        why = _refusal(name) if name in QUERIES else "there is no such query"
-        raise UsageError(f"The demo cannot run {name!r}: {why}.", action=f"Choose one of {known}.")
+        known = ", ".join([CLICKS, *(query_name for query_name in QUERIES if not _refusal(query_name))])
+        reason = _refusal(name) if name in QUERIES else "there is no such query"
+        raise UsageError(f"The demo cannot run {name!r}: {reason}.", action=f"Choose one of {known}.")
     query = QUERIES[name]
     return Job(
         name=name,
@@ -117,7 +120,7 @@ def _clicks(rows_per_batch: int) -> Job:
 
 
 def _refusal(name: str) -> str:
-    """Why two engines' rows of a NEXMark query cannot be compared batch by batch, if so."""
+    """Return why the rows of a NEXMark query cannot be compared batch by batch; empty if they can."""
     query = QUERIES[name]
     if query.mode not in query.native:
         return "Spark's own state store does not run it"

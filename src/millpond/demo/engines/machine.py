@@ -1,4 +1,4 @@
-"""What the demo stands on: Java, Python, cores, disk."""
+"""The machine of the demo: Java, Python, cores, disk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NEEDED_BYTES = 2 << 30
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """This machine; `problem` says in one line what keeps the demo from running, if anything does."""
+    """This machine; `problem` gives in one line the reason why the demo cannot run, if there is one."""
 
     java: str
     python: str
@@ -26,38 +26,42 @@ class Machine(msgspec.Struct, frozen=True):
     cpu: str = ""
 
     def line(self) -> str:
-        """All of it in one line."""
+        """Return a summary in one line."""
         free = f"{self.free_bytes / 1e9:.0f} GB of disk free"
         return f"Java {self.java} · Python {self.python} · {self.cores} cores · {free}"
 
     def hardware(self) -> str:
-        """Processor and system in one line."""
-        return " · ".join(each for each in (self.cpu, f"{self.cores} cores", platform.platform(terse=True)) if each)
+        """Return processor and system in one line."""
+        return " · ".join(part for part in (self.cpu, f"{self.cores} cores", platform.platform(terse=True)) if part)
 
 
 def cpu_model() -> str:
-    """What the processor calls itself, or an empty string."""
+    """Return the model name of the processor, or an empty string."""
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
         return platform.processor()
-    return found[1].strip() if found else platform.processor()
+    return match[1].strip() if match else platform.processor()
 
 
 def java_version() -> str:
-    """The version of the Java that PySpark would start, or an empty string."""
+    """Return the version of the Java that PySpark would start, or an empty string."""
     home = os.environ.get("JAVA_HOME")
     command = str(Path(home) / "bin" / "java") if home else "java"
     try:
-        told = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=60, check=True)
+        completed = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
         return ""
-    found = re.search(r'version "([^"]+)"', told.stderr + told.stdout)
-    return found[1] if found else ""
+    match = re.search(r'version "([^"]+)"', completed.stderr + completed.stdout)
+    return match[1] if match else ""
 
 
 def look(folder: Path) -> Machine:
-    """Look at the machine; `folder` (which exists) tells whose disk counts."""
+    """Inspect the machine.
+
+    Args:
+        folder: an existing folder on the disk for the demo.
+    """
     java, free = java_version(), shutil.disk_usage(folder).free
     problem = ""
     if not java:

@@ -1,4 +1,4 @@
-"""One engine as the demo sees it from outside: started, followed, killed, started again."""
+"""Control of one engine's process: start, follow, kill, restart."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from millpond.errors import MillpondError
 from millpond.workloads.process import ProcessTree, tree_bytes
 
 ENGINE = (sys.executable, "-m", "millpond.demo.engines.engine")
-# The demo measures batches, not processes: no samples.
+# No samples of processes: the demo measures batches.
 _NO_SAMPLES = 3600.0
-# Looking at files takes time of the cores that are measured.
+# Reading files takes time on the measured cores.
 _LOOK_SECONDS = 1.0
 
 
@@ -31,8 +31,8 @@ class Side:
     """One engine's run.
 
     Args:
-        plan: what it does; its folder is made.
-        command: what to start; the plan's path is added.
+        plan: the work of the engine; its folder is created.
+        command: the command to start; the path of the plan is appended.
     """
 
     def __init__(self, plan: Plan, command: Sequence[str] = ENGINE) -> None:
@@ -52,16 +52,20 @@ class Side:
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The display name of the engine."""
         return self.run.name
 
     @property
     def done(self) -> int:
-        """Batches done, counted from the very first."""
+        """Number of finished batches, counted from the very first."""
         return self.run.done
 
     def start(self, batches: int = 0) -> None:
-        """Start the engine's process, on its checkpoint if there is one; it ends after so many batches (0 = never)."""
+        """Start the engine's process, on its checkpoint if there is one.
+
+        Args:
+            batches: the number of batches, counted from the very first, after which it ends; 0: never.
+        """
         path = self._folder / "plan.json"
         path.write_bytes(msgspec.json.encode(msgspec.structs.replace(self.plan, batches=batches)))
         environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "TMPDIR": self.plan.temporary}
@@ -71,10 +75,10 @@ class Side:
         self._tree = ProcessTree(command, log=self._folder / "log.txt", env=environment, interval=_NO_SAMPLES)
 
     def look(self) -> None:
-        """Take in what the engine has done since the last look.
+        """Read the figures that the engine has written since the last call.
 
         Raises:
-            EngineEnded: its process is gone, with an error.
+            EngineEnded: its process has ended with an error.
         """
         ended = self._tree is not None and not self._tree.running()
         path = self._folder / "figures.jsonl"
@@ -93,7 +97,7 @@ class Side:
                 raise EngineEnded(f"{self.name} ended with status {self._tree.process.returncode}:\n" + "\n".join(log))
 
     def _look_at_state(self) -> None:
-        from millpond.slot.reading.reader import StateReader
+        from millpond.state_reader.reader import StateReader
 
         checkpoint = self._folder / "checkpoint"
         ours = self.plan.engine == "millpond"
@@ -103,21 +107,21 @@ class Side:
             with suppress(MillpondError, OSError):
                 self.behind = max(0, self.done - StateReader(str(checkpoint)).newest())
         else:
-            self.behind = 0  # a batch of Spark's ends when its state is committed
+            self.behind = 0  # Spark commits state within the batch
         with suppress(OSError, msgspec.DecodeError):
             self.about = msgspec.json.decode((self._folder / "about.json").read_bytes(), type=About)
         self._looked = time.monotonic()
 
     def rows_of(self, batch: int) -> Path:
-        """Where the rows of a batch are."""
+        """Return the folder with the rows of a batch."""
         return self._folder / "rows" / f"batch={batch:06d}"
 
     def running(self) -> bool:
-        """Whether a process was started and not seen off yet."""
+        """Return whether a process was started and not closed or killed yet."""
         return self._tree is not None
 
     def kill(self) -> int:
-        """SIGKILL the driver, its JVM, the workers and the slots at once; return how many processes that were."""
+        """Kill the driver, its JVM, the workers and the slots at once; return the number of processes."""
         if self._tree is None:
             return 0
         count = len(self._tree.members())
@@ -128,7 +132,7 @@ class Side:
         return count
 
     def close(self) -> None:
-        """Wait for what ends by itself, and end what does not."""
+        """Wait for the process to end by itself, then kill the processes that remain."""
         if self._tree is not None:
             self._tree.close(linger=15)
             self._tree.kill()

@@ -1,4 +1,4 @@
-"""Which charts the demo's figures make."""
+"""The charts of the demo's figures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from millpond.demo.report.report import Report
 
 
 def short(value: float) -> str:
-    """A count as at an axis: 400 k, 2.5 M."""
+    """Format a count for an axis: 400 k, 2.5 M."""
     for unit, factor in (("M", 1e6), ("k", 1e3)):
         if value >= factor:
             return f"{value / factor:.3g} {unit}"
@@ -19,20 +19,20 @@ def short(value: float) -> str:
 
 
 def duration(milliseconds: float) -> str:
-    """A batch time as at an axis."""
+    """Format a batch time for an axis."""
     if milliseconds >= 1000:
         return f"{milliseconds / 1000:.3g} s"
     return f"{milliseconds:.3g} ms" if milliseconds else "0"
 
 
 def _broken(run: Run) -> tuple[int, ...]:
-    """Where the line of a run is interrupted by its kill."""
+    """Return the position at which a kill interrupts the line of a run."""
     before = len(run.before_kill())
     return (before,) if 0 < before < len(run.batches) else ()
 
 
 def rates(report: Report) -> Chart:
-    """Rows per second, batch by batch: the same rows at the same place."""
+    """Return a chart of rows per second by batch; equal x means equal rows."""
     series = [
         Series(
             *(run.engine, run.name, f"{rounded(run.rate())} rows/s"),
@@ -45,7 +45,7 @@ def rates(report: Report) -> Chart:
 
 
 def batch_times(report: Report) -> Chart:
-    """How long each batch took."""
+    """Return a chart of batch times."""
     series = [
         Series(
             *(run.engine, run.name, shown(run.median_ms(), " ms")),
@@ -58,7 +58,7 @@ def batch_times(report: Report) -> Chart:
 
 
 def _by_batch(report: Report, title: str, series: list[Series], label: Callable[[float], str]) -> Chart:
-    # As a rule, both were killed after the same batch; one may have done another meanwhile.
+    # Usually, both engines were killed after the same batch; one of them may have finished another batch meanwhile.
     kills = {run.before_kill()[-1].batch + 1 for run in report.runs if run.kills and run.before_kill()}
     return Chart(
         title,
@@ -67,24 +67,23 @@ def _by_batch(report: Report, title: str, series: list[Series], label: Callable[
         "shaded: left out of the figures",
         lambda x: f"{x:.0f}",
         label,
-        tuple(Mark(at + 0.5, "" if number else "SIGKILL, restart") for number, at in enumerate(sorted(kills))),
+        tuple(Mark(batch + 0.5, "" if number else "SIGKILL, restart") for number, batch in enumerate(sorted(kills))),
         left_out=LEFT_OUT + 0.5,
         x_least=1.0,
-        whole=True,
     )
 
 
 def timeline(report: Report) -> Chart:
-    """How many rows each engine had done when: starts, kill and restart included."""
+    """Return a chart of processed rows over time, with starts, kill and restart."""
     series, marks = [], []
     for run in reversed(report.runs):
         points = run.timeline()
         series.append(Series(run.engine, run.name, shown(run.seconds(), " s"), points, dots=False))
-        back = next(iter(run.after_kill()), None)
-        if run.kills and points and back is not None:
+        first_batch = next(iter(run.after_kill()), None)
+        if run.kills and points and first_batch is not None:
             killed = run.kills[0] - run.starts[0]
             level = max((y for x, y in points if x <= killed), default=0.0)
-            marks.append(Mark(killed, "SIGKILL", level, back.end - run.starts[0]))
+            marks.append(Mark(killed, "SIGKILL", level, first_batch.end - run.starts[0]))
     return Chart(
         f"{report.unit.capitalize()} done over time",
         series,

@@ -1,4 +1,4 @@
-"""The demo's report: one HTML file that needs nothing else."""
+"""The demo's report: a self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from string import Template
 import msgspec
 
 from millpond.demo.engines.figures import rounded, shown, times
-from millpond.demo.report.chart import FACE, STYLE, Chart, colours, draw
+from millpond.demo.report.chart import Chart, svg
 from millpond.demo.report.curves import batch_times, rates, timeline
 from millpond.demo.report.report import Report
 
-# A chart is drawn for wide windows and for narrow ones: text would shrink with a picture that is scaled.
-_WIDE, _NARROW = (1040, 320), (400, 300)
-
-_STYLE = f"body {{ font: 16px/1.5 {FACE} }}"
-_STYLE += """
+_STYLE = """
+:root { --paper:#fff; --card:#fff; --ink:#18212f; --quiet:#5b6675; --line:#e3e7ed; --millpond:#1668dc; --spark:#d9580d;
+  --good:#1a7f4b; --bad:#c92a2a }
+body { font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, Helvetica, Arial, sans-serif }
 * { box-sizing: border-box }
 body { margin: 0; background: var(--paper); color: var(--ink) }
 main { max-width: 1136px; margin: 0 auto; padding: 40px 24px 56px }
@@ -37,7 +36,7 @@ p { margin: 0 0 8px } .quiet { color: var(--quiet); font-size: 14px }
 .pair b { font-size: 21px; text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
 .pair span { font-size: 14px } .pair .spark { color: var(--spark) } .pair .millpond { color: var(--millpond) }
 .card { padding: 20px 22px; margin-top: 16px; overflow-x: auto }
-.card svg { display: block; margin: 0 auto; max-width: 100%; height: auto } .narrow { display: none }
+.card svg { display: block; margin: 0 auto; max-width: 100%; height: auto }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
 th, td { padding: 7px 12px 7px 0; text-align: left; border-bottom: 1px solid var(--line); font-size: 15px }
 tr:last-child td { border-bottom: 0 } th { font-size: 14px; color: var(--quiet); font-weight: 600 }
@@ -50,7 +49,7 @@ details summary { cursor: pointer; color: var(--quiet); font-size: 14px; margin-
 footer { margin-top: 32px; color: var(--quiet); font-size: 14px }
 @media (max-width: 720px) {
   main { padding: 24px 14px 40px } .ratio { font-size: 72px } .claim { font-size: 20px }
-  .wide { display: none !important } .card .narrow { display: block } .card { padding: 16px 12px }
+  .card { padding: 16px 12px }
   th, td { font-size: 14px } dl { grid-template-columns: 1fr; gap: 0 } dd { margin-bottom: 8px }
 }
 @media print { .card, .tile { break-inside: avoid } }
@@ -58,7 +57,7 @@ footer { margin-top: 32px; color: var(--quiet); font-size: 14px }
 
 _PAGE = Template("""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark"><title>Millpond demo: $ratio× Spark's RocksDB</title>
+<title>Millpond demo: $ratio× Spark's RocksDB</title>
 <style>$style</style></head><body><main>
 <h1><b>Millpond</b> demo · $title</h1>
 <p class="quiet">$about</p>
@@ -88,7 +87,7 @@ too.</footer>
 
 
 def render(report: Report) -> str:
-    """The page."""
+    """Return the page as HTML."""
     spark, millpond = report.runs
     tiles = (
         ("Rows per second", rounded(spark.rate()), rounded(millpond.rate())),
@@ -106,7 +105,7 @@ def render(report: Report) -> str:
         ("Disk", f"{report.machine.free_bytes / 1e9:.0f} GB free at the start"),
     )
     return _PAGE.substitute(
-        style=colours(":root") + _STYLE + STYLE,
+        style=_STYLE,
         ratio=times(report.ratio),
         title=escape(report.title),
         about=escape(report.about),
@@ -128,7 +127,7 @@ def render(report: Report) -> str:
 
 
 def write(folder: Path, text: str) -> Path:
-    """Write the page under a name that no other run has; return its path."""
+    """Write the page under a unique name, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     name = time.strftime("demo-%Y%m%d-%H%M%S")
     number = 1
@@ -143,7 +142,7 @@ def write(folder: Path, text: str) -> Path:
 
 
 def _json(report: Report) -> str:
-    """The report as JSON that may stand in HTML, with what was computed of it."""
+    """Return the report and its computed figures as JSON that is safe within HTML."""
     computed = {
         "ratio": report.ratio,
         **{f"{run.engine}_rows_per_second": run.rate() for run in report.runs},
@@ -160,10 +159,7 @@ def _tile(what: str, theirs: str, ours: str) -> str:
 
 
 def _card(chart: Chart) -> str:
-    return (
-        f'<div class="card"><div class="wide">{draw(chart, *_WIDE)}</div>'
-        f'<div class="narrow">{draw(chart, *_NARROW)}</div></div>'
-    )
+    return f'<div class="card">{svg(chart, 11, 3.6)}</div>'
 
 
 def _row(what: str, theirs: str, ours: str) -> str:

@@ -1,4 +1,4 @@
-"""All that the demo measured and found, as plain data: page and picture are drawn from it, and the page holds it."""
+"""The demo's result as plain data, from which page and picture are drawn; the page contains it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from millpond.demo.engines.machine import Machine
 
 
 class Report(msgspec.Struct, frozen=True):
-    """One demo.
+    """The result of one demo.
 
     Attributes:
-        query, title, about, unit, source: the job's.
-        mode: its output mode.
-        rows_per_batch: events of a batch.
-        killed_after: batches before the kill.
-        cores: how many each engine had.
-        spark, millpond: what each engine did.
-        before, after: the rows of both compared, of the batches before the kill and after it.
-        versions, explained: what Millpond's engine said of itself.
-        settings: of both sessions.
-        finished: local time, for people.
+        query, title, about, unit, source, mode: see `Job` (`query` is its name).
+        rows_per_batch: the number of events in a batch.
+        killed_after: the number of batches before the kill.
+        cores: the number of cores of each engine.
+        spark, millpond: the run of each engine.
+        before: the comparison of the batches before the kill.
+        after: the comparison of the batches after the kill.
+        machine: the machine.
+        versions, explained: see `About`, of Millpond's engine.
+        settings: the settings of both sessions.
+        finished: the local time of the end, as text.
     """
 
     query: str
@@ -49,26 +50,26 @@ class Report(msgspec.Struct, frozen=True):
 
     @property
     def runs(self) -> list[Run]:
-        """Both, Spark's first."""
+        """Both runs, Spark's first."""
         return [self.spark, self.millpond]
 
     @property
     def ratio(self) -> float | None:
-        """How many times Spark's rows per second Millpond did."""
+        """The ratio of Millpond's rows per second to Spark's."""
         return ratio(self.spark, self.millpond)
 
     @property
     def equal(self) -> bool:
-        """Whether every row was equal, before the kill and after it."""
+        """Whether all rows are equal, before the kill and after it."""
         return self.before.equal and self.after.equal
 
     @property
     def compared(self) -> int:
-        """Rows that were compared."""
+        """Number of compared rows."""
         return self.before.left + self.after.left
 
     def verdict(self) -> str:
-        """What became of the comparison, in a line."""
+        """Return the result of the comparison in one line."""
         for comparison in (self.before, self.after):
             if not comparison.equal:
                 return comparison.line()
@@ -77,11 +78,11 @@ class Report(msgspec.Struct, frozen=True):
         )
 
     def table(self) -> list[tuple[str, str, str]]:
-        """The figures: what, Spark's, Millpond's."""
+        """Return rows of (figure, Spark's value, Millpond's value)."""
         return [(name, of(self.spark), of(self.millpond)) for name, of in _LINES]
 
     def counted(self) -> str:
-        """Which batches the figures are over."""
+        """Return a sentence about the counted batches."""
         return (
             f"Figures are over batches {LEFT_OUT + 1} to {self.killed_after}, of {self.rows_per_batch:,} {self.unit}"
             f" each, before the kill; the first {LEFT_OUT} are left out."

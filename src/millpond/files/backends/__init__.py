@@ -1,1 +1,1 @@
-"""Where bytes lie: local disks, object stores, HDFS, and a store that fails by a seed."""
+"""Storage backends: local disks, object stores and HDFS."""

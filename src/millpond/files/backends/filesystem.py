@@ -1,18 +1,17 @@
-"""The file layer: named immutable objects below one location, wherever that location is.
+"""The file system interface: named immutable objects below one location.
 
-`open_filesystem` picks a backend by URL; everything above works with names relative to the location and never learns
-where the bytes live (Flink 2.0 §5.1, the unified file system). The one primitive that commits stand on is
-`put(..., create=True)`: of all writers in all processes, exactly one succeeds.
+`open_filesystem` picks a backend by URL. All code above works with names relative to the location and is independent
+of the backend (Flink 2.0 §5.1, the unified file system). Commits rely on one primitive, `put(..., create=True)`: of
+all writers in all processes, exactly one succeeds.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
-from millpond.errors import MillpondError, SettingError, StateDamagedError
+from millpond.errors import MillpondError, StateDamagedError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer as Buffer
@@ -21,13 +20,11 @@ else:
 
 
 Write = Callable[[Buffer], object]
-"""Takes the next bytes of an object; the memory that they lie in may be used again."""
-
-_HADOOP = ("viewfs", "ofs", "o3fs")
+"""Writes the next bytes of an object; the caller may reuse their memory afterwards."""
 
 
 class AlreadyExistsError(MillpondError, FileExistsError):
-    """`put(create=True)` found an object under the name; `file` is its full URL."""
+    """The name of a put-if-absent is taken; `file` is its full URL."""
 
     code = "ALREADY_EXISTS"
 
@@ -39,7 +36,13 @@ class MissingFileError(StateDamagedError):
 
 
 class FileInfo(NamedTuple):
-    """One object of a listing: name below the location, bytes, seconds since the epoch by the store's clock."""
+    """One object of a listing.
+
+    Attributes:
+        name: name below the location.
+        size: bytes.
+        modified: seconds since the epoch, by the store's clock.
+    """
 
     name: str
     size: int
@@ -50,142 +53,79 @@ class FileInfo(NamedTuple):
 class FileSystem(Protocol):
     """Named objects below one location. Thread-safe; names are relative, with `/` between folders.
 
-    Failures of the store are `TransientError`, refused access is `SettingError`, a name that is not there is
-    `MissingFileError`; each names the full URL.
+    Methods raise `TransientError` if the store fails, `SettingError` if access is refused, and `MissingFileError` if
+    the name does not exist. Each error names the full URL.
     """
 
     url: str
     """The location, for messages."""
 
     def put(self, name: str, data: Sequence[Buffer], *, create: bool = False, sync: bool = True) -> None:
-        """Write the pieces of `data`, in order, as one object; readers see all of it or nothing.
+        """Write the pieces of `data`, in order, as one object. Readers see the whole object or nothing.
 
         Args:
-            create: put-if-absent; raises `AlreadyExistsError` when the name is taken. Atomic between processes.
-            sync: return only when the object survives a power cut (object stores always do).
+            name: name of the object.
+            data: the pieces.
+            create: put-if-absent; raises `AlreadyExistsError` if the name is taken. Atomic between processes.
+            sync: return only once the object would survive a power cut (objects in object stores always do).
         """
 
     def upload(self, name: str) -> AbstractContextManager[Write]:
-        """Write an object as its bytes come: `with files.upload(name) as write: write(data)`.
+        """Stream an object: `with files.upload(name) as write: write(data)`.
 
-        At the end of the block the object is there, whole and durable. If the block raises, or the store fails on the
-        way (`TransientError`, in the block or at its end), no reader sees any of it, and all of it has to be written
-        again. In object stores what is long goes in parts, of which a few are in memory at a time; a part whose request
-        fails is sent again by the store's client.
+        At the end of the block the object is complete and durable. If the store fails, the block or its end raises
+        `TransientError`. After any error, readers see nothing, and the whole object must be written again. Object
+        stores receive large objects as multipart uploads, with a few parts in memory at a time. The store's client
+        repeats failed requests of parts.
         """
 
     def get(self, name: str) -> bytes:
-        """The whole object."""
+        """Read a whole object."""
 
     def get_range(self, name: str, offset: int, length: int) -> Buffer:
-        """`length` bytes from `offset`; `StateDamagedError` if the object ends before that."""
+        """Read `length` bytes from `offset`; raise `StateDamagedError` if the object is shorter."""
 
     def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
-        """Several `(offset, length)` ranges of one object, near ones fetched together."""
+        """Read several `(offset, length)` ranges of one object; near ranges are fetched in one request."""
 
     def size(self, name: str) -> int:
-        """Bytes of the object."""
+        """Return the size of an object in bytes."""
 
     def exists(self, name: str) -> bool:
-        """Whether the object is there."""
+        """Return whether an object exists."""
 
     def list(self, prefix: str, *, after: str = "") -> list[FileInfo]:
-        """All objects whose name starts with `prefix` (any string) and sorts behind `after`, sorted by name."""
+        """List the objects whose names start with `prefix` (any string) and sort after `after`, sorted by name."""
 
     def rename(self, src: str, dst: str) -> None:
-        """Move an object, replacing `dst`. Atomic on `file:`; elsewhere a copy and a delete."""
+        """Move an object, replacing `dst`. Atomic on local disks and HDFS; in object stores a copy and a delete."""
 
     def delete(self, name: str) -> None:
-        """Delete an object; one that is not there is deleted already."""
+        """Delete an object. Idempotent: a missing object is not an error."""
 
     def locate(self, name: str) -> str:
-        """The full URL of a name, for messages."""
-
-
-def open_filesystem(url: str, **options: Any) -> FileSystem:
-    """Open the location `url`.
-
-    Args:
-        url: a plain path or `file:` URL; `memory:name` (shared by all who open the same name in one process); `s3://`,
-            `gs://`, `az://` and what else obstore knows, with a path that is taken to the letter; `webhdfs://`,
-            `swebhdfs://`, `hdfs://` (see `backends/hdfs.py`); or `faults+<any of these>?latency_ms=…` (see
-            `backends/faults.py`).
-        options: passed to obstore's `from_url` for remote stores (`config`, `client_options`, `retry_config`); of
-            them, HDFS takes `retry_config`.
-
-    Raises:
-        SettingError: the scheme is unknown or the URL malformed.
-    """
-    from millpond.files.backends.hadoop_conf import SCHEMES
-    from millpond.files.backends.local import LocalFiles
-    from millpond.files.backends.objects import ObjectFiles, memory_files
-
-    if url.startswith("faults+"):
-        from millpond.files.backends.faults import open_faults
-
-        return open_faults(url, **options)
-    scheme, _, rest = url.partition(":")
-    if on_disk(url):
-        return LocalFiles(_local_path(url, rest) if scheme == "file" else url)
-    if scheme == "memory":
-        return memory_files(rest.strip("/"))
-    if scheme in _HADOOP:
-        raise SettingError(
-            f"{url!r} lies in a file system that only Hadoop reads, and Millpond keeps state without it.",
-            action="Give a checkpointLocation on file: (also of a mount that all hosts share), s3:, gs:, az: or hdfs:.",
-        )
-    if scheme in SCHEMES:
-        return _hdfs(url, options.get("retry_config"))
-    return ObjectFiles.from_url(url, **options)
-
-
-def _hdfs(url: str, retry_config: dict[str, Any] | None) -> FileSystem:
-    try:
-        from millpond.files.backends.hdfs import HdfsFiles
-    except ModuleNotFoundError as error:
-        raise SettingError(
-            f"{url!r} lies on HDFS, and Millpond needs the package urllib3 for that.",
-            action="Install it on every host: pip install urllib3 (or Millpond with its extra `hdfs`).",
-        ) from error
-    return HdfsFiles(url, retry_config)
-
-
-def on_disk(url: str) -> bool:
-    """Whether a location is on a local or mounted disk; if not, each request to it may cost something."""
-    scheme, colon, _ = url.partition(":")
-    return not url.startswith("faults+") and (not colon or "/" in scheme or scheme == "file")
-
-
-def join_url(url: str, name: str) -> str:
-    """The location `name` below `url`, whatever its scheme (the query of a `faults+` URL stays at the end)."""
-    path, mark, query = url.partition("?") if url.startswith("faults+") else (url, "", "")
-    return f"{path.rstrip('/')}/{name}{mark}{query}"
-
-
-def same_place(url: str, other: str) -> bool:
-    """Whether two URLs mean one location, however Hadoop and others write it."""
-    return _place(url) == _place(other)
-
-
-def _place(url: str) -> str:
-    scheme, colon, rest = url.partition(":")
-    if on_disk(url):
-        return f"file:{os.path.abspath(_local_path(url, rest) if scheme == 'file' else url)}"
-    if scheme == "memory":
-        return f"memory:{rest.strip('/')}"
-    return ("s3" if scheme in ("s3a", "s3n") else scheme) + colon + rest.rstrip("/")
+        """Return the full URL of a name, for messages."""
 
 
 def views(data: Sequence[Buffer]) -> list[memoryview]:
-    """The pieces as flat views of bytes, empty ones left out."""
+    """Return the pieces as flat views of bytes, without empty pieces."""
     pieces = (memoryview(piece) for piece in data)
     return [piece.cast("B") for piece in pieces if piece.nbytes]  # an empty array cannot be cast
 
 
-def _local_path(url: str, rest: str) -> str:
-    if rest.startswith("//"):
-        host, slash, path = rest[2:].partition("/")
-        if host not in ("", "localhost") or not slash:
-            raise SettingError(f"{url!r} names another host.", action="Write file:///path or a plain path.")
-        return slash + path
-    return rest
+def missing(url: str) -> MissingFileError:
+    """Return the error for a missing object."""
+    return MissingFileError("A state file is missing.", action="Restore it from a backup of the location.", file=url)
+
+
+def taken(url: str) -> AlreadyExistsError:
+    """Return the error for put-if-absent on a name that is taken."""
+    return AlreadyExistsError("An object with this name exists.", file=url)
+
+
+def cut_short(url: str, wanted: int | None = None) -> StateDamagedError:
+    """Return the error for an object that ends before the requested bytes (`wanted`: their end)."""
+    until = f" before byte {wanted}" if wanted is not None else ""
+    return StateDamagedError(
+        f"A state file ends{until} too early.", action="Restore it from a backup of the location.", file=url
+    )

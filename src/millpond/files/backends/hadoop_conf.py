@@ -1,7 +1,7 @@
-"""What Hadoop's own configuration tells of an HDFS: where its namenodes answer over HTTP, and as whom to ask.
+"""Hadoop's configuration of an HDFS: HTTP addresses of its namenodes, the user, and time-outs.
 
 `core-site.xml` and `hdfs-site.xml` are read from the folder that `HADOOP_CONF_DIR` names, as by Hadoop's clients. A
-`webhdfs:` URL needs none of them.
+`webhdfs:` URL does not need these files.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _UNITS = {"": 0.001, "ms": 0.001, "s": 1.0, "m": 60.0}
 
 @dataclass(frozen=True)
 class Cluster:
-    """How to reach an HDFS.
+    """The addresses and client settings of an HDFS.
 
     Attributes:
-        namenodes: the URLs of its namenodes' HTTP servers; one of them is active.
-        path: the location's, absolute, without a slash at the end.
-        user: whom requests are made for.
+        namenodes: URLs of the namenodes' HTTP servers; one namenode is active.
+        path: path of the location, absolute, without a trailing slash.
+        user: user in whose name requests are made.
         connect_timeout, read_timeout: seconds.
     """
 
@@ -43,10 +43,10 @@ class Cluster:
 
 
 def find_cluster(url: str) -> Cluster:
-    """The cluster and the path that an `hdfs:`, `webhdfs:` or `swebhdfs:` URL means.
+    """Resolve an `hdfs:`, `webhdfs:` or `swebhdfs:` URL to a cluster and a path.
 
     Raises:
-        SettingError: where its namenodes answer over HTTP is not known, or it wants Kerberos.
+        SettingError: the HTTP addresses of the namenodes are unknown, or the cluster requires Kerberos.
     """
     conf = _configuration()
     scheme, _, rest = url.partition(":")
@@ -67,7 +67,7 @@ def find_cluster(url: str) -> Cluster:
 
 
 def kerberos(url: str) -> SettingError:
-    """The error for a cluster that wants to know by Kerberos who asks."""
+    """Return the error for a cluster that requires Kerberos authentication."""
     return SettingError(
         "This HDFS authenticates by Kerberos, which Millpond does not support.",
         action="Give a checkpointLocation on file: (also of a mount that all hosts share), s3:, gs: or az:, or an HDFS "
@@ -78,7 +78,7 @@ def kerberos(url: str) -> SettingError:
 
 def _configuration() -> dict[str, str]:
     folder = os.environ.get("HADOOP_CONF_DIR")
-    found: dict[str, str] = {}
+    properties: dict[str, str] = {}
     for name in ("core-site.xml", "hdfs-site.xml") if folder else ():
         path = Path(folder or "", name)
         try:
@@ -92,23 +92,23 @@ def _configuration() -> dict[str, str]:
                 file=str(path),
             ) from error
         for entry in root.iter("property"):
-            found[(entry.findtext("name") or "").strip()] = (entry.findtext("value") or "").strip()
-    return found
+            properties[(entry.findtext("name") or "").strip()] = (entry.findtext("value") or "").strip()
+    return properties
 
 
 def _addresses(url: str, scheme: str, authority: str, protocol: str, conf: Mapping[str, str]) -> list[str]:
-    """Host and port of each namenode's HTTP server."""
+    """Return host and port of each namenode's HTTP server."""
     key = f"dfs.namenode.{protocol}-address"
     default = _HTTPS_PORT if protocol == "https" else _HTTP_PORT
     names = _split(conf.get(f"dfs.ha.namenodes.{authority}", ""))
     if names:
-        found = [conf.get(f"{key}.{authority}.{name}", "") for name in names]
+        configured = [conf.get(f"{key}.{authority}.{name}", "") for name in names]
     elif scheme != "hdfs":
-        found = _split(authority)
+        configured = _split(authority)
     elif f"{key}.{authority}" in conf:
-        found = [conf[f"{key}.{authority}"]]
+        configured = [conf[f"{key}.{authority}"]]
     elif conf and _rpc_address(authority) in _own_addresses(conf):
-        found = [conf.get(key, f"0.0.0.0:{default}")]
+        configured = [conf.get(key, f"0.0.0.0:{default}")]
     else:
         raise SettingError(
             f"Millpond asks HDFS over HTTP, and where the namenode of {url!r} answers that is not known.",
@@ -116,7 +116,7 @@ def _addresses(url: str, scheme: str, authority: str, protocol: str, conf: Mappi
             "location webhdfs://HOST:PORT/PATH does without (the port of the namenode's web pages, mostly 9870).",
         )
     addresses = []
-    for address in found:
+    for address in configured:
         match = _HOST.fullmatch(address)
         if match is None:
             raise SettingError(
@@ -133,7 +133,7 @@ def _addresses(url: str, scheme: str, authority: str, protocol: str, conf: Mappi
 
 
 def _own_addresses(conf: Mapping[str, str]) -> set[str]:
-    """The namenode that the configuration is of, as `hdfs:` URLs name it."""
+    """Return the RPC addresses of the configuration's own namenode, as `hdfs:` URLs name it."""
     names = (conf.get("fs.defaultFS", "").removeprefix("hdfs://").rstrip("/"), conf.get("dfs.namenode.rpc-address", ""))
     return {_rpc_address(name) for name in names if name}
 
@@ -154,7 +154,7 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError) as error:
         raise SettingError(
-            "As whom to ask HDFS is not known: this process's user has no name.", action="Set HADOOP_USER_NAME."
+            "The user for HDFS is unknown: this process's user has no name.", action="Set HADOOP_USER_NAME."
         ) from error
 
 

@@ -1,8 +1,8 @@
-"""The backend for HDFS, over WebHDFS (HTTP): any namenode answers it, and no JVM is needed in slots.
+"""The backend for HDFS, over WebHDFS (HTTP): every namenode serves it, and slots need no JVM.
 
-An object is written aside and renamed into place, so that its name never stands for less than the whole. For
-put-if-absent the namenode renames only onto a name that is free, as one step. Where its answer is lost, whether the
-file still lies aside tells what has become of it: it is in one place or the other, never in both.
+An object is written to a staging file and renamed into place, so readers never see a partial object. Put-if-absent is
+a rename without overwriting, which the namenode does atomically. If the answer to a rename is lost, the staging file
+shows the outcome: the file has either its old or its new name, never both.
 """
 
 from __future__ import annotations
@@ -22,22 +22,32 @@ from urllib.parse import quote, urlencode
 import urllib3
 
 from millpond.errors import MillpondError, SettingError, TransientError
-from millpond.files.backends.filesystem import AlreadyExistsError, Buffer, FileInfo, MissingFileError, Write, views
+from millpond.files.backends.byte_ranges import near
+from millpond.files.backends.filesystem import (
+    AlreadyExistsError,
+    Buffer,
+    FileInfo,
+    MissingFileError,
+    Write,
+    cut_short,
+    missing,
+    taken,
+    views,
+)
 from millpond.files.backends.hadoop_conf import find_cluster, kerberos
 from millpond.files.backends.local import STAGING
-from millpond.files.backends.objects import cut_short, missing, near, taken
-from millpond.files.backends.patience import patiently
+from millpond.files.backends.retry import with_retries
 from millpond.files.backends.uploads import in_parts
 
 AHEAD = 2
-"""Parts of one object that wait to be sent."""
+"""Parts of one object that are queued to be sent."""
 
 _TRIES = 10
-_WITHIN = 120.0  # seconds; what failed later than this is not tried again: a failover of namenodes takes less
-_CONNECTIONS = 128  # kept to one host; as many as there are threads that read
-_AVOIDED = 60.0  # seconds for which a datanode that has failed is not asked; the namenode takes minutes to see it dead
+_WITHIN = 120.0  # seconds after which a failure is not retried; a failover of namenodes takes less
+_CONNECTIONS = 128  # connections kept to one host; as many as there are reader threads
+_AVOIDED = 60.0  # seconds for which a failed datanode is excluded; the namenode takes minutes to declare it dead
 _ELSEWHERE = frozenset({"StandbyException", "ObserverRetryOnActiveException"})
-"""Answers of a namenode that is not the active one."""
+"""Exceptions of a namenode that is not active."""
 
 _UNFIT = frozenset(
     {
@@ -48,7 +58,7 @@ _UNFIT = frozenset(
         "UnsupportedOperationException",
     }
 )
-"""Failures that do not pass by themselves."""
+"""Exceptions that are permanent: the location cannot hold the file."""
 
 T = TypeVar("T")
 Listing = list[FileInfo]
@@ -56,23 +66,23 @@ Listed = list[str]
 
 
 class HdfsFiles:
-    """Objects as files below a folder of HDFS, which is made when first written to. Thread-safe.
+    """Objects as files below a folder of HDFS, which is created on the first write. Thread-safe.
 
     Args:
-        url: `webhdfs://host:port/path` (of a namenode's web server, or of several, with commas), `swebhdfs:` with TLS,
-            or `hdfs:` where `HADOOP_CONF_DIR` tells the HTTP address.
+        url: `webhdfs://host:port/path` (one namenode's web server, or several with commas), `swebhdfs:` with TLS, or
+            `hdfs:` if the configuration in `HADOOP_CONF_DIR` has the HTTP address.
         retry_config: `max_retries` and `retry_timeout`, as obstore takes them; by default some two minutes.
 
     Raises:
-        SettingError: where the namenode is, or as whom to ask it, is not known.
+        SettingError: the address of the namenode or the user is unknown.
     """
 
     def __init__(self, url: str, retry_config: dict[str, Any] | None = None) -> None:
         self.url = url.rstrip("/")
         self._cluster = find_cluster(url)
         self._active = 0
-        self._folders: set[str] = set()  # that are known to be there
-        self._avoided: dict[str, float] = {}  # datanodes, until when
+        self._folders: set[str] = set()  # folders known to exist
+        self._avoided: dict[str, float] = {}  # excluded datanodes, and until when
         config = retry_config or {}
         self._tries = config.get("max_retries", _TRIES - 1) + 1
         self._within = config.get("retry_timeout", timedelta(seconds=_WITHIN)).total_seconds()
@@ -83,21 +93,21 @@ class HdfsFiles:
     def put(self, name: str, data: Sequence[Buffer], *, create: bool = False, sync: bool = True) -> None:
         """See `FileSystem.put`; with `sync`, datanodes have synced the blocks before it returns."""
         pieces = views(data)
-        aside: list[str] = []
+        leftovers: list[str] = []
         try:
-            staged = self._patiently(lambda: self._stage(pieces, sync, aside, name))
+            staged = self._with_retries(lambda: self._stage(pieces, sync, leftovers, name))
             self._publish(staged, name, pieces if create else None)
-            aside.remove(staged)
+            leftovers.remove(staged)
         finally:
-            self._discard(aside)
+            self._discard(leftovers)
 
     def upload(self, name: str) -> AbstractContextManager[Write]:
-        """See `FileSystem.upload`; what is long goes aside in one request, which cannot be repeated."""
+        """See `FileSystem.upload`; a large object goes to a staging file in one request, which cannot be repeated."""
         return in_parts(lambda data: self.put(name, [data]), lambda: _Stream(self, name))
 
     def get(self, name: str) -> bytes:
         """See `FileSystem.get`."""
-        return self._patiently(lambda: self._try("GET", "OPEN", name))
+        return self._with_retries(lambda: self._try("GET", "OPEN", name))
 
     def get_range(self, name: str, offset: int, length: int) -> Buffer:
         """See `FileSystem.get_range`."""
@@ -105,7 +115,7 @@ class HdfsFiles:
 
     def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
         """See `FileSystem.get_ranges`."""
-        found: list[Buffer] = [b""] * len(ranges)
+        pieces: list[Buffer] = [b""] * len(ranges)
         for group in near(ranges):
             begin, end = ranges[group[0]][0], max(sum(ranges[i]) for i in group)
             if begin == end:
@@ -115,26 +125,26 @@ class HdfsFiles:
                 offset, length = ranges[i]
                 if len(whole) < offset + length - begin:
                     raise cut_short(self.locate(name), offset + length)
-                found[i] = whole[offset - begin : offset - begin + length]
-        return found
+                pieces[i] = whole[offset - begin : offset - begin + length]
+        return pieces
 
     def size(self, name: str) -> int:
         """See `FileSystem.size`."""
-        status = self._patiently(lambda: self._status(name))
+        status = self._with_retries(lambda: self._status(name))
         if status is None:
             raise missing(self.locate(name))
         return int(status["length"])
 
     def exists(self, name: str) -> bool:
         """See `FileSystem.exists`."""
-        return self._patiently(lambda: self._status(name)) is not None
+        return self._with_retries(lambda: self._status(name)) is not None
 
     def list(self, prefix: str, *, after: str = "") -> list[FileInfo]:
         """See `FileSystem.list`."""
-        found: Listing = []
-        folder, _, rest = prefix.rpartition("/")
-        self._walk(folder, rest, after, found)
-        return sorted(found)
+        infos: Listing = []
+        folder, _, name_prefix = prefix.rpartition("/")
+        self._walk(folder, name_prefix, after, infos)
+        return sorted(infos)
 
     def rename(self, src: str, dst: str) -> None:
         """See `FileSystem.rename`; atomic."""
@@ -142,37 +152,46 @@ class HdfsFiles:
 
     def delete(self, name: str) -> None:
         """See `FileSystem.delete`."""
-        self._patiently(lambda: self._try("DELETE", "DELETE", name, recursive="false"))
+        self._with_retries(lambda: self._try("DELETE", "DELETE", name, recursive="false"))
 
     def locate(self, name: str) -> str:
         """See `FileSystem.locate`."""
         return f"{self.url}/{name}"
 
     def _stage(self, pieces: Iterable[Buffer], sync: bool, aside: Listed, name: str) -> str:
-        """Write aside, once; under a name of its own each time, as an earlier try may still be under way."""
+        """Write a staging file. Each try has a new name, because an earlier try may still be in flight."""
         staged = f"{STAGING}/{uuid.uuid4().hex}"
         aside.append(staged)
         flags = "CREATE,SYNC_BLOCK" if sync else "CREATE"
-        self._try("PUT", "CREATE", staged, pieces, told=name, overwrite="false", createparent="true", createflag=flags)
+        self._try("PUT", "CREATE", staged, pieces, label=name, overwrite="false", createparent="true", createflag=flags)
         return staged
 
     def _publish(self, staged: str, name: str, created: Sequence[memoryview] | None) -> None:
-        """Give what was written aside its name; if `created`, which are its contents, only if that is free."""
-        moved = self._move(staged, name, "OVERWRITE" if created is None else "NONE", told=name)
+        """Rename a staging file to its name.
+
+        Args:
+            staged: the staging file.
+            name: name of the object.
+            created: contents of the object for put-if-absent; None to overwrite.
+        """
+        moved = self._move(staged, name, "OVERWRITE" if created is None else "NONE", label=name)
         if moved or created is None:
             return
-        # An earlier try has moved it, unless somebody has emptied the staging folder.
+        # An earlier try has renamed the file, unless another process has emptied the staging folder.
         with suppress(MissingFileError):
             if self.get(name) == b"".join(created):
                 return
         raise TransientError(
-            "What has become of a put is not known: what was written aside is gone.",
+            "PUT outcome unknown: its staging file is missing.",
             action="Try again.",
             file=self.locate(name),
         )
 
-    def _move(self, src: str, dst: str, option: str, told: str | None = None) -> bool:
-        """Rename; False if it was an earlier try, whose answer was lost, that has moved it."""
+    def _move(self, src: str, dst: str, option: str, label: str | None = None) -> bool:
+        """Rename a file; return False if an earlier try whose answer was lost has renamed it.
+
+        After such a try, the source is missing. Without one, a missing source is an error.
+        """
         unsure = False
 
         def move() -> bool:
@@ -180,7 +199,7 @@ class HdfsFiles:
             self._make_folder(dst.rpartition("/")[0])
             target = self._path(dst)
             try:
-                self._try("PUT", "RENAME", src, told=told, destination=target, renameoptions=option)
+                self._try("PUT", "RENAME", src, label=label, destination=target, renameoptions=option)
             except TransientError:
                 unsure = True
                 raise
@@ -195,7 +214,7 @@ class HdfsFiles:
                 raise TransientError("A folder is gone.", action="Try again.", file=self.locate(dst)) from error
             return True
 
-        return self._patiently(move)
+        return self._with_retries(move)
 
     def _make_folder(self, folder: str) -> None:
         if folder in self._folders:
@@ -207,16 +226,16 @@ class HdfsFiles:
         self._folders.add(folder)
 
     def _discard(self, names: Iterable[str]) -> None:
-        """Delete what was written aside and is not wanted; what cannot be deleted now is collected later."""
+        """Delete unneeded staging files. Best effort: garbage collection removes leftovers."""
         with suppress(MillpondError):
             for name in names:
                 self._try("DELETE", "DELETE", name)
 
     def _open(self, name: str, offset: int, length: int) -> bytes:
-        return self._patiently(lambda: self._try("GET", "OPEN", name, offset=offset, length=length))
+        return self._with_retries(lambda: self._try("GET", "OPEN", name, offset=offset, length=length))
 
     def _status(self, name: str) -> dict[str, Any] | None:
-        """What the namenode has of a file; None if there is none."""
+        """Return the namenode's status of a file; None if it does not exist or is a folder."""
         try:
             status = self._ask("GETFILESTATUS", name)["FileStatus"]
         except MissingFileError:
@@ -225,23 +244,23 @@ class HdfsFiles:
 
     def _walk(self, folder: str, prefix: str, after: str, found: Listing) -> None:
         try:
-            answer = self._patiently(lambda: self._ask("LISTSTATUS", folder))
+            answer = self._with_retries(lambda: self._ask("LISTSTATUS", folder))
         except MissingFileError:
             return
         for status in answer["FileStatuses"]["FileStatus"]:
             entry = status["pathSuffix"]
-            if not entry or not entry.startswith(prefix):  # a file that is listed has no name below itself
+            if not entry or not entry.startswith(prefix):  # listing a file gives the file itself, with an empty suffix
                 continue
             name = f"{folder}/{entry}" if folder else entry
             if status["type"] == "DIRECTORY":
                 if name + "/" < after and not after.startswith(name + "/"):
-                    continue  # every name in it sorts before
+                    continue  # all names in the folder sort before `after`
                 self._walk(name, "", after, found)
             elif name > after:
                 found.append(FileInfo(name, status["length"], status["modificationTime"] / 1e3))
 
-    def _patiently(self, action: Callable[[], T]) -> T:
-        return patiently(action, tries=self._tries, within=self._within)
+    def _with_retries(self, action: Callable[[], T]) -> T:
+        return with_retries(action, tries=self._tries, within=self._within)
 
     def _path(self, name: str) -> str:
         return f"{self._cluster.path}/{name}".rstrip("/") or "/"
@@ -249,10 +268,10 @@ class HdfsFiles:
     def _ask(self, operation: str, name: str) -> dict[str, Any]:
         answer = self._try("GET", operation, name)
         try:
-            found: dict[str, Any] = json.loads(answer)
-        except ValueError as error:  # it broke off
+            document: dict[str, Any] = json.loads(answer)
+        except ValueError as error:  # the answer was cut off
             raise self._failed(name, "its answer breaks off") from error
-        return found
+        return document
 
     def _try(
         self,
@@ -260,18 +279,23 @@ class HdfsFiles:
         operation: str,
         name: str,
         data: Iterable[Buffer] | None = None,
-        told: str | None = None,
+        label: str | None = None,
         **parameters: Any,
     ) -> bytes:
-        """One try of an operation: a request to a namenode, and one to the datanode that it names, if it does.
+        """Try an operation once: a request to a namenode, and one to a datanode if the namenode redirects.
 
         Args:
-            method, operation: HTTP's and WebHDFS's.
-            name: of the object or folder. told: the name for messages, if another.
-            data: what the datanode is to write.
-            parameters: of the operation.
+            method: HTTP method.
+            operation: WebHDFS operation.
+            name: name of the object or folder.
+            data: the bytes that the datanode writes.
+            label: name for messages; None for `name`.
+            parameters: query parameters of the operation.
+
+        Returns:
+            The body of the answer.
         """
-        told = name if told is None else told
+        label = name if label is None else label
         number = self._active
         avoided = self._avoid() if operation in ("CREATE", "OPEN") else ""
         if avoided:
@@ -279,16 +303,16 @@ class HdfsFiles:
         query = urlencode({"op": operation, "user.name": self._cluster.user, **parameters})
         url = f"{self._cluster.namenodes[number]}/webhdfs/v1{quote(self._path(name))}?{query}"
         try:
-            answer = self._send(method, url, told)
+            answer = self._send(method, url, label)
         except TransientError:
             self._leave(number)
             raise
         if answer.status == 307 and "location" in answer.headers:
-            answer = self._send_on(method, answer.headers["location"], told, data)
+            answer = self._send_on(method, answer.headers["location"], label, data)
         elif avoided and answer.status >= 300:
-            self._avoided.clear()  # there may be no other
+            self._avoided.clear()  # perhaps no other datanode has the block or has room
             del parameters["excludedatanodes"]
-            return self._try(method, operation, name, data, told, **parameters)
+            return self._try(method, operation, name, data, label, **parameters)
         elif data is not None and answer.status < 300:
             raise self._no_webhdfs(answer)
         if answer.status < 300:
@@ -296,14 +320,14 @@ class HdfsFiles:
         kind, message = _remote(answer)
         if kind in _ELSEWHERE:
             self._leave(number)
-        raise self._failure(answer, kind, message, told)
+        raise self._failure(answer, kind, message, label)
 
     def _send_on(self, method: str, url: str, name: str, data: Iterable[Buffer] | None) -> urllib3.BaseHTTPResponse:
-        """Send to a datanode; one that fails is avoided for a while."""
+        """Send a request to a datanode; if it fails, exclude the datanode for `_AVOIDED` seconds."""
         try:
             return self._send(method, url, name, data)
         except TransientError:
-            with suppress(OSError, ValueError):  # namenodes take addresses here, and name hosts
+            with suppress(OSError, ValueError):  # namenodes redirect to host names, but exclude by address
                 address = socket.gethostbyname(urllib3.util.parse_url(url).host or "")
                 self._avoided[address] = time.monotonic() + _AVOIDED
             raise
@@ -313,23 +337,23 @@ class HdfsFiles:
         return ",".join(sorted(address for address, until in self._avoided.copy().items() if until > now))
 
     def _leave(self, number: int) -> None:
-        """Ask the next namenode from now on, unless another thread has gone on already."""
+        """Switch to the next namenode, unless another thread has switched already."""
         if self._active == number:
             self._active = (number + 1) % len(self._cluster.namenodes)
 
     def _send(self, method: str, url: str, name: str, data: Iterable[Buffer] | None = None) -> urllib3.BaseHTTPResponse:
         headers = {}
-        if isinstance(data, Sequence):  # else it comes in chunks
+        if isinstance(data, Sequence):  # an iterator is sent with chunked encoding
             headers["Content-Length"] = str(sum(memoryview(piece).nbytes for piece in data))
-        body: Any = data  # its pieces are sent one after another, none is copied
+        body: Any = data  # urllib3 sends the pieces one after another, without joining them
         try:
             return self._http.request(method, url, body=body, headers=headers, redirect=False)
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            why = str(error.args[-1] if error.args else error)  # behind what urllib3 calls the connection
+            why = str(error.args[-1] if error.args else error)  # the reason follows urllib3's name of the connection
             raise self._failed(name, f"{_host(url)}: {why.partition('): ')[2] or why}") from error
 
     def _failure(self, answer: urllib3.BaseHTTPResponse, kind: str, message: str, name: str) -> MillpondError:
-        """The error for an answer that is none of success."""
+        """Return the error for an unsuccessful answer; `kind` is the class of Java's exception."""
         url = self.locate(name)
         if kind == "FileNotFoundException":
             return missing(url)
@@ -365,7 +389,7 @@ class HdfsFiles:
         )
 
     def _no_webhdfs(self, answer: urllib3.BaseHTTPResponse) -> SettingError:
-        # Above all, this is no file that is missing: a checkpoint would be taken for a new one.
+        # This must not look like a missing file, or an existing checkpoint would be taken for a new one.
         return SettingError(
             f"What answers here is no WebHDFS ({answer.status}).",
             action="The port has to be that of the namenode's web pages, mostly 9870, and dfs.webhdfs.enabled not off.",
@@ -374,7 +398,7 @@ class HdfsFiles:
 
 
 class _Stream:
-    """An object that goes aside in one request, sent by a thread, while it is written (see `uploads.Parts`)."""
+    """An upload to a staging file: a thread sends one streaming request (see `uploads.Parts`)."""
 
     def __init__(self, files: HdfsFiles, name: str) -> None:
         self._files = files
@@ -396,7 +420,7 @@ class _Stream:
         while (piece := self._waiting.get()) is not None:
             yield piece
         if self._given_up:
-            raise OSError("given up")  # the connection breaks off: what is aside does not count as whole
+            raise OSError("given up")  # breaks the connection, so the staging file does not count as complete
 
     def send(self, data: bytes) -> None:
         """See `Parts.send`."""
@@ -427,10 +451,10 @@ class _Stream:
 
 
 def _remote(answer: urllib3.BaseHTTPResponse) -> tuple[str, str]:
-    """The class of Java's exception in an answer, and the first line of its message; empty if there is none."""
+    """Return the class of Java's exception in an answer and the first line of its message; empty if there is none."""
     try:
-        told = json.loads(answer.data)["RemoteException"]
-        return str(told["exception"]), str(told["message"]).partition("\n")[0].rstrip(".")
+        exception = json.loads(answer.data)["RemoteException"]
+        return str(exception["exception"]), str(exception["message"]).partition("\n")[0].rstrip(".")
     except (ValueError, KeyError, TypeError):
         return "", ""
 

@@ -1,8 +1,8 @@
 """The backend for local and mounted disks.
 
-Reads and listings of folders go through plain system calls, and so do writes: obstore's local store neither syncs nor
-takes an object in pieces without joining them. An object is written aside, synced, then linked (put-if-absent) or
-renamed into place, so that its name never stands for less than the whole, even after a power cut.
+Reads, listings and writes use plain system calls, because obstore's local store neither syncs nor takes an object in
+pieces without joining them. An object is written to a staging file, synced, then linked (put-if-absent) or renamed into
+place. So readers never see a partial object, even after a power cut.
 """
 
 from __future__ import annotations
@@ -15,12 +15,20 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TypeVar
 
 from millpond.errors import SettingError, TransientError
-from millpond.files.backends.filesystem import Buffer, FileInfo, MissingFileError, Write, views
-from millpond.files.backends.objects import cut_short, missing, taken
+from millpond.files.backends.filesystem import (
+    Buffer,
+    FileInfo,
+    MissingFileError,
+    Write,
+    cut_short,
+    missing,
+    taken,
+    views,
+)
 from millpond.files.disk import UNFIT, remedy
 
 STAGING = "staging"
-"""Folder below the location where objects are written aside; what stays there was left by a process that died."""
+"""Folder of staging files below the location; files that stay there were left by dead processes."""
 
 _ASIDE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _PIECES = 512  # buffers per writev call; the kernel takes at most 1,024
@@ -30,7 +38,7 @@ _CALL = 1 << 30  # bytes per write call; the kernel takes at most 2 GiB
 
 
 class LocalFiles:
-    """Objects as files below the directory `path`, which is made when first written to."""
+    """Objects as files below the directory `path`, which is created on the first write."""
 
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)
@@ -40,7 +48,7 @@ class LocalFiles:
         """See `FileSystem.put`; with `sync`, file and folder are fsynced before it returns."""
         target = self._path(name)
         with self._errors(name):
-            if create and os.path.exists(target):  # spares the write; the link below is what decides
+            if create and os.path.exists(target):  # saves the write; only the link below is atomic
                 raise taken(self.locate(name))
             staged = self._stage(data, sync)
             try:
@@ -50,7 +58,7 @@ class LocalFiles:
                 raise
 
     def upload(self, name: str) -> AbstractContextManager[Write]:
-        """See `FileSystem.upload`; the bytes go to a file aside."""
+        """See `FileSystem.upload`; the bytes go to a staging file."""
         return self._upload(name)
 
     @contextmanager
@@ -87,13 +95,13 @@ class LocalFiles:
         with self._errors(name):
             handle = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC)
             try:
-                found = [_read(handle, offset, length) for offset, length in ranges]
+                pieces = [_read(handle, offset, length) for offset, length in ranges]
             finally:
                 os.close(handle)
-        for piece, (offset, length) in zip(found, ranges, strict=True):
+        for piece, (offset, length) in zip(pieces, ranges, strict=True):
             if len(piece) != length:
                 raise cut_short(self.locate(name), offset + length)
-        return list(found)
+        return list(pieces)
 
     def size(self, name: str) -> int:
         """See `FileSystem.size`."""
@@ -110,11 +118,11 @@ class LocalFiles:
 
     def list(self, prefix: str, *, after: str = "") -> list[FileInfo]:
         """See `FileSystem.list`."""
-        found: Listing = []
-        folder, rest = os.path.split(prefix)
+        infos: Listing = []
+        folder, name_prefix = os.path.split(prefix)
         with self._errors(prefix):
-            self._walk(folder, rest, after, found)
-        return sorted(found)
+            self._walk(folder, name_prefix, after, infos)
+        return sorted(infos)
 
     def rename(self, src: str, dst: str) -> None:
         """See `FileSystem.rename`."""
@@ -135,26 +143,26 @@ class LocalFiles:
         return f"{self.url}/{name}"
 
     def place(self, name: str) -> str:
-        """The path of an object, for those who map it into memory."""
+        """Return the path of an object, for mapping it into memory."""
         return self._path(name)
 
     def staging(self) -> str:
-        """A fresh path aside, on the same disk, for a file to be written and then published."""
+        """Return a new path of a staging file, on the same disk, for a file to be written and then published."""
         staged = os.path.join(self.path, STAGING, uuid.uuid4().hex)
         _make_folder(os.path.dirname(staged))
         return staged
 
     def tidy(self) -> None:
-        """Remove the folder for what is written aside, if nothing is in it: nobody is to go on writing here."""
+        """Remove the staging folder if it is empty, once no process writes here any more."""
         with suppress(OSError):
             os.rmdir(os.path.join(self.path, STAGING))
 
     def publish(self, staged: str, name: str) -> None:
-        """Sync a file written aside and make it the object `name`, as old as it has that name."""
+        """Sync a staging file and rename it to the object `name`; its modification time becomes now."""
         with self._errors(name):
             handle = os.open(staged, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                os.utime(handle)
+                os.utime(handle)  # garbage collection goes by how long an object has had its name
                 os.fsync(handle)
             finally:
                 os.close(handle)
@@ -201,7 +209,7 @@ class LocalFiles:
                 name = f"{folder}/{entry.name}" if folder else entry.name
                 if entry.is_dir():
                     if name + "/" < after and not after.startswith(name + "/"):
-                        continue  # every name in it sorts before
+                        continue  # all names in the folder sort before `after`
                     self._walk(name, "", after, found)
                 elif name > after:
                     try:
@@ -242,7 +250,7 @@ def _write(handle: int, data: Sequence[Buffer]) -> None:
             if room <= 0:
                 break
         written = os.writev(handle, batch)
-        for piece in batch:  # a short write: go on in the middle of a piece
+        for piece in batch:  # after a short write, continue in the middle of a piece
             if written < len(piece):
                 pieces[first] = piece[written:]
                 break
@@ -255,13 +263,13 @@ def _read(handle: int, offset: int, length: int) -> bytes:
     if len(piece) == length or not piece:
         return piece
     pieces = [piece]
-    have = len(piece)
-    while have < length:
-        piece = os.pread(handle, length - have, offset + have)
+    length_read = len(piece)
+    while length_read < length:
+        piece = os.pread(handle, length - length_read, offset + length_read)
         if not piece:
             break
         pieces.append(piece)
-        have += len(piece)
+        length_read += len(piece)
     return b"".join(pieces)
 
 
@@ -281,7 +289,7 @@ def _make_folder(folder: str) -> None:
         os.mkdir(folder)
     except FileExistsError:
         return
-    except FileNotFoundError:  # there is its parent, but that takes no folders
+    except FileNotFoundError:  # the parent exists, but cannot hold folders
         raise NotADirectoryError(errno.ENOTDIR, f"{folder} cannot be made") from None
     _sync_folder(parent)
 
@@ -291,7 +299,7 @@ def _sync_folder(folder: str) -> None:
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system that does not sync folders
+        if error.errno != errno.EINVAL:  # the file system does not support syncing folders
             raise
     finally:
         os.close(handle)

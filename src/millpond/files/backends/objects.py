@@ -1,4 +1,4 @@
-"""The backend for object stores and memory: obstore, with names below a prefix and errors that say what to do."""
+"""The backend for object stores and memory: obstore, with names below a prefix and Millpond's errors."""
 
 from __future__ import annotations
 
@@ -12,32 +12,43 @@ import obstore
 from obstore import exceptions
 from obstore.store import MemoryStore, ObjectStore, from_url
 
-from millpond.errors import MillpondError, SettingError, StateDamagedError, TransientError, UsageError
-from millpond.files.backends.filesystem import AlreadyExistsError, Buffer, FileInfo, MissingFileError, Write, views
-from millpond.files.backends.opening import environment, first_line, for_creating, literally
-from millpond.files.backends.patience import patiently
+from millpond.errors import MillpondError, SettingError, TransientError, UsageError
+from millpond.files.backends.byte_ranges import NEAR
+from millpond.files.backends.filesystem import (
+    Buffer,
+    FileInfo,
+    MissingFileError,
+    Write,
+    cut_short,
+    missing,
+    taken,
+    views,
+)
+from millpond.files.backends.object_store_options import environment, first_line, for_creating, literally
+from millpond.files.backends.retry import with_retries
 from millpond.files.backends.uploads import PART, in_parts
 
 AHEAD = 3
-"""Parts of one object that are on their way at a time."""
-
-NEAR = 1 << 20
-"""Bytes between two ranges up to which they are got together."""
+"""Parts of one object that are uploaded concurrently."""
 
 PAGE = 1000
-"""Names in one answer to a list."""
+"""Names per page of a listing."""
 
 LARGEST = 5000 << 20
-"""Bytes that stores take in one put."""
+"""Largest object in bytes that stores accept in one put."""
 
 _memories: dict[str, MemoryStore] = {}
 _memories_lock = threading.Lock()
 
 
 class ObjectFiles:
-    """Objects of an obstore store below `prefix`; `url` is what messages call the location.
+    """Objects of an obstore store below a prefix.
 
-    `reopen` makes the handle of the store for puts-if-absent of so many bytes.
+    Args:
+        store: the store.
+        url: URL of the location, for messages.
+        prefix: folder of the location in the store.
+        reopen: returns a store handle for puts-if-absent of a size in bytes; None uses `store`.
     """
 
     def __init__(
@@ -63,7 +74,7 @@ class ObjectFiles:
             ) from error
 
     def put(self, name: str, data: Sequence[Buffer], *, create: bool = False, sync: bool = True) -> None:
-        """See `FileSystem.put`; object stores acknowledge only what is durable, so `sync` changes nothing."""
+        """See `FileSystem.put`; object stores acknowledge only durable objects, so `sync` has no effect."""
         with self._bucket(), self._errors(name):
             pieces = views(data)
             size = sum(len(piece) for piece in pieces)
@@ -74,9 +85,9 @@ class ObjectFiles:
                 return
             body: Any = pieces[0] if len(pieces) == 1 else iter(pieces)
             if isinstance(self.store, MemoryStore):
-                body = b"".join(pieces)  # it would keep the caller's memory itself
+                body = b"".join(pieces)  # the memory store would keep references to the caller's memory
             if not create:
-                # Not said, pieces are always put in parts: three requests for the smallest object.
+                # By default, obstore puts an iterator as a multipart upload: three requests for the smallest object.
                 obstore.put(self.store, self._prefix + name, body, use_multipart=False)
                 return
             if size > LARGEST:
@@ -86,6 +97,7 @@ class ObjectFiles:
             except exceptions.AlreadyExistsError as error:
                 if self.exists(name):
                     raise
+                # S3 answers 409 for concurrent requests, and obstore reports that as an existing object.
                 raise conflict(self.locate(name)) from error
 
     def upload(self, name: str) -> AbstractContextManager[Write]:
@@ -104,17 +116,17 @@ class ObjectFiles:
     def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
         """See `FileSystem.get_ranges`."""
         with self._errors(name):
-            found = obstore.get_ranges(
+            pieces = obstore.get_ranges(
                 self.store,
                 self._prefix + name,
                 starts=[offset for offset, _ in ranges],
                 lengths=[length for _, length in ranges],
                 coalesce=NEAR,
             )
-        for piece, (offset, length) in zip(found, ranges, strict=True):
+        for piece, (offset, length) in zip(pieces, ranges, strict=True):
             if len(piece) != length:
                 raise cut_short(self.locate(name), offset + length)
-        return list(found)
+        return list(pieces)
 
     def size(self, name: str) -> int:
         """See `FileSystem.size`."""
@@ -130,13 +142,14 @@ class ObjectFiles:
         return True
 
     def list(self, prefix: str, *, after: str = "") -> list[FileInfo]:
-        """See `FileSystem.list`; stores list by folder, so the rest of `prefix` is compared here."""
+        """See `FileSystem.list`; stores list by folder, so the last part of `prefix` is compared here."""
         folder = (self._prefix + prefix).rpartition("/")[0]
-        # An object named exactly like the prefix belongs to it: start one character earlier.
+        # The offset is exclusive, but an object named exactly like the prefix belongs to the result: start one
+        # character earlier.
         offset = self._prefix + (after if after >= prefix else prefix[:-1])
         cut = len(self._prefix)
 
-        def found() -> list[FileInfo]:
+        def list_all() -> list[FileInfo]:
             with self._bucket(), self._errors(prefix):
                 return [
                     FileInfo(meta["path"][cut:], meta["size"], meta["last_modified"].timestamp())
@@ -144,9 +157,9 @@ class ObjectFiles:
                     for meta in chunk
                 ]
 
-        # obstore tries most requests again for minutes, but no list and no beginning of an upload whose answer breaks
-        # off, and no delete whose connection does.
-        infos = patiently(found)
+        # obstore retries most requests for minutes. It does not retry a list or a start of an upload whose answer
+        # breaks off, nor a delete whose connection breaks off.
+        infos = with_retries(list_all)
         return sorted(info for info in infos if info.name.startswith(prefix) and info.name > after)
 
     def rename(self, src: str, dst: str) -> None:
@@ -161,24 +174,24 @@ class ObjectFiles:
             with suppress(MissingFileError), self._errors(name):
                 obstore.delete(self.store, self._prefix + name)
 
-        patiently(delete)
+        with_retries(delete)
 
     def locate(self, name: str) -> str:
         """See `FileSystem.locate`."""
         return f"{self.url}/{name}"
 
     def _creator(self, size: int) -> ObjectStore:
-        """The handle of the store for a put-if-absent of so many bytes."""
+        """Return the store handle for a put-if-absent of `size` bytes."""
         if self._reopen is None:
             return self.store
-        size = max(PART, 1 << (size - 1).bit_length())  # a few handles are enough
+        size = max(PART, 1 << (size - 1).bit_length())  # rounded up to a power of two: a few handles are enough
         if size not in self._creating:
             self._creating[size] = self._reopen(size)
         return self._creating[size]
 
     @contextmanager
     def _bucket(self) -> Iterator[None]:
-        """Around what does not ask for an object that is there: if something is missing, it is the whole store."""
+        """Report a missing bucket; for requests that do not refer to an existing object."""
         try:
             yield
         except MissingFileError as error:
@@ -210,7 +223,7 @@ class ObjectFiles:
                 file=self.locate(name),
             ) from error
         except (exceptions.BaseError, OSError) as error:
-            if "404 Not Found" in first_line(error):  # of a list
+            if "404 Not Found" in first_line(error):  # a list has no error class for this
                 raise missing(self.locate(name)) from error
             if "range" in first_line(error).lower():
                 raise cut_short(self.locate(name)) from error
@@ -222,7 +235,7 @@ class ObjectFiles:
 
 
 class _Multipart:
-    """An object on its way to an object store (see `Parts`)."""
+    """A multipart upload to an object store (see `Parts`)."""
 
     def __init__(self, files: ObjectFiles, name: str) -> None:
         self._files = files
@@ -239,12 +252,12 @@ class _Multipart:
 
         def begin() -> None:
             self._open()
-            self._write(data)  # does not wait for the part: what fails is the beginning
+            self._write(data)  # does not wait for the part, so a failure is that of the start
 
         if self._size:
             self._write(data)
         else:
-            patiently(begin)
+            with_retries(begin)
         self._size += len(data)
 
     def _write(self, data: bytes) -> None:
@@ -255,13 +268,13 @@ class _Multipart:
         """See `Parts.complete`."""
         try:
             with self._files._errors(self._name):
-                self._writer.close()  # if it fails, it gives up what was sent
+                self._writer.close()  # on failure, it aborts the upload
         except MillpondError as error:
             if self._arrived():
-                return  # the answer was lost, and the client's next try found no such upload
+                return  # the answer was lost, and the client's next try found no open upload
             if isinstance(error, MissingFileError):
                 raise TransientError(
-                    "The store knows the parts of an upload no longer.", action="Try again.", file=error.file
+                    "The store has dropped the parts of an upload.", action="Try again.", file=error.file
                 ) from error
             raise
 
@@ -273,69 +286,27 @@ class _Multipart:
 
     def abort(self) -> None:
         """See `Parts.abort`."""
-        with suppress(exceptions.BaseError, OSError):  # closed: there is nothing to give up
+        with suppress(exceptions.BaseError, OSError):  # the writer may be closed, with nothing to abort
             self._writer.__exit__(RuntimeError, RuntimeError("given up"), None)
 
 
 def memory_files(name: str) -> ObjectFiles:
-    """The in-memory location `name`; its first path segment names the store, the rest is a folder in it."""
+    """Open the in-memory location `name`: its first path segment names the store, the rest is a folder in it."""
     bucket, _, prefix = name.partition("/")
     with _memories_lock:
         store = _memories.setdefault(bucket, MemoryStore())
     return ObjectFiles(store, f"memory:{name}", prefix)
 
 
-def near(ranges: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """The numbers of `(offset, length)` ranges, those together that are asked for together, in order of offsets."""
-    groups: list[list[int]] = []
-    end = 0
-    for i in sorted(range(len(ranges)), key=ranges.__getitem__):
-        offset, length = ranges[i]
-        if groups and offset - end <= NEAR:
-            groups[-1].append(i)
-        else:
-            groups.append([i])
-            end = offset
-        end = max(end, offset + length)
-    return groups
-
-
-def joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The ranges that are asked for instead of these: near ones together, with what is between."""
-    found = []
-    for group in near(ranges):
-        begin = ranges[group[0]][0]
-        found.append((begin, max(sum(ranges[i]) for i in group) - begin))
-    return found
-
-
-def missing(url: str) -> MissingFileError:
-    """The error for a name that is not there."""
-    return MissingFileError("A state file is missing.", action="Restore it from a backup of the location.", file=url)
-
-
-def taken(url: str) -> AlreadyExistsError:
-    """The error for put-if-absent on a name that is taken."""
-    return AlreadyExistsError("An object with this name exists.", file=url)
-
-
 def conflict(url: str) -> TransientError:
-    """The error for put-if-absent that met another request for the name, and wrote nothing (S3's 409)."""
+    """Return the error for a put-if-absent that met a concurrent request for the name and wrote nothing (S3's 409)."""
     return TransientError("The store was busy with another request for this name.", action="Try again.", file=url)
 
 
 def too_large(url: str, size: int) -> UsageError:
-    """The error for an object that has to be one put, and is larger than a store takes."""
+    """Return the error for an object that must be one put and is larger than stores accept."""
     return UsageError(
         f"An object of {size:,} bytes is to be put at once, and object stores take {LARGEST:,}.",
         action="Give the query more partitions (spark.millpond.partitions), or let its batches read less.",
         file=url,
-    )
-
-
-def cut_short(url: str, wanted: int | None = None) -> StateDamagedError:
-    """The error for an object that ends before what is asked of it."""
-    until = f" before byte {wanted}" if wanted is not None else ""
-    return StateDamagedError(
-        f"A state file ends{until} too early.", action="Restore it from a backup of the location.", file=url
     )

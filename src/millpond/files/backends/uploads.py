@@ -1,4 +1,4 @@
-"""Objects that are written as their bytes come: one request if they stay short, else parts that are sent meanwhile."""
+"""Streaming uploads: one put for a small object, else a multipart upload."""
 
 from __future__ import annotations
 
@@ -9,32 +9,35 @@ from typing import Protocol
 from millpond.files.backends.filesystem import Buffer, Write
 
 PART = 8 << 20
-"""Bytes of a part of an object that is put in parts; what is not longer, and what must not be there yet, is one put.
-Object stores take parts of 5 MiB or more, and 10,000 of them."""
+"""Size of a part of a multipart upload, in bytes; objects up to this size, and puts-if-absent, are one put.
+
+Object stores accept parts of 5 MiB or more, and up to 10,000 parts.
+"""
 
 SLOWEST = 1 << 20
-"""Bytes a second below which a put counts as stuck."""
+"""Lowest throughput of a put in bytes per second; a slower put counts as stuck."""
 
 
 class Parts(Protocol):
-    """An object on its way in parts."""
+    """An open multipart upload."""
 
     def send(self, data: bytes) -> None:
-        """The next part: `PART` bytes, if it is not the last. May return before it has arrived."""
+        """Send the next part: `PART` bytes, except for the last part. May return before the part is stored."""
 
     def complete(self) -> None:
-        """Make the parts one object; returns when it is durable."""
+        """Combine the parts into one object; returns once it is durable."""
 
     def abort(self) -> None:
-        """Give up what was sent, as far as the store still answers; raises nothing of its own."""
+        """Discard the parts. Best effort: failures of the store are ignored."""
 
 
 @contextmanager
 def in_parts(put: Callable[[bytes], object], begin: Callable[[], Parts]) -> Iterator[Write]:
-    """Take the bytes of one object (see `FileSystem.upload`), and hold no more than a part of them.
+    """Stream one object (see `FileSystem.upload`), with at most one part in memory.
 
     Args:
-        put: puts an object of `PART` bytes at most. begin: begins one that is longer.
+        put: puts an object of at most `PART` bytes.
+        begin: begins a multipart upload.
     """
     held = bytearray()
     parts: Parts | None = None
@@ -42,15 +45,15 @@ def in_parts(put: Callable[[bytes], object], begin: Callable[[], Parts]) -> Iter
     def write(data: Buffer) -> None:
         nonlocal parts
         view = memoryview(data)
-        rest = view.cast("B") if view.nbytes else view  # an empty array cannot be cast
-        while len(rest) > (room := PART - len(held)):  # the last part is not empty
+        remaining = view.cast("B") if view.nbytes else view  # an empty array cannot be cast
+        while len(remaining) > (room := PART - len(held)):  # a full part is kept, so that the last part is not empty
             if parts is None:
                 parts = begin()
-            parts.send(b"".join((held, rest[:room])))
+            parts.send(b"".join((held, remaining[:room])))
             held.clear()
-            rest = rest[room:]
-        if rest.nbytes:
-            held.extend(rest)
+            remaining = remaining[room:]
+        if remaining.nbytes:
+            held.extend(remaining)
 
     try:
         yield write
@@ -66,10 +69,10 @@ def in_parts(put: Callable[[bytes], object], begin: Callable[[], Parts]) -> Iter
 
 
 def put_requests(size: int, *, create: bool = False) -> int:
-    """How many requests put so many bytes: one, or the parts between a beginning and an end."""
+    """Return the number of requests to put `size` bytes: one, or the parts plus the start and the completion."""
     return 1 if create or size <= PART else -(-size // PART) + 2
 
 
 def sent_requests(size: int) -> int:
-    """How many of them an upload has made when so many bytes are written: the last part is still held."""
+    """Return the number of requests that an upload has sent after `size` bytes; the last part is still buffered."""
     return 0 if size <= PART else 1 + (size - 1) // PART

@@ -1,1 +1,1 @@
-"""The formats of state files: checked blocks of rows."""
+"""Formats of state files: blocks of rows with checksums."""

@@ -1,14 +1,13 @@
-"""Append files: sections of rows in some order, in checked blocks, and a directory that tells where each block is.
+"""Append files: ordered sections of rows in checksummed blocks, and a directory of the blocks.
 
     0      8 bytes  magic `MILLAPND`
     8      blocks (`files/formats/codec.py`), section after section
     …      directory (`_Directory`, msgpack)
     -24    u64 length of the directory, u64 its XXH3, magic again
 
-Unlike in a run, a key may occur any number of times and nothing is ever searched by key, so there are no filters. Of
-each block the directory holds the position of its first row on the axis by which its section is ordered (the hash, or
-a time), so that a part of the axis is read without the rest. A file may lie within another one, as a delta does in a
-commit.
+Unlike in a run, a key may occur any number of times and files are never searched by key, so there are no filters. A
+section is ordered by an axis (the hash, or a time). The directory holds the axis value of each block's first row, so
+that a part of the axis can be read alone. An append file may be embedded in another file, as a delta is in a commit.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from numpy.typing import NDArray
 
 from millpond.errors import StateDamagedError, StateIncompatibleError
 from millpond.files.backends.filesystem import Buffer, FileSystem
-from millpond.files.backends.patience import patiently
+from millpond.files.backends.retry import with_retries
 from millpond.files.formats.blocks import cut_blocks
 from millpond.files.formats.codec import damaged, decode_block, encode_blocks
-from millpond.files.refs import Window
+from millpond.files.refs import HashInterval
 from millpond.kernels.pointers import address
 from millpond.kernels.runs.readahead import ask_for_range
 from millpond.layout import HashRange, RowLayout, Rows, TableSchema
@@ -40,18 +39,18 @@ MAGIC = b"MILLAPND"
 FORMAT = 1
 
 _TAIL = struct.Struct("<QQ8s")
-_GUESS = 65536
+_GUESS = 65536  # bytes of the first read at the end of a file, which contains most directories
 _REQUEST = 1 << 20
-"""Bytes that one request to a remote store reads, roughly."""
+"""Approximate bytes of one request to a remote store."""
 
 
 class ByteRange(msgspec.Struct, frozen=True):
-    """`length` bytes from `offset` of an object of the state location; `window`: which of their rows count."""
+    """`length` bytes from `offset` of an object of the state location; `window`: hashes of the rows that count."""
 
     name: str
     offset: int
     length: int
-    window: Window | None = None
+    window: HashInterval | None = None
 
 
 class _Section(msgspec.Struct, frozen=True):
@@ -65,7 +64,7 @@ class _Section(msgspec.Struct, frozen=True):
 
 class _Directory(msgspec.Struct, frozen=True):
     format: int
-    length: int  # of the magic and the blocks before it
+    length: int  # bytes of the magic and the blocks before it
     sections: list[_Section]
 
 
@@ -75,13 +74,13 @@ _decoder = msgspec.msgpack.Decoder(_Directory)
 
 @dataclass(frozen=True, eq=False)
 class Section:
-    """Where the blocks of one section are.
+    """The block directory of one section.
 
     Attributes:
-        layout: of the rows.
-        first: u64[n], where on the section's axis each block begins; ascending.
-        starts: rows before each block, and the number of rows at the end.
-        offsets, sizes: of each block, in bytes.
+        layout: layout of the rows.
+        first: u64[blocks], axis value of each block's first row; ascending.
+        starts: int64[blocks + 1], number of rows before each block, and the total at the end.
+        offsets, sizes: int64[blocks], position and size of each block in bytes.
     """
 
     layout: RowLayout
@@ -102,35 +101,35 @@ class Section:
 
     @property
     def memory(self) -> int:
-        """Bytes that this takes in memory."""
+        """Bytes of memory that the arrays take."""
         return sum(array.nbytes for array in (self.first, self.starts, self.offsets, self.sizes))
 
 
 class Bytes(Protocol):
-    """The bytes of one append file, wherever they are. Safe to use from several threads."""
+    """The bytes of one append file: in memory, mapped, or in a remote store. Thread-safe."""
 
     place: str
     size: int
 
     @property
     def remote(self) -> bool:
-        """Whether reading is waiting for a store."""
+        """Whether reads go to a remote store."""
 
     def get(self, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
-        """The bytes of some (offset, length) ranges, in ascending order."""
+        """Read some (offset, length) ranges, which are in ascending order."""
 
     def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """These ranges will be read soon."""
+        """Prefetch hint: these ranges will be read soon."""
 
     def part(self, offset: int, length: int) -> Bytes:
-        """The bytes of a range as bytes of their own."""
+        """Return the bytes of a range as an independent object."""
 
     def distrust(self) -> bool:
-        """What was read is damaged: whether it may be read again, from elsewhere."""
+        """Report that bytes are damaged; return whether another copy can be read instead."""
 
 
 class MappedBytes:
-    """Bytes in memory, or in a file that is mapped into it."""
+    """Bytes in memory, or in a memory-mapped file."""
 
     remote = False
 
@@ -147,7 +146,7 @@ class MappedBytes:
             if not os.fstat(file.fileno()).st_size:
                 raise damaged(path, "it is empty")
             data = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-        data.madvise(mmap.MADV_RANDOM)  # whoever needs more than a page says so
+        data.madvise(mmap.MADV_RANDOM)  # no readahead by the kernel: `expect` requests the pages that are needed
         return cls(data, path)
 
     def get(self, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
@@ -173,11 +172,13 @@ class RemoteBytes:
     """Bytes of (a part of) an object in the state location.
 
     Args:
-        files: the state location. at: which bytes of which object.
-        pool: runs requests side by side; its threads must not wait for this object.
+        files: the state location.
+        at: range of the object.
+        pool: runs requests concurrently; its threads must not wait for this object.
 
     Attributes:
-        fetched: bytes read so far; requests: how many.
+        fetched: bytes read so far.
+        requests: number of requests so far.
     """
 
     remote = True
@@ -208,10 +209,10 @@ class RemoteBytes:
         return [data for part in self._pool.map(self._request, parts) for data in part]
 
     def _request(self, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
-        return patiently(lambda: self._files.get_ranges(self._at.name, ranges)) if ranges else []
+        return with_retries(lambda: self._files.get_ranges(self._at.name, ranges)) if ranges else []
 
     def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Nothing: `get` asks side by side."""
+        """Do nothing: `get` sends its requests concurrently."""
 
     def part(self, offset: int, length: int) -> RemoteBytes:
         """See `Bytes.part`."""
@@ -223,21 +224,21 @@ class RemoteBytes:
 
 
 def joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ascending (offset, length) ranges, neighbours made one."""
-    out: list[tuple[int, int]] = []
+    """Merge adjacent (offset, length) ranges, which are ascending; padding of up to 8 bytes counts as adjacent."""
+    merged: list[tuple[int, int]] = []
     for offset, length in ranges:
-        if out and out[-1][0] + out[-1][1] + 8 >= offset:
-            out[-1] = out[-1][0], offset + length - out[-1][0]
+        if merged and merged[-1][0] + merged[-1][1] + 8 >= offset:
+            merged[-1] = merged[-1][0], offset + length - merged[-1][0]
         else:
-            out.append((offset, length))
-    return out
+            merged.append((offset, length))
+    return merged
 
 
 class AppendFileWriter:
-    """Writes an append file as its rows come.
+    """Streaming writer of an append file.
 
     Args:
-        write: takes the next bytes; keeps them only if `rows` given to `add` do not change any more.
+        write: takes the next bytes; it may keep references to them only if rows passed to `add` do not change later.
         compress: shuffle and compress blocks.
     """
 
@@ -259,14 +260,22 @@ class AppendFileWriter:
         self._last = 0
 
     def add(self, rows: Rows, axis: NDArray[np.uint64]) -> None:
-        """Write rows of the section; `axis` is where each stands, ascending from call to call."""
+        """Write rows of the section.
+
+        Args:
+            rows: the rows.
+            axis: u64[rows], axis value of each row; ascending, also from call to call.
+
+        Raises:
+            ValueError: the rows are out of order.
+        """
         layout, first, counts, offsets, sizes = self._sections[-1]
         rows = Rows(np.ascontiguousarray(rows.words), rows.heap)
         cut = cut_blocks(rows.words, layout)
-        places = axis[cut.starts].astype(np.uint64)
-        if (places < np.append(np.uint64(self._last), places)[:-1]).any():
+        block_starts = axis[cut.starts].astype(np.uint64)
+        if (block_starts < np.append(np.uint64(self._last), block_starts)[:-1]).any():
             raise ValueError("the rows of a section must come in order")
-        first += places.tolist()
+        first += block_starts.tolist()
         counts += (cut.stops - cut.starts).tolist()
         self._last = first[-1] if first else self._last
         for (block,) in encode_blocks(rows, layout, cut, [self._compress]):
@@ -276,7 +285,7 @@ class AppendFileWriter:
             sizes.append(self.bytes - offsets[-1])
 
     def finish(self) -> None:
-        """Write what ends the file."""
+        """Write the directory and the end of the file."""
         sections = [
             _Section(
                 schema=layout.schema,
@@ -294,20 +303,20 @@ class AppendFileWriter:
 
 
 class AppendFile:
-    """An append file that is open: its directory is read, its blocks are read as they are asked for.
+    """An open append file: its directory is in memory, its blocks are read on demand.
 
     Args:
-        data: the bytes of the file; of several files one after another, the last one is opened.
-        layouts: of the sections that it should have: one for each, the last one for all further ones.
-        window: the hashes of the rows that count (see `RunRef`).
+        data: the bytes of the file. If several files are concatenated, the last one is opened.
+        layouts: expected layouts of the sections; the last one applies to all further sections.
+        window: hashes of the rows that count (see `RunRef`).
 
     Attributes:
-        begin: where in `data` the file begins.
-        memory: bytes that the directory takes in memory.
+        begin: offset in `data` at which the file begins.
+        memory: bytes of memory of the directory.
 
     Raises:
-        StateDamagedError: it is not a whole append file.
-        StateIncompatibleError: it is of a newer format, or its rows have other columns.
+        StateDamagedError: the bytes are not a complete append file.
+        StateIncompatibleError: the file has a newer format, or its rows have other columns.
     """
 
     def __init__(self, data: Bytes, layouts: Sequence[RowLayout], window: HashRange = HashRange()) -> None:  # noqa: B008
@@ -318,7 +327,7 @@ class AppendFile:
 
     @property
     def rows(self) -> int:
-        """Rows of the first section that count, if hashes order it; those of whole blocks where the window ends."""
+        """Number of rows of the first section (ordered by hash) within the window, rounded up to whole blocks."""
         section = self.sections[0]
         if self.window.whole or not section.count:
             return section.rows
@@ -327,15 +336,22 @@ class AppendFile:
         return int(section.starts[end] - section.starts[begin])
 
     def ranges(self, section: Section, blocks: Sequence[int] | NDArray[np.int64]) -> list[tuple[int, int]]:
-        """Where some blocks are in the file."""
-        at = np.asarray(blocks, np.int64)
-        return list(zip(section.offsets[at].tolist(), section.sizes[at].tolist(), strict=True))
+        """Return the (offset, length) ranges of some blocks in `data`."""
+        numbers = np.asarray(blocks, np.int64)
+        return list(zip(section.offsets[numbers].tolist(), section.sizes[numbers].tolist(), strict=True))
 
     def read(self, section: Section, blocks: Sequence[int] | NDArray[np.int64]) -> list[Rows]:
-        """The rows of some blocks (ascending numbers), each with its own heap, checked.
+        """Read and check some blocks.
+
+        Args:
+            section: a section of this file.
+            blocks: ascending block numbers.
+
+        Returns:
+            The rows of each block, with their own heap.
 
         Raises:
-            StateDamagedError: they are not as they were written.
+            StateDamagedError: the blocks are damaged, and there is no other copy.
         """
         try:
             return self._read(section, blocks)
@@ -347,17 +363,17 @@ class AppendFile:
     def _read(self, section: Section, blocks: Sequence[int] | NDArray[np.int64]) -> list[Rows]:
         ranges = self.ranges(section, blocks)
         counts = np.diff(section.starts)[np.asarray(blocks, np.int64)].tolist()
-        out = []
+        decoded = []
         for (offset, _), count, piece in zip(ranges, counts, self.data.get(ranges), strict=True):
             rows, _ = decode_block(memoryview(piece).cast("B"), 0, section.layout, self.data.place)
             if rows.count != count:
                 raise damaged(self.data.place, f"the block at byte {offset} does not fit the directory")
-            out.append(rows)
-        return out
+            decoded.append(rows)
+        return decoded
 
 
 def open_files(data: Bytes, layouts: Sequence[RowLayout], window: HashRange = HashRange()) -> list[AppendFile]:  # noqa: B008
-    """All of some append files that lie one after another, in order (see `AppendFile`)."""
+    """Open all of several concatenated append files, in order (see `AppendFile`)."""
     files: list[AppendFile] = []
     end = data.size
     while end:
@@ -393,13 +409,13 @@ def _read_directory(data: Bytes, layouts: Sequence[RowLayout]) -> tuple[int, tup
     begin = data.size - _TAIL.size - wanted - directory.length
     if begin < 0:
         raise damaged(place, "it is shorter than it was written")
-    out = []
+    sections = []
     for number, section in enumerate(directory.sections):
         layout = layouts[min(number, len(layouts) - 1)]
         if section.schema != layout.schema:
             raise StateIncompatibleError("An append file holds other columns than its table.", file=place)
-        out.append(_section(section, layout, begin, directory.length, place))
-    return begin, tuple(out)
+        sections.append(_section(section, layout, begin, directory.length, place))
+    return begin, tuple(sections)
 
 
 def _section(section: _Section, layout: RowLayout, begin: int, length: int, place: str) -> Section:

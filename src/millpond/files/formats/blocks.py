@@ -1,7 +1,7 @@
-"""A run as its readers see it: blocks of rows in hash order, wherever they lie.
+"""Blocks: the readers' view of a run, as blocks of rows in hash order.
 
-Kernels follow addresses, so a run in memory, in a mapped file and in a cache of fetched blocks is searched and merged
-by the same code. What differs is how blocks get their addresses: that is a `BlockSource`.
+Kernels follow addresses. So the same code searches and merges runs in memory, in mapped files and in a cache of fetched
+blocks. Only the `BlockSource`, which provides the addresses of blocks, differs.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from millpond.kernels.runs.sort import order_by_hash
 from millpond.layout import HASH, RowLayout, Rows, Words
 
 BLOCK_BYTES = 65536
-"""Bytes of row words in a block of what is read from one end to the other, at most."""
+"""Largest size of row words in a block of files that are read sequentially, in bytes."""
 
 BLOCK_HEAP = 1 << 20
-"""Bytes of long values in such a block, unless a single row has more."""
+"""Largest size of long values in such a block, in bytes, unless a single row has more."""
 
 RUN_BLOCK = 32768
-"""Bytes of row words and long values together in a block of a run, at most, unless a single row has more.
+"""Largest size of a run's block in bytes, row words and long values together, unless a single row has more.
 
-A key that is looked for in a file brings a whole block of it.
+A lookup of one key reads a whole block, so blocks of runs are small.
 """
 
 Numbers = NDArray[np.int64] | NDArray[np.int32]
@@ -39,10 +39,16 @@ Numbers = NDArray[np.int64] | NDArray[np.int32]
 
 
 class Shape(NamedTuple):
-    """A layout as kernels take it: where the key stands, and which words refer to the heap.
+    """A row layout in the form that kernels take.
 
-    `references` has a byte for each word: 1 for heap offsets; `references_at` is its address. `places` says what a
-    search has to know of it.
+    Attributes:
+        width: words per row.
+        null_mask: mask of the keys' null bits.
+        key_start, key_stop: words [start, stop) of the key.
+        references_at: address of `references`.
+        references: uint8[width], 1 for words that are heap offsets.
+        blobs: int64, first words of the `bytes` columns.
+        places: the fields that a search needs, as one record.
     """
 
     width: int
@@ -57,7 +63,7 @@ class Shape(NamedTuple):
 
 @lru_cache(maxsize=256)
 def shape_of(layout: RowLayout) -> Shape:
-    """The kernels' view of a layout."""
+    """Return the kernels' form of a layout."""
     references = np.zeros(layout.width, np.uint8)
     references[[offset + 1 for offset in layout.bytes_columns]] = 1
     null_mask = (1 << len(layout.schema.keys)) - 1
@@ -75,18 +81,18 @@ def shape_of(layout: RowLayout) -> Shape:
 
 
 def rows_per_block(layout: RowLayout) -> int:
-    """How many rows of a layout a block of a run holds at most."""
+    """Return the largest number of rows of a layout in a block of a run."""
     return max(1, RUN_BLOCK // (8 * layout.width))
 
 
 @dataclass(frozen=True, eq=False)
 class BlockIndex:
-    """What is known of a run's blocks without reading them.
+    """The index of a run's blocks, which is in memory.
 
     Attributes:
-        fence: first hash of each block.
-        starts: rows before each block, and the number of rows at the end.
-        lines: lines of the bloom filter of each block.
+        fence: u64[blocks], first hash of each block.
+        starts: int64[blocks + 1], number of rows before each block, and the total at the end.
+        lines: int32[blocks], lines of each block's bloom filter.
         highest: the run's highest hash (0 if it has no rows).
     """
 
@@ -106,7 +112,7 @@ class BlockIndex:
         return int(self.starts[-1])
 
     def span(self, lowest: int, highest: int) -> tuple[int, int]:
-        """The blocks (first, one past the last) that may hold hashes from `lowest` to `highest`, both included."""
+        """Return the blocks [first, stop) that may hold hashes from `lowest` to `highest`, both included."""
         if highest < lowest or not self.count or lowest > self.highest:
             return 0, 0
         first = max(0, int(np.searchsorted(self.fence, np.uint64(lowest), "left")) - 1)
@@ -116,7 +122,10 @@ class BlockIndex:
 class BlockTable(NamedTuple):
     """Addresses of blocks, by block number.
 
-    Those that were not asked for may be 0, unless the table is `complete`. `pins` keeps the memory alive.
+    Attributes:
+        words_at, heap_at: u64[blocks], addresses of row words and heaps; may be 0 for blocks that were not requested.
+        pins: objects that keep the memory alive.
+        complete: whether the table has all blocks of the run.
     """
 
     words_at: NDArray[np.uint64]
@@ -126,9 +135,9 @@ class BlockTable(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Some of the blocks that were asked for: those from `begin` to `end` (excluded) of what was asked.
+    """A part of the requested blocks: positions [begin, end) of the request.
 
-    `table` tells where they are, and of no others.
+    `table` has the addresses of these blocks only.
     """
 
     begin: int
@@ -137,69 +146,75 @@ class Part(NamedTuple):
 
 
 class FilterTable(NamedTuple):
-    """Addresses of the filters of blocks (0: not asked for, or without one). `pins` keeps the memory alive."""
+    """Addresses of blocks' filters, by block number (0: not requested, or no filter); `pins` keeps the memory alive."""
 
     at: NDArray[np.uint64]
     pins: Sequence[Any]
 
 
 class BlockSource(Protocol):
-    """Where the blocks of one run come from. Safe to use from several threads."""
+    """The source of one run's blocks. Thread-safe."""
 
     layout: RowLayout
     index: BlockIndex
 
     @property
     def resident(self) -> bool:
-        """Whether any number of blocks may be asked for at once without taking memory."""
+        """Whether requests for blocks take no additional memory, however many blocks they name."""
 
     @property
     def distant(self) -> bool:
-        """Whether reading a row of a block table may have to wait for a disk."""
+        """Whether reading a row at a block table's address may wait for a local disk."""
 
     @property
     def memory(self) -> int:
-        """Bytes of memory that the source itself holds (caches shared with others not counted)."""
+        """Bytes of memory that the source itself holds, without shared caches."""
 
     def blocks(self, wanted: Numbers) -> BlockTable:
-        """The addresses of some blocks (ascending numbers), brought in and checked as needed."""
+        """Return the addresses of some blocks (ascending numbers); fetch and check them as needed."""
 
     def scanned(self, begin: int, end: int) -> Callable[[], BlockTable]:
-        """Begin to bring blocks `begin` to `end` (excluded) for a scan, which passes each once; what is returned waits
-        for their addresses.
+        """Begin to fetch blocks [begin, end) for a scan, which reads each block once.
 
-        Caches keep the blocks only where they have room.
+        Caches keep the blocks only if they have free room.
+
+        Returns:
+            A function that waits for the blocks and returns their addresses.
         """
 
     def parts(self, wanted: NDArray[np.int64], tied: NDArray[np.bool_]) -> Iterator[Part]:
-        """Some blocks, as many at a time as memory is meant for; use a part before the next is asked for.
+        """Yield some blocks in parts that fit the memory budget. Finish using a part before requesting the next.
 
-        What takes long is begun before the first part is asked for, and goes on while a part is used.
+        Fetches start before the first part is requested, and continue while a part is used.
 
         Args:
-            wanted: numbers, ascending, some perhaps twice. tied: which of them have to be in one part with the one
-                before.
+            wanted: ascending block numbers, possibly with repetitions.
+            tied: bool per element of `wanted`: whether it must be in the same part as its predecessor.
         """
 
     def filters(self, wanted: Numbers) -> Callable[[], FilterTable]:
-        """Begin to bring the filters of some blocks (ascending numbers); what is returned waits for their addresses."""
+        """Begin to fetch the filters of some blocks (ascending numbers).
+
+        Returns:
+            A function that waits for the filters and returns their addresses.
+        """
 
     def expect_rows(self, places: NDArray[np.uint64]) -> None:
-        """Rows near some addresses (ascending) of a block table will be read soon: fetch what takes long."""
+        """Prefetch hint: rows near some addresses (ascending) of a block table will be read soon."""
 
     def expect_blocks(self, begin: int, end: int) -> None:
-        """All rows of blocks `begin` to `end` (excluded) will be read soon."""
+        """Prefetch hint: all rows of blocks [begin, end) will be read soon."""
 
     def close(self) -> None:
-        """Let go of files and memory; addresses given out stay valid as long as their pins."""
+        """Release files and memory; addresses in tables stay valid as long as their pins."""
 
 
 class MemorySource:
     """A hash-ordered run in memory.
 
     Args:
-        rows: rows in hash order, each key once; not changed afterwards.
-        layout: their layout.
+        rows: rows in hash order, each key once; they must not change afterwards.
+        layout: layout of the rows.
         filtered: build a bloom filter (about 5 ns a row), for runs that will be searched.
     """
 
@@ -232,33 +247,33 @@ class MemorySource:
         return self.rows.words.nbytes + self.rows.heap.nbytes + self._filter.nbytes
 
     def blocks(self, wanted: Numbers) -> BlockTable:
-        """The addresses of all blocks."""
+        """Return the addresses of all blocks."""
         return self._table
 
     def scanned(self, begin: int, end: int) -> Callable[[], BlockTable]:
-        """The addresses of all blocks."""
+        """See `BlockSource.scanned`: all blocks are in memory."""
         return lambda: self._table
 
     def parts(self, wanted: NDArray[np.int64], tied: NDArray[np.bool_]) -> Iterator[Part]:
-        """All in one part."""
+        """Yield all blocks in one part."""
         return iter([Part(0, len(wanted), self._table)])
 
     def filters(self, wanted: Numbers) -> Callable[[], FilterTable]:
-        """The addresses of all filters."""
+        """See `BlockSource.filters`: all filters are in memory."""
         return lambda: self._filters
 
     def expect_rows(self, places: NDArray[np.uint64]) -> None:
-        """They are here."""
+        """Do nothing: all rows are in memory."""
 
     def expect_blocks(self, begin: int, end: int) -> None:
-        """They are here."""
+        """Do nothing: all blocks are in memory."""
 
     def close(self) -> None:
-        """Nothing to let go of: the memory goes with the last reference."""
+        """Do nothing: the memory is freed with the last reference."""
 
 
 def sort_rows(rows: Rows, layout: RowLayout) -> Rows:
-    """Rows in hash order with a compact heap (rows of one hash keep their order)."""
+    """Sort rows by hash and compact their heap. The sort is stable."""
     words = np.ascontiguousarray(rows.words)
     _, order = order_by_hash(words[:, HASH])
     rows_at, heaps_at = addresses(words, rows.heap)
@@ -268,38 +283,53 @@ def sort_rows(rows: Rows, layout: RowLayout) -> Rows:
 def in_parts(
     bring: Callable[[NDArray[np.int64]], BlockTable], wanted: NDArray[np.int64], tied: NDArray[np.bool_], most: int
 ) -> Iterator[Part]:
-    """Some blocks, about `most` at a time, brought when their turn comes (see `BlockSource.parts`)."""
+    """Yield some blocks in parts of about `most`, each fetched by `bring` on demand (see `BlockSource.parts`)."""
     for begin, end in pairwise(stops_of(tied, np.arange(len(wanted)) // most)):
         yield Part(begin, end, bring(wanted[begin:end]))
 
 
 def stops_of(tied: NDArray[np.bool_], group: NDArray[np.int64]) -> list[int]:
-    """Where things in order are cut by the groups that they belong to, or behind that, so that ties hold; both ends."""
+    """Cut a sequence where its group changes, or at the next position that does not separate tied elements.
+
+    Args:
+        tied: bool[n], whether an element must stay together with its predecessor.
+        group: int64[n], group of each element; ascending.
+
+    Returns:
+        The cut positions, with 0 and n.
+    """
     if not len(tied):
         return [0]
-    free = np.flatnonzero(~tied[1:]) + 1
+    allowed = np.flatnonzero(~tied[1:]) + 1
     cuts = np.flatnonzero(np.diff(group)) + 1
-    at = np.searchsorted(free, cuts)
-    return [0, *np.unique(free[at[at < len(free)]]).tolist(), len(tied)]
+    positions = np.searchsorted(allowed, cuts)
+    return [0, *np.unique(allowed[positions[positions < len(allowed)]]).tolist(), len(tied)]
 
 
 class Cut(NamedTuple):
-    """Where rows are cut into blocks: the row behind each, and the bytes of its long values."""
+    """The division of rows into blocks.
+
+    Attributes:
+        stops: int64[blocks], row after the last one of each block.
+        heaps: int64[blocks], bytes of each block's long values.
+    """
 
     stops: NDArray[np.int64]
     heaps: NDArray[np.int64]
 
     @property
     def starts(self) -> NDArray[np.int64]:
-        """The first row of each."""
+        """First row of each block."""
         return np.append(0, self.stops[:-1]) if len(self.stops) else self.stops
 
 
 def cut_blocks(words: Words, layout: RowLayout, most: int | None = None) -> Cut:
-    """Cut rows (contiguous words), in the order given, into blocks as files hold them.
+    """Divide rows, in their order, into blocks of a file.
 
     Args:
-        most: bytes of words and long values together in a block (see `RUN_BLOCK`); without, `BLOCK_BYTES` and
+        words: the rows' words, contiguous.
+        layout: layout of the rows.
+        most: largest size of words and long values together in bytes (see `RUN_BLOCK`); None takes `BLOCK_BYTES` and
             `BLOCK_HEAP`.
     """
     if words.shape[1] != layout.width:
@@ -312,10 +342,10 @@ def cut_blocks(words: Words, layout: RowLayout, most: int | None = None) -> Cut:
     stops, heaps = np.empty(len(words), np.int64), np.empty(len(words), np.int64)
     together = bytes_of_words + heap if most is None else most
     shape = shape_of(layout)
-    found = cut(address(words), len(words), shape.width, shape.blobs, most_rows, heap, together, stops, heaps)
-    return Cut(stops[:found].copy(), heaps[:found].copy())
+    count = cut(address(words), len(words), shape.width, shape.blobs, most_rows, heap, together, stops, heaps)
+    return Cut(stops[:count].copy(), heaps[:count].copy())
 
 
 def cut_run(words: Words, layout: RowLayout) -> Cut:
-    """Where rows are cut into the blocks of a run (see `cut_blocks`)."""
+    """Divide rows into blocks of a run (see `cut_blocks`)."""
     return cut_blocks(words, layout, RUN_BLOCK)

@@ -1,4 +1,4 @@
-"""Blocks as bytes: some rows and the slice of the heap that they refer to, self-contained and checked.
+"""The encoding of blocks: some rows and the slice of the heap that they refer to, self-contained, with a checksum.
 
     0   u32   length of the payload as stored
     4   u32   rows
@@ -10,7 +10,7 @@
     24        payload: words, then heap; then zeroes up to a multiple of 8
 
 All numbers are little-endian. Heap offsets in the words count from the block's own heap. Raw blocks that start at a
-multiple of 8 can be used where they lie.
+multiple of 8 can be used in place.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _PAD = bytes(8)
 _ACTION = "Restore the file from a copy, or restart from an older checkpoint."
 _codec = pa.Codec("lz4_raw")
 _GROUP = 1 << 16
-"""Bytes of blocks that are packed together: larger buffers, which come and go, leave holes in the heap."""
+"""Bytes of blocks that are packed together. Larger temporary buffers would fragment the heap."""
 _NOWHERE = np.empty(0, np.uint64)
 
 _Size = TypeVar("_Size", int, NDArray[np.int64])
 
 
 class BlockHeader(NamedTuple):
-    """What a block says about itself; see the module for the fields. `checksum` comes last, as in the file."""
+    """The header of a block; the module documents the fields. `checksum` is last, as in the file."""
 
     stored: int
     rows: int
@@ -62,27 +62,30 @@ class BlockHeader(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes from this block to the next."""
+        """Bytes from this block to the next, with padding."""
         return padded(HEADER + self.stored)
 
 
 def padded(size: _Size) -> _Size:
-    """A size, or many, rounded up to whole words."""
+    """Round sizes in bytes up to whole words of 8 bytes."""
     return (size + 7) & ~7
 
 
 def damaged(name: str, what: str) -> StateDamagedError:
-    """The error for a file that is not what was written."""
+    """Return the error for a file that differs from what was written; `what` describes the damage."""
     return StateDamagedError(f"A state file is damaged: {what}.", action=_ACTION, file=name)
 
 
 def encode_block(rows: Rows, *, compress: bool, kind: int = ROWS) -> list[Buffer]:
-    """A block as buffers to write one after another.
+    """Encode a block.
 
     Args:
         rows: contiguous words, with heap offsets that count from `rows.heap`; the buffers may refer to both.
-        compress: shuffle and compress, where that makes it smaller.
-        kind: what the block holds.
+        compress: shuffle and compress, if that makes the block smaller.
+        kind: kind of the block.
+
+    Returns:
+        The buffers of the block, in order.
     """
     words, heap = rows
     size = words.nbytes + heap.nbytes
@@ -99,17 +102,19 @@ def encode_block(rows: Rows, *, compress: bool, kind: int = ROWS) -> list[Buffer
 
 
 def encode_blocks(rows: Rows, layout: RowLayout, cut: Cut, forms: Sequence[bool]) -> Iterator[list[list[Buffer]]]:
-    """Rows (contiguous words) in blocks, each as buffers to write one after another.
+    """Encode rows as blocks.
 
-    Many blocks cost a few calls together: what is done for each is its checksum, and to compress it.
+    Blocks are packed in groups; only checksums and compression are computed block by block.
 
     Args:
-        cut: where they are cut.
-        forms: whether to compress, for each form in which the blocks are wanted. Uncompressed rows of a layout without
-            `bytes` columns are referred to, not copied: they must not change any more.
+        rows: the rows, with contiguous words.
+        layout: layout of the rows.
+        cut: division into blocks.
+        forms: the encodings to produce: for each, whether to compress. Uncompressed rows of a layout without `bytes`
+            columns are referenced, not copied, so they must not change later.
 
     Yields:
-        Of one block, its buffers in each form.
+        For each block, a list of its buffers for each form.
     """
     shape = shape_of(layout)
     stride, blobs = 8 * shape.width, shape.blobs
@@ -118,14 +123,15 @@ def encode_blocks(rows: Rows, layout: RowLayout, cut: Cut, forms: Sequence[bool]
     before = np.cumsum(sizes) - sizes
     groups = np.flatnonzero(np.diff(before // _GROUP, prepend=-1)).tolist()
     for low, high in pairwise([*groups, len(sizes)]):
-        each, first = sizes[low:high], address(rows.words) + int(cut.starts[low]) * stride
-        room = padded(each)
-        at = np.cumsum(room) - room
-        total = int(at[-1] + each[-1])
+        block_sizes, first = sizes[low:high], address(rows.words) + int(cut.starts[low]) * stride
+        room = padded(block_sizes)
+        offsets = np.cumsum(room) - room
+        total = int(offsets[-1] + block_sizes[-1])
         raw = np.empty(total if len(blobs) else 0, np.uint8)
         shuffled = np.empty(total if any(forms) else 0, np.uint8)
         raw_at, shuffled_at = (
-            np.uint64(address(copies)) + at.astype(np.uint64) if len(copies) else _NOWHERE for copies in (raw, shuffled)
+            np.uint64(address(copies)) + offsets.astype(np.uint64) if len(copies) else _NOWHERE
+            for copies in (raw, shuffled)
         )
         numbers = counts[low:high], cut.heaps[low:high]
         pack(first, address(rows.heap), *numbers, shape.width, blobs, raw_at, shuffled_at)
@@ -133,7 +139,9 @@ def encode_blocks(rows: Rows, layout: RowLayout, cut: Cut, forms: Sequence[bool]
             begin, end = int(cut.starts[low]), int(cut.stops[high - 1])
             raw = rows.words[begin:end].reshape(-1).view(np.uint8)
         plain, packed = raw.data, shuffled.data
-        for begin, size, count, heap in zip(*(column.tolist() for column in (at, each, *numbers)), strict=True):
+        for begin, size, count, heap in zip(
+            *(column.tolist() for column in (offsets, block_sizes, *numbers)), strict=True
+        ):
             encoded = []
             for compress in forms:
                 encoding, payload = RAW, plain[begin : begin + size]
@@ -146,7 +154,7 @@ def encode_blocks(rows: Rows, layout: RowLayout, cut: Cut, forms: Sequence[bool]
 
 
 def encode_end(rows: int) -> list[Buffer]:
-    """The block that ends a segment, and says how many rows there were."""
+    """Encode the block that ends a segment, which holds the segment's number of rows."""
     return _framed(0, 0, 0, END, RAW, [_CHECK.pack(rows)])
 
 
@@ -161,17 +169,17 @@ def _framed(rows: int, heap: int, width: int, kind: int, encoding: int, payload:
 
 
 def read_header(data: memoryview, offset: int, name: str) -> BlockHeader:
-    """The header of the block at an offset, nothing of it checked but that it is there."""
+    """Read the header of the block at an offset; only its length is checked."""
     if offset < 0 or offset + HEADER > len(data):
         raise damaged(name, f"it ends within the block at byte {offset}")
     return BlockHeader(*_FIELDS.unpack_from(data, offset), *_CHECK.unpack_from(data, offset + _FIELDS.size))
 
 
 def check_block(data: memoryview, offset: int, name: str, *, kind: int, width: int | None = None) -> BlockHeader:
-    """Check the block at an offset, lengths and checksum, and return its header.
+    """Check lengths and checksum of the block at an offset, and return its header.
 
     Raises:
-        StateDamagedError: it is not a block of this kind and width, or not as it was written.
+        StateDamagedError: the block is damaged, or has another kind or width.
     """
     header = read_header(data, offset, name)
     if offset + HEADER + header.stored > len(data):
@@ -187,7 +195,7 @@ def check_block(data: memoryview, offset: int, name: str, *, kind: int, width: i
 
 
 def check_references(rows_at: int, header: BlockHeader, layout: RowLayout, offset: int, name: str) -> None:
-    """Check that the long values of a block (address of its words) lie within its heap."""
+    """Check that the long values of a block lie within its heap; `rows_at` is the address of its words."""
     blobs = shape_of(layout).blobs
     if len(blobs) and stray(rows_at, header.rows, header.width, blobs, header.heap) >= 0:
         raise damaged(name, f"a row of the block at byte {offset} refers to bytes outside of it")
@@ -205,7 +213,7 @@ def decode_into(
     """Decode a checked block of rows into arrays of exactly its size.
 
     Raises:
-        StateDamagedError: its contents do not fit its header.
+        StateDamagedError: the contents do not match the header.
     """
     payload = data[offset + HEADER : offset + HEADER + header.stored]
     size = words.nbytes + heap.nbytes
@@ -225,9 +233,10 @@ class Decoded(NamedTuple):
     """Some blocks that were decoded together.
 
     Attributes:
-        rows: all their words, and all their heaps; offsets of a block's long values count from its own heap.
-        starts: rows before each block; heap_starts: bytes of heap before each; both with the total at the end.
-        words_at, heap_at: addresses of the words and the heap of each.
+        rows: words and heaps of all blocks; heap offsets of a block count from its own heap.
+        starts: int64[blocks + 1], number of rows before each block, and the total at the end.
+        heap_starts: int64[blocks + 1], bytes of heap before each block, and the total at the end.
+        words_at, heap_at: u64[blocks], addresses of each block's words and heap.
     """
 
     rows: Rows
@@ -237,7 +246,7 @@ class Decoded(NamedTuple):
     heap_at: NDArray[np.uint64]
 
     def block(self, number: int) -> Rows:
-        """One of the blocks, as views."""
+        """Return the rows of one block, as views."""
         words = self.rows.words[self.starts[number] : self.starts[number + 1]]
         return Rows(words, self.rows.heap[self.heap_starts[number] : self.heap_starts[number + 1]])
 
@@ -253,15 +262,20 @@ _HEAD = np.dtype(
 def decode_blocks(
     data: memoryview, offsets: NDArray[np.int64], counts: NDArray[np.int64], layout: RowLayout, name: str, base: int = 0
 ) -> Decoded:
-    """The rows of the blocks at some offsets, which are known to be of so many rows each.
+    """Decode and check several blocks.
 
-    Many blocks cost a few calls together: what is done for each is its checksum, and to decompress it.
+    Blocks are unpacked together; only checksums and decompression are computed block by block.
 
     Args:
-        base: where in the file the data begins, for messages.
+        data: bytes of a file, or of a part of it.
+        offsets: int64[blocks], offset of each block in `data`.
+        counts: int64[blocks], expected number of rows of each block.
+        layout: layout of the rows.
+        name: name of the file, for messages.
+        base: offset of `data` in the file, for messages.
 
     Raises:
-        StateDamagedError: a block is not as it was written, or of another size; names the file.
+        StateDamagedError: a block is damaged, or has another size; names the file.
     """
     end = len(data) - HEADER
     if len(offsets) and not 0 <= int(offsets.min()) <= int(offsets.max()) <= end:
@@ -313,10 +327,10 @@ def _decompressed(payload: memoryview, size: int, offset: int, name: str) -> pa.
 
 
 def decode_block(data: memoryview, offset: int, layout: RowLayout, name: str) -> tuple[Rows, int]:
-    """The rows of the block at an offset, and the offset of the next block.
+    """Decode and check the block at an offset; return its rows and the offset of the next block.
 
     Raises:
-        StateDamagedError: the block is not as it was written; names the file.
+        StateDamagedError: the block is damaged; names the file.
     """
     header = check_block(data, offset, name, kind=ROWS, width=layout.width)
     words = np.empty((header.rows, header.width), np.uint64)

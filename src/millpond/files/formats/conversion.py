@@ -1,7 +1,7 @@
-"""Rows of a table as it was, made rows of the table as it is: columns that came, went, moved or became wider.
+"""Conversion of rows to a table's current schema, after columns were added, removed, moved or widened.
 
-A column is known by its name, which is never given to another one (see `AggregateCall.field`). Keys stay as they are,
-so that a converted row has the hash, and the place among others, that it had.
+A column is identified by its name, which is never reused (see `AggregateCall.field`). Keys do not change, so a
+converted row keeps its hash and its position.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _ONE = np.uint64(1)
 
 
 def convertible(before: TableSchema, now: TableSchema) -> bool:
-    """Whether rows of one schema can be made rows of the other."""
+    """Return whether rows of schema `before` can be converted to schema `now`."""
     kinds = {column.name: column.kind for column in before.values}
     widened = {("word", "wide")}
     return before.keys == now.keys and all(
@@ -25,12 +25,12 @@ def convertible(before: TableSchema, now: TableSchema) -> bool:
 
 
 class Conversion:
-    """Makes rows of a layout rows of another, column by column.
+    """A conversion of rows from one layout to another, column by column.
 
-    A column that the old rows do not have is as in a fresh row. A word becomes wide as the number that it is.
+    A new column has its initial value. A `word` column that becomes `wide` keeps its number: it is sign-extended.
 
     Args:
-        before, now: the layouts; the schemas are `convertible`.
+        before, now: the layouts; their schemas must be `convertible`.
     """
 
     def __init__(self, before: RowLayout, now: RowLayout) -> None:
@@ -42,16 +42,16 @@ class Conversion:
         self._signs: list[tuple[int, int]] = []
         self._nulls = [(number, number) for number in range(keys)]
         old = {column.name: (keys + number, column) for number, column in enumerate(before.schema.values)}
-        for at in range(keys):
-            self._copy(at, at, 1 if before.schema.keys[at].kind == "word" else 2)
+        for key in range(keys):
+            self._copy(key, key, 1 if before.schema.keys[key].kind == "word" else 2)
         for number, column in enumerate(now.schema.values, keys):
             if column.name not in old:
                 if column.null:
                     self._fresh[NULLS + number // 64] |= _ONE << np.uint64(number % 64)
                 continue
-            source, was = old[column.name]
-            self._copy(source, number, 1 if was.kind == "word" else 2)
-            if was.kind != column.kind:
+            source, old_column = old[column.name]
+            self._copy(source, number, 1 if old_column.kind == "word" else 2)
+            if old_column.kind != column.kind:
                 self._signs.append((before.offsets[source], now.offsets[number] + 1))
             self._nulls.append((source, number))
 
@@ -60,7 +60,7 @@ class Conversion:
         self._words += [(start + word, to + word) for word in range(words)]
 
     def __call__(self, rows: Rows) -> Rows:
-        """The rows in the new layout; their heap is that of the old ones."""
+        """Convert rows to the new layout; they share the heap of the old rows."""
         old = rows.words
         words: NDArray[np.uint64] = np.empty((len(old), self.now.width), np.uint64)
         words[:] = self._fresh

@@ -1,12 +1,13 @@
-"""Run files: hash-ordered rows in checked blocks, and a footer that tells where everything is.
+"""Run files: hash-ordered rows in checksummed blocks, and a footer with the directory of the blocks.
 
     0      8 bytes  magic `MILLRUN1`
-    8      blocks of rows; behind every `FILTER_GROUP` of them (and behind the last) a block with their bloom filters
+    8      blocks of rows; after every `FILTER_GROUP` of them (and after the last) a block with their bloom filters
     …      footer (`Footer`, msgpack)
     -24    u64 length of the footer, u64 its XXH3, magic again
 
-Bloom filters stand beside their rows, so that writing needs no memory for them and readers bring in what they need. The
-same run may exist twice: compressed in the state location and raw on a local disk, with the same blocks of rows.
+Bloom filters are stored beside their rows, so that a writer need not keep them in memory and readers fetch only the
+ones they need. The same run may exist twice: compressed in the state location and raw on a local disk, with the same
+blocks of rows.
 """
 
 from __future__ import annotations
@@ -34,22 +35,29 @@ from millpond.layout import HASH, META, RowLayout, Rows, TableSchema
 MAGIC = b"MILLRUN1"
 FORMAT = 1
 FILTER_GROUP = 128
-"""Blocks whose filters stand together."""
+"""Number of blocks whose filters are stored together."""
 
 _TAIL = struct.Struct("<QQ8s")
-_DIRECTORY = 26  # bytes of the directory for a block
+_DIRECTORY = 26  # bytes of the directory per block
 _NO_HEAP = np.empty(0, np.uint8)
 
 
 class Footer(msgspec.Struct, frozen=True):
-    """What a run file says of itself. The directory is in little-endian arrays, an element a block (or filter group).
+    """The footer of a run file. The directory is in little-endian arrays, one element per block (or filter group).
 
     Attributes:
-        format: version of the format; schema: the columns of the rows.
-        rows, tombstones: how many; first, last: lowest and highest hash; oldest, newest: lowest and highest stamp.
-        fence (u64), counts (u32), offsets (u64), sizes (u32): of each block, first hash, rows, place and length.
-        raw: whether blocks can be used where they lie.
-        group: blocks whose filters stand together; filters (u64): of each group, the place of the filters.
+        format: version of the format.
+        schema: schema of the rows.
+        rows, tombstones: number of rows and of tombstones.
+        first, last: lowest and highest hash.
+        oldest, newest: lowest and highest access time.
+        fence: u64 per block, first hash.
+        counts: u32 per block, number of rows.
+        offsets: u64 per block, position in the file in bytes.
+        sizes: u32 per block, length in bytes.
+        raw: whether blocks are uncompressed and can be used in place.
+        group: number of blocks whose filters are stored together.
+        filters: u64 per filter group, position in the file in bytes.
     """
 
     format: int
@@ -75,13 +83,16 @@ _decoder = msgspec.msgpack.Decoder(Footer)
 
 @dataclass(frozen=True, eq=False)
 class Directory:
-    """Where the parts of one run file stand.
+    """The decoded directory of a run file.
 
     Attributes:
-        index: what searches need. stamps: the lowest and the highest of its rows. raw: whether blocks can be used where
-            they lie.
-        offsets, sizes: of each block; group: blocks whose filters stand together; filter_offsets: of each group of
-            filters; filter_lines: filter lines in the group before each block.
+        index: the block index, for searches.
+        stamps: lowest and highest access time of its rows.
+        raw: whether blocks are uncompressed and can be used in place.
+        group: number of blocks whose filters are stored together.
+        offsets, sizes: int64[blocks], position and length of each block in bytes.
+        filter_offsets: int64[groups], position of each filter group in bytes.
+        filter_lines: int64[blocks], number of filter lines in the group before each block.
     """
 
     index: BlockIndex
@@ -94,16 +105,16 @@ class Directory:
     filter_lines: NDArray[np.int64]
 
     def filter_size(self, group: int) -> int:
-        """Bytes of a group of filters in the file."""
+        """Return the size of a filter group in the file, in bytes."""
         blocks = slice(group * self.group, (group + 1) * self.group)
         return HEADER + LINE * int(self.index.lines[blocks].sum())
 
 
 class Target:
-    """One file that a `RunWriter` writes to.
+    """One output file of a `RunWriter`.
 
     Args:
-        write: takes the next bytes; need not keep them.
+        write: writes the next bytes.
         compress: shuffle and compress blocks.
     """
 
@@ -116,7 +127,7 @@ class Target:
         self.put([MAGIC])
 
     def put(self, pieces: Sequence[Buffer]) -> int:
-        """Write some bytes and return how many."""
+        """Write some pieces and return their size in bytes."""
         before = self.bytes
         for piece in pieces:
             self._write(piece)
@@ -125,7 +136,7 @@ class Target:
 
 
 class RunWriter:
-    """Writes one run to some files as its rows come, a block at a time.
+    """Streaming writer of one run to one or several files, block by block.
 
     Args:
         layout: the layout of the rows.
@@ -135,14 +146,18 @@ class RunWriter:
     def __init__(self, layout: RowLayout, targets: Sequence[Target]) -> None:
         self._layout = layout
         self._targets = targets
-        self._fence, self._counts = array("Q"), array("I")  # of a large run, lists would take megabytes
+        self._fence, self._counts = array("Q"), array("I")  # for a large run, lists would take megabytes
         self._filters: list[NDArray[np.uint64]] = []
         self._last = 0
         self._stamps = (1 << 48, 0)
         self._tombstones = 0
 
     def add(self, rows: Rows) -> None:
-        """Write rows in hash order that do not sort before those written so far."""
+        """Write rows in hash order; they must not sort before rows written earlier.
+
+        Raises:
+            ValueError: the rows are out of order.
+        """
         if rows.count:
             meta = rows.words[:, META]
             self._stamps = min(self._stamps[0], int(meta.min()) >> 16), max(self._stamps[1], int(meta.max()) >> 16)
@@ -179,7 +194,7 @@ class RunWriter:
         self._filters = []
 
     def finish(self) -> None:
-        """Write what ends the files."""
+        """Write the last filters and the footer of each file."""
         if self._filters:
             self._put_filters()
         for target in self._targets:
@@ -205,7 +220,7 @@ class RunWriter:
             target.put([encoded, _TAIL.pack(len(encoded), target.checksum, MAGIC)])
 
     def ref(self, name: str, target: Target) -> RunRef:
-        """The reference to a finished file."""
+        """Return the reference to a finished file."""
         first = self._fence[0] if self._fence else 0
         return RunRef(
             name,
@@ -223,29 +238,32 @@ class OtherColumnsError(StateIncompatibleError):
     """A run file whose rows have other columns than its table.
 
     Attributes:
-        schema: that of the file; None in another process than the one that read it.
+        schema: schema of the file; None in processes other than the one that read it.
     """
 
     schema: TableSchema | None = None
 
 
 def footer_guess(ref: RunRef, layout: RowLayout) -> int:
-    """How many bytes at the end of a run file most likely hold its footer: blocks seldom shrink to less than half."""
+    """Estimate the bytes at the end of a run file that hold its footer; blocks seldom shrink to less than half."""
     return 4096 + _DIRECTORY * max(ref.rows * layout.width * 8, 2 * ref.bytes) // RUN_BLOCK
 
 
 def read_directory(
     read: Callable[[int, int], Buffer], size: int, name: str, layout: RowLayout, *, guess: int = 65536
 ) -> Directory:
-    """Read the footer of a run file, in one go if the guess of its length is right, else in two.
+    """Read the footer of a run file, in one read if it is no longer than `guess`, else in two.
 
     Args:
-        read: gives the bytes at (offset, length). size: length of the file. name: of the file, for messages.
+        read: reads the bytes at (offset, length).
+        size: length of the file in bytes.
+        name: name of the file, for messages.
         layout: the layout that its rows must have.
+        guess: bytes at the end of the file that are read first.
 
     Raises:
-        StateDamagedError: the file is not a whole run file.
-        StateIncompatibleError: it is of a newer format.
+        StateDamagedError: the file is not a complete run file.
+        StateIncompatibleError: the file has a newer format.
         OtherColumnsError: its rows have other columns.
     """
     if size < len(MAGIC) + _TAIL.size:

@@ -1,4 +1,4 @@
-"""Segments: rows in any order as one sequence of bytes, the form of deltas."""
+"""Segments: the format of deltas, with rows in any order as one sequence of bytes."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from millpond.kernels.runs.gather import rebase
 from millpond.layout import RowLayout, Rows
 
 _PIECE = 4 << 20
-"""Bytes of decoded rows and heap that come as one piece, roughly."""
+"""Approximate bytes of decoded rows and heap in one chunk."""
 
 
 def encode_rows(rows: Rows, layout: RowLayout, compress: bool) -> list[Buffer]:
-    """Rows as buffers to write one after another; together they are a segment.
+    """Encode rows as a segment; return its buffers, in order.
 
-    Uncompressed rows of a layout without `bytes` columns are referred to, not copied: they must not change any more.
+    Uncompressed rows of a layout without `bytes` columns are referenced, not copied, so they must not change later.
     """
     rows = Rows(np.ascontiguousarray(rows.words), rows.heap)
     blocks = encode_blocks(rows, layout, cut_blocks(rows.words, layout), [compress])
@@ -40,17 +40,19 @@ def encode_rows(rows: Rows, layout: RowLayout, compress: bool) -> list[Buffer]:
 
 
 def decode_rows(buffer: Buffer, layout: RowLayout, name: str, piece: int = _PIECE) -> Iterator[Rows]:
-    """The rows of some segments that lie one after another, in the order they were written, in pieces of bounded size.
+    """Decode concatenated segments; yield the rows in their order, in chunks.
 
     Args:
-        buffer: the bytes of the segments; name: the file they come from, for messages.
-        piece: bytes of a piece, at least.
+        buffer: the bytes of the segments.
+        layout: layout of the rows.
+        name: name of the file, for messages.
+        piece: smallest size of a chunk in bytes, except for the last one.
 
     Raises:
-        StateDamagedError: the bytes are not those that were written; pieces given out before are right.
+        StateDamagedError: the bytes are damaged; chunks yielded before are correct.
     """
     data = memoryview(buffer).cast("B")
-    offset, seen = 0, 0
+    offset, row_count = 0, 0
     if not len(data):
         raise damaged(name, "it is empty")
     group: list[tuple[int, BlockHeader]] = []
@@ -59,19 +61,19 @@ def decode_rows(buffer: Buffer, layout: RowLayout, name: str, piece: int = _PIEC
         header = read_header(data, offset, name)
         if header.kind == END:
             header = check_block(data, offset, name, kind=END)
-            if header.stored != 8 or struct.unpack_from("<Q", data, offset + HEADER)[0] != seen:
+            if header.stored != 8 or struct.unpack_from("<Q", data, offset + HEADER)[0] != row_count:
                 raise damaged(name, "rows are missing from it")
-            seen = 0
+            row_count = 0
         else:
             header = check_block(data, offset, name, kind=ROWS, width=layout.width)
             group.append((offset, header))
             size += header.rows * header.width * 8 + header.heap
-            seen += header.rows
+            row_count += header.rows
             if size >= piece:
                 yield _decode_group(data, group, layout, name)
                 group, size = [], 0
         offset += header.size
-    if seen:
+    if row_count:
         raise damaged(name, "it ends before its last block")
     if group:
         yield _decode_group(data, group, layout, name)

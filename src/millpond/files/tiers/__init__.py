@@ -1,1 +1,1 @@
-"""Run files wherever they lie: mapped on a local disk, copied there, or read through a cache of blocks."""
+"""Storage tiers of run files: mapped in place, local copies, or remote reads through a cache of blocks."""

@@ -1,27 +1,27 @@
-"""Memory that readers of remote files share for what is on its way to them."""
+"""The memory budget that readers of remote files share for requests in flight."""
 
 from __future__ import annotations
 
 import threading
 
 _LEAST = 12 << 20
-"""Bytes that may always be on their way: at 23 ms a request a store gives no more than 43 times this in a second."""
+"""Smallest budget in bytes. At 23 ms a request, it allows 43 times this per second."""
 _STEPS = 4
-"""Steps that have room at the same time."""
+"""Number of steps that fit the budget at the same time."""
 _LARGEST_STEP = 4 << 20
-"""Bytes that a step should take at most, however much there is room for."""
+"""Largest size of a step in bytes, however large the budget is."""
 
 
 class Allowance:
-    """So many bytes that may be on their way at a time, whoever reads. Thread-safe.
+    """A budget of bytes in flight, shared by all readers. Thread-safe.
 
     Args:
-        limit: bytes, but `_LEAST` at least. Each reader may have one step of its own on top, or none would get
-            anywhere.
+        limit: the budget in bytes, at least `_LEAST`. Each reader may exceed it by one step of its own, so that every
+            reader makes progress.
 
     Attributes:
-        step: bytes that one step of a reader should take at most.
-        used: bytes that are taken.
+        step: largest size of one step of a reader, in bytes.
+        used: bytes in use.
     """
 
     def __init__(self, limit: int) -> None:
@@ -31,7 +31,7 @@ class Allowance:
         self._lock = threading.Lock()
 
     def take(self, size: int, *, anyway: bool = False) -> bool:
-        """Take some bytes if they are there, or anyway; whether they were taken."""
+        """Reserve bytes if the budget allows it, or unconditionally with `anyway`; return whether they are reserved."""
         with self._lock:
             taken = anyway or self.used + size <= self.limit
             if taken:
@@ -39,6 +39,6 @@ class Allowance:
             return taken
 
     def give(self, size: int) -> None:
-        """Give back what was taken."""
+        """Return reserved bytes to the budget."""
         with self._lock:
             self.used -= size

@@ -1,4 +1,4 @@
-"""Append files with a copy on the local disk, if there is room for it: mapped when there, read from afar when not."""
+"""Append files with a copy on the local disk if there is room: mapped if copied, else read from the remote store."""
 
 from __future__ import annotations
 
@@ -14,33 +14,36 @@ from millpond.files.tiers.local_copies import LocalCache
 class CachedBytes:
     """The bytes of one append file, from its local copy while there is one (see `Bytes`).
 
-    A copy is the file as it is, compressed. One that proves damaged is deleted, and the file read from afar.
+    A copy has the same bytes as the file, including compression. If a copy is damaged, it is deleted and the remote
+    file is read.
 
     Args:
-        name: of the file. afar: the file in the state location. copies: where local copies stand.
+        name: name of the file.
+        remote_bytes: the file in the state location.
+        copies: the cache of local copies.
         mapped: the local copy, if there is one.
-        missed: called after each reading from afar, with the number of ranges.
+        missed: called after each remote read, with the number of ranges.
 
     Attributes:
-        forgotten: the file is no longer part of the state.
+        forgotten: whether the file is no longer part of the state.
     """
 
     def __init__(
         self,
         name: str,
-        afar: RemoteBytes,
+        remote_bytes: RemoteBytes,
         copies: LocalCache,
         mapped: MappedBytes | None,
         missed: Callable[[CachedBytes, int], None],
     ) -> None:
         self.name = name
-        self.afar = afar
-        self.place = afar.place
-        self.size = afar.size
+        self.remote_bytes = remote_bytes
+        self.place = remote_bytes.place
+        self.size = remote_bytes.size
         self.forgotten = False
         self._copies = copies
         self._missed = missed
-        self._used = threading.local()  # whether this thread has read from the copy
+        self._used = threading.local()  # its `copy`: whether this thread's last read was from the copy
         self._mapped: MappedBytes | None = None
         if mapped is not None:
             self.adopt(mapped)
@@ -51,12 +54,12 @@ class CachedBytes:
         return self._mapped is None
 
     def adopt(self, mapped: MappedBytes) -> None:
-        """Use a local copy from now on, unless it is gone already."""
-        own = weakref.ref(self)  # files are not closed: who is asked to let go may be gone
+        """Use a local copy from now on, unless its size is wrong or it was evicted meanwhile."""
+        own = weakref.ref(self)  # append files are not closed, so the cache's callback must not keep this object alive
 
         def lose() -> None:
-            if (mine := own()) is not None:
-                mine._mapped = None
+            if (reader := own()) is not None:
+                reader._mapped = None
 
         if mapped.size == self.size and self._copies.use(self.name, lose):
             self._mapped = mapped
@@ -69,9 +72,9 @@ class CachedBytes:
         self._copies.read(self.name, lengths, 0 if mapped is None else len(ranges))
         if mapped is not None:
             return mapped.get(ranges)
-        found = self.afar.get(ranges)
+        pieces = self.remote_bytes.get(ranges)
         self._missed(self, len(ranges))
-        return found
+        return pieces
 
     def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
         """See `Bytes.expect`."""
@@ -81,10 +84,10 @@ class CachedBytes:
 
     def part(self, offset: int, length: int) -> RemoteBytes:
         """See `Bytes.part`."""
-        return self.afar.part(offset, length)
+        return self.remote_bytes.part(offset, length)
 
     def distrust(self) -> bool:
-        """See `Bytes.distrust`: the copy goes. Others may have read from it, too, and may have been faster."""
+        """See `Bytes.distrust`: delete the copy, unless another thread that read from it has done so already."""
         if not getattr(self._used, "copy", False):
             return False
         if self._mapped is not None:

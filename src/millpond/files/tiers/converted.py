@@ -1,4 +1,4 @@
-"""The blocks of a run file that was written when its table had other columns, as blocks of the table as it is."""
+"""A block source that converts the blocks of an old run file to its table's current columns."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from millpond.kernels.runs.gather import gather_rows
 from millpond.layout import RowLayout, Rows
 
 _AT_ONCE = 128
-"""Blocks that are converted together, at most."""
+"""Largest number of blocks that are converted together."""
 
 
 class ConvertedSource:
-    """A run file's blocks, each converted when it is asked for and kept in a cache.
+    """A run file's blocks, converted on demand and cached.
 
     Args:
-        source: the blocks as they were written. name: of the file.
-        layout: of the table as it is, which the file's rows can be converted to.
-        cache: keeps converted blocks.
+        source: the blocks as they were written.
+        name: name of the file.
+        layout: current layout of the table, to which the file's rows can be converted.
+        cache: the cache for converted blocks.
     """
 
     resident = False
@@ -52,38 +53,38 @@ class ConvertedSource:
         return lambda: self._blocks(np.arange(begin, end), once=True)
 
     def _blocks(self, numbers: NDArray[np.int64], *, once: bool) -> BlockTable:
-        found = self._cache.get(self._name, numbers.tolist())
-        missing = np.array([number for number in numbers.tolist() if number not in found], np.int64)
+        blocks = self._cache.get(self._name, numbers.tolist())
+        missing = np.array([number for number in numbers.tolist() if number not in blocks], np.int64)
         for begin in range(0, len(missing), _AT_ONCE):
-            made = self._made(missing[begin : begin + _AT_ONCE], once)
-            self._cache.put(self._name, made, once=once)
-            found |= made
+            converted = self._made(missing[begin : begin + _AT_ONCE], once)
+            self._cache.put(self._name, converted, once=once)
+            blocks |= converted
         words_at, heap_at = np.zeros(self.index.count, np.uint64), np.zeros(self.index.count, np.uint64)
-        for number, rows in found.items():
+        for number, rows in blocks.items():
             words_at[number], heap_at[number] = address(rows.words), address(rows.heap)
-        return BlockTable(words_at, heap_at, list(found.values()))
+        return BlockTable(words_at, heap_at, list(blocks.values()))
 
     def _made(self, numbers: NDArray[np.int64], once: bool) -> dict[int, Rows]:
         table = self._source.scanned(int(numbers[0]), int(numbers[-1]) + 1)() if once else self._source.blocks(numbers)
         before = self._source.layout
-        blobs, made = shape_of(before).blobs, {}
+        blobs, converted = shape_of(before).blobs, {}
         for number in numbers.tolist():
             count = int(self.index.starts[number + 1] - self.index.starts[number])
             rows_at = table.words_at[number] + np.arange(count, dtype=np.uint64) * np.uint64(8 * before.width)
             heaps_at = np.full(count, table.heap_at[number], np.uint64)
-            made[number] = self._convert(Rows(*gather_rows(rows_at, heaps_at, before.width, blobs)))
-        return made
+            converted[number] = self._convert(Rows(*gather_rows(rows_at, heaps_at, before.width, blobs)))
+        return converted
 
     def parts(self, wanted: NDArray[np.int64], tied: NDArray[np.bool_]) -> Iterator[Part]:
         """See `BlockSource.parts`."""
         return in_parts(self.blocks, wanted, tied, _AT_ONCE)
 
     def filters(self, wanted: Numbers) -> Callable[[], FilterTable]:
-        """See `BlockSource.filters`: hashes are what they were."""
+        """See `BlockSource.filters`: hashes do not change, so the file's own filters apply."""
         return self._source.filters(wanted)
 
     def expect_rows(self, places: NDArray[np.uint64]) -> None:
-        """They are here: `blocks` has brought them."""
+        """Do nothing: converted blocks are in memory."""
 
     def expect_blocks(self, begin: int, end: int) -> None:
         """See `BlockSource.expect_blocks`."""

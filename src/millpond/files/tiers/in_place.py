@@ -1,4 +1,4 @@
-"""Run files in a state location on a local disk: raw, and mapped where they lie."""
+"""Run files in a state location on a local disk: raw, and mapped in place."""
 
 from __future__ import annotations
 
@@ -17,13 +17,22 @@ _BUFFER = 1 << 20
 
 
 class InPlace:
-    """Writes and maps the run files of a location on a local disk."""
+    """Writer and reader of the run files of a location on a local disk."""
 
     def __init__(self, files: LocalFiles) -> None:
         self._files = files
 
     def write(self, name: str, pieces: Iterable[Rows], layout: RowLayout) -> tuple[RunRef, MappedSource]:
-        """Write a run, durably, and map it."""
+        """Write a run durably and map it.
+
+        Args:
+            name: name of the file.
+            pieces: rows in hash order, in chunks.
+            layout: layout of the rows.
+
+        Returns:
+            The reference to the file, and its blocks.
+        """
         staged = self._files.staging()
         try:
             with open(staged, "wb", buffering=_BUFFER) as raw:
@@ -42,7 +51,7 @@ class InPlace:
         return writer.ref(name, target), source
 
     def open(self, ref: RunRef, layout: RowLayout) -> MappedSource | None:
-        """Map a run; None if its blocks are compressed, as in a location that was copied from an object store.
+        """Map a run; return None if its blocks are compressed, as in a location copied from an object store.
 
         Raises:
             StateDamagedError: the file is missing, cut short or altered.
@@ -60,5 +69,5 @@ class InPlace:
 
 
 def in_place(files: FileSystem) -> InPlace | None:
-    """The way to the run files of a location if they can be mapped where they lie."""
+    """Return the `InPlace` of a location whose run files can be mapped in place, else None."""
     return InPlace(files) if isinstance(files, LocalFiles) else None

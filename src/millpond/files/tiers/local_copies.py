@@ -1,4 +1,4 @@
-"""Run files with a raw copy on the local disk, if there is room for it: mapped when there, remote when not."""
+"""Run files with a raw copy on the local disk if there is room: mapped if copied, else read from the remote store."""
 
 from __future__ import annotations
 
@@ -26,23 +26,24 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _BUFFER = 1 << 20
-_STALE = 3600.0  # seconds after which a file written aside was left by a process that died
+_STALE = 3600.0  # seconds after which a temporary file counts as left by a dead process
 
 
 class LocalCache:
-    """A directory of copies: of run files raw ones, of append files as they are. Thread-safe.
+    """A directory of local copies: raw ones of run files, identical ones of append files. Thread-safe.
 
-    Copies left by an earlier process are found again. Losing the directory loses nothing but time.
+    Copies of an earlier process are reused. If the directory is lost, only time is lost.
 
     Args:
-        path: the directory. limit: bytes of copies, at most.
-        policy: what is copied, and what goes; by default a `HistoryPolicy`.
-        renew: called before a copy is made, and when the directory is gone makes another and returns its path; None
-            if it is there. By default it makes the same again.
+        path: the directory.
+        limit: largest size of all copies in bytes.
+        policy: admission and eviction; by default a `HistoryPolicy`.
+        renew: called before a copy is made. If the directory was deleted, it creates another and returns its path; else
+            it returns None. By default it creates the same directory again.
 
     Attributes:
         blocks: blocks and filters that were read from copies so far.
-        copied: bytes of copies so far for which files were read, new ones aside.
+        copied: bytes of copies so far for which remote files were read; copies of newly written files do not count.
     """
 
     def __init__(
@@ -64,18 +65,18 @@ class LocalCache:
         self._find()
 
     def _find(self) -> None:
-        """Take in what lies in the directory."""
-        found = []
+        """Register the copies in the directory, oldest first, and delete stale temporary files."""
+        copies = []
         for entry in os.scandir(self.path):
             try:
                 status = entry.stat()
-            except FileNotFoundError:  # an earlier use of the directory is just ending
+            except FileNotFoundError:  # an earlier process that used the directory is just ending
                 continue
             if entry.name.endswith((".run", ".append")):
-                found.append((status.st_mtime, entry.name, status.st_size))
+                copies.append((status.st_mtime, entry.name, status.st_size))
             elif entry.name.endswith(".tmp") and status.st_mtime < time.time() - _STALE:
                 _unlink(entry.path)
-        for _, name, size in sorted(found):
+        for _, name, size in sorted(copies):
             victims = self._policy.admit(name, size, written=True)
             for victim in [name] if victims is None else victims:
                 _unlink(self.place(victim))
@@ -87,21 +88,21 @@ class LocalCache:
         return self.path
 
     def _begin_anew(self) -> None:
-        """If the directory is gone, go on in another, with what is there; nobody's copy counts any more."""
+        """Switch to another directory if this one was deleted; all previous copies become invalid."""
         with self._lock:
             try:
                 path = self._renew()
                 if path is None:
                     return
-                gone, self.path = self.path, path
+                old_path, self.path = self.path, path
                 self._policy.clear()
                 self._find()
-            except OSError as error:  # a disk that fails is as good as none
+            except OSError as error:  # without a working disk, files are read remotely
                 _log.debug("no local copies in %s: %s", self.path, error)
                 return
-            users = [user for some in self._users.values() for user in some]
+            users = [user for callbacks in self._users.values() for user in callbacks]
             self._users.clear()
-        _log.warning("the local copies in %s are gone: files are copied again, to %s, as they are read", gone, path)
+        _log.warning("the local copies in %s are gone: files are copied again, to %s, as they are read", old_path, path)
         for user in users:
             user()
 
@@ -112,21 +113,27 @@ class LocalCache:
             return self._policy.bytes
 
     def place(self, name: str) -> str:
-        """Where the copy of a file stands or would stand."""
+        """Return the path of a file's copy, whether it exists or not."""
         return os.path.join(self.path, os.path.basename(name))
 
     def staged(self, name: str) -> str:
-        """Where the copy of a file is written before it is whole; only this process uses it."""
+        """Return the temporary path at which this thread writes the copy of a file."""
         self._begin_anew()
         return f"{self.place(name)}.{os.getpid()}.{threading.get_ident()}.tmp"
 
     def has(self, name: str) -> bool:
-        """Whether there is a copy of a file; then it is the most recently used."""
+        """Return whether a file has a copy, and mark the copy as most recently used."""
         with self._lock:
             return self._policy.touch(os.path.basename(name))
 
     def read(self, name: str, lengths: float, blocks: int = 0) -> None:
-        """Some of a file was read: so many times its length, and so many blocks of it from its copy."""
+        """Record a read of a file.
+
+        Args:
+            name: name of the file.
+            lengths: bytes read, as a multiple of the file's length.
+            blocks: blocks that were read from the copy.
+        """
         with self._lock:
             self.blocks += blocks
             self._policy.read(os.path.basename(name), lengths)
@@ -142,15 +149,20 @@ class LocalCache:
             return self._policy.wants(os.path.basename(name), size)
 
     def admit(self, name: str, staged: str, *, written: bool) -> bool:
-        """Take in a copy that is whole, if the policy says so; else delete it.
+        """Admit a complete copy if the policy says so; else delete it.
 
         Args:
-            written: the file is new.
+            name: name of the file.
+            staged: path of the complete copy.
+            written: whether the file was just written by this process.
+
+        Returns:
+            Whether the copy was admitted.
         """
         key = os.path.basename(name)
         try:
             size = os.stat(staged).st_size
-        except OSError:  # somebody has emptied the folder
+        except OSError:  # another process has emptied the folder
             return False
         with self._lock:
             victims = self._policy.admit(key, size, written=written)
@@ -174,15 +186,15 @@ class LocalCache:
         return True
 
     def use(self, name: str, lost: Callable[[], None]) -> bool:
-        """Say whom to tell when the copy of a file goes; False if it is gone already."""
+        """Register a callback for the eviction of a file's copy; return False if the copy does not exist."""
         key = os.path.basename(name)
         with self._lock:
-            if here := self._policy.touch(key):
+            if exists := self._policy.touch(key):
                 self._users.setdefault(key, []).append(lost)
-            return here
+            return exists
 
     def leave(self, name: str, lost: Callable[[], None]) -> None:
-        """Take `use` back."""
+        """Unregister a callback of `use`."""
         key = os.path.basename(name)
         with self._lock:
             users = [user for user in self._users.pop(key, ()) if user != lost]
@@ -199,7 +211,7 @@ class LocalCache:
 
 
 class CopyBeside:
-    """A local copy as it is written beside its file: given up once it is too long, or the disk is full."""
+    """A local copy that is written while its file is written; discarded if it gets too long or the disk fails."""
 
     def __init__(self, path: str, most: int) -> None:
         self._path = path
@@ -211,7 +223,7 @@ class CopyBeside:
             self._left = -1
 
     def write(self, data: Buffer) -> None:
-        """Write some bytes, as long as there is room."""
+        """Write some bytes, unless the copy was given up."""
         self._left -= memoryview(data).nbytes
         if self._left >= 0 and self._file is not None:
             try:
@@ -236,18 +248,19 @@ class CopyBeside:
 class CachedSource:
     """The blocks of a run file, from its local copy while there is one.
 
-    A local copy that proves damaged is deleted, and the file in the state location read instead.
+    If a local copy is damaged, it is deleted, and the file in the state location is read instead.
 
     Args:
-        ref: the file. layout: the layout of its rows.
+        ref: the file.
+        layout: layout of its rows.
         open_remote: opens the file in the state location.
-        cache: where local copies stand. mapped: the local copy, if there is one.
-        copy: has a local copy made and adopted, at some time. It is called when what is read from afar may make that
-            pay.
+        cache: the cache of local copies.
+        mapped: the local copy, if there is one.
+        copy: called after remote reads; may make a local copy in the background if that pays, and `adopt` it.
 
     Attributes:
-        copying: held by whoever makes a local copy.
-        closed: nobody reads it any more.
+        copying: lock held while a local copy is made.
+        closed: whether the source is closed.
     """
 
     def __init__(
@@ -295,14 +308,18 @@ class CachedSource:
         return sum(a.nbytes for a in (self.index.fence, self.index.starts, self.index.lines)) * 2
 
     def remote(self) -> RemoteSource:
-        """The file in the state location."""
+        """Return the source of the file in the state location; opened on first use."""
         with self._lock:
             if self._remote is None:
                 self._remote = self._open_remote()
             return self._remote
 
     def adopt(self, mapped: MappedSource) -> None:
-        """Use a local copy from now on."""
+        """Use a local copy from now on, unless it was evicted meanwhile.
+
+        Raises:
+            ValueError: the copy belongs to another file.
+        """
         if not np.array_equal(mapped.index.fence, self.index.fence):
             raise ValueError("the local copy is not of this file")
         if not self._cache.use(self.ref.name, self._lose):
@@ -330,12 +347,12 @@ class CachedSource:
         before = remote.fetched
         bring = remote.scanned(begin, end)
 
-        def told() -> BlockTable:
+        def bring_and_record() -> BlockTable:
             table = bring()
-            self._read_afar(remote, before)
+            self._read_remote(remote, before)
             return table
 
-        return told
+        return bring_and_record
 
     def parts(self, wanted: NDArray[np.int64], tied: NDArray[np.bool_]) -> Iterator[Part]:
         """See `BlockSource.parts`."""
@@ -347,12 +364,12 @@ class CachedSource:
 
     def _told(self, parts: Iterator[Part], remote: RemoteSource, before: int) -> Iterator[Part]:
         yield from parts
-        self._read_afar(remote, before)
+        self._read_remote(remote, before)
 
     def filters(self, wanted: Numbers) -> Callable[[], FilterTable]:
         """See `BlockSource.filters`."""
         mapped = self._mapped
-        if mapped is not None:  # few and small, they would stay in the cache: a copy saves little there
+        if mapped is not None:  # length 0: few and small, filters would stay in the cache, so a copy saves little
             self._cache.read(self.ref.name, 0.0, _distinct(wanted // mapped.group))
         return self._ask(lambda source: source.filters(wanted))
 
@@ -369,6 +386,7 @@ class CachedSource:
             mapped.expect_blocks(begin, end)
 
     def _ask(self, question: Callable[[BlockSource], T]) -> T:
+        """Run a read on the local copy; if that is damaged, delete it and read the remote file."""
         mapped = self._mapped
         if mapped is not None:
             try:
@@ -378,14 +396,19 @@ class CachedSource:
                 self._cache.drop(self.ref.name)
         remote = self.remote()
         before = remote.fetched
-        answer = question(remote)
-        self._read_afar(remote, before)
-        return answer
+        result = question(remote)
+        self._read_remote(remote, before)
+        return result
 
-    def _read_afar(self, remote: RemoteSource, before: int) -> None:
-        """Something was read from the state location; `before` is how much had been until then."""
-        if (more := remote.fetched - before) > 0:
-            self._cache.read(self.ref.name, more / self.ref.bytes)
+    def _read_remote(self, remote: RemoteSource, before: int) -> None:
+        """Record a remote read, and trigger a local copy if that may pay.
+
+        Args:
+            remote: the source that was read.
+            before: its `fetched` before the read.
+        """
+        if (fetched := remote.fetched - before) > 0:
+            self._cache.read(self.ref.name, fetched / self.ref.bytes)
             if self._copy is not None:
                 self._copy(self)
 
@@ -393,7 +416,7 @@ class CachedSource:
         self._mapped = None
 
     def close(self) -> None:
-        """See `BlockSource.close`; the local copy stays for the next one to open the file."""
+        """See `BlockSource.close`; the local copy stays for later readers of the file."""
         self.closed = True
         self._cache.leave(self.ref.name, self._lose)
         with self._lock:
@@ -402,7 +425,7 @@ class CachedSource:
 
 
 def _distinct(numbers: Numbers) -> int:
-    """How many different ones there are of some ascending numbers."""
+    """Count the distinct values of ascending numbers."""
     return int(np.count_nonzero(np.diff(numbers))) + 1 if len(numbers) else 0
 
 

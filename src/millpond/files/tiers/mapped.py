@@ -1,4 +1,4 @@
-"""Raw run files on a local disk, mapped into memory; every block is checked before it is first used."""
+"""Raw run files on a local disk, mapped into memory; each block is checked before its first use."""
 
 from __future__ import annotations
 
@@ -17,32 +17,33 @@ from millpond.kernels.runs.bloom import LINE
 from millpond.kernels.runs.readahead import ask_for, ask_for_range, probably_cached
 from millpond.layout import RowLayout
 
-_REACH_ROWS = 16  # a row is seldom farther from where its hash says
+_REACH_ROWS = 16  # a row is seldom farther from the position that interpolation of its hash gives
 _GAP = 4 * mmap.PAGESIZE
 PART_BLOCKS = 128
-"""Blocks of a local file that are checked, and probed, at a time."""
+"""Blocks of a local file that are checked and probed together."""
 _AT_HAND = 31
-"""Calls for which pages are taken to be in memory once some were: to ask the system takes longer than to use them."""
+"""Calls for which pages are assumed to be in memory after a check found them there: the check costs more than a use."""
 
 
 class CompressedError(ValueError):
-    """A run file whose blocks have to be decoded cannot be mapped."""
+    """A run file is compressed, so it cannot be mapped."""
 
 
 class MappedSource:
-    """The blocks of a raw run file where they lie.
+    """The blocks of a raw run file, mapped in place.
 
     Args:
-        path: the file.
-        layout: the layout of its rows.
-        checked: the file was written by this process just now, or checked whole.
+        path: path of the file.
+        layout: layout of its rows.
+        checked: whether blocks need no check, because this process has just written or completely checked the file.
 
     Attributes:
-        stamps: the lowest and the highest of its rows. group: blocks whose filters stand together.
+        stamps: lowest and highest access time of its rows.
+        group: number of blocks whose filters are stored together.
 
     Raises:
-        StateDamagedError: the file is not a whole run file.
-        CompressedError: it is one, but compressed.
+        StateDamagedError: the file is not a complete run file.
+        CompressedError: the file is compressed.
     """
 
     distant = True
@@ -56,7 +57,7 @@ class MappedSource:
                 raise damaged(path, "it is empty")
             self._map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
         self._view = memoryview(self._map)
-        # A file of another length than it was written with is found out here, or rows could end beyond the mapping.
+        # A truncated file must be detected here; otherwise rows could end beyond the mapping.
         directory = read_directory(lambda o, n: self._view[o : o + n], self.size, path, layout)
         if not directory.raw:
             raise CompressedError(f"{path} is compressed and cannot be used where it lies")
@@ -71,7 +72,7 @@ class MappedSource:
         self._table = BlockTable(words_at, heap_at, (self._map,))
         self._filters = FilterTable(filter_at, (self._map,))
         self._reach = _REACH_ROWS * 8 * layout.width
-        # Faults of probes bring in a page, not its neighbourhood; whoever wants more asks for it.
+        # No readahead by the kernel: a page fault of a probe reads one page, and `expect_…` requests further pages.
         self._map.madvise(mmap.MADV_RANDOM)
         self._checked = np.full(self.index.count, checked)
         self._checked_filters = np.full(len(directory.filter_offsets), checked)
@@ -82,24 +83,24 @@ class MappedSource:
 
     @property
     def resident(self) -> bool:
-        """Whether all blocks are known to be right."""
+        """See `BlockSource.resident`: true once all blocks and filters are checked."""
         return self._all_blocks and self._all_filters
 
     def blocks(self, wanted: Numbers) -> BlockTable:
         """See `BlockSource.blocks`."""
         if not self._all_blocks:
-            todo = np.unique(wanted)
-            todo = todo[~self._checked[todo]]
-            for begin, end in _stretches(todo):
+            unchecked = np.unique(wanted)
+            unchecked = unchecked[~self._checked[unchecked]]
+            for begin, end in _stretches(unchecked):
                 self.expect_blocks(begin, end)
-            for block in todo.tolist():
+            for block in unchecked.tolist():
                 self._check(block)
-            if len(todo):
+            if len(unchecked):
                 self._all_blocks = bool(self._checked.all())
         return self._table._replace(complete=self._all_blocks)
 
     def scanned(self, begin: int, end: int) -> Callable[[], BlockTable]:
-        """See `BlockSource.scanned`: as many blocks again are on their way into memory."""
+        """See `BlockSource.scanned`; as many blocks after `end` are prefetched as well."""
         self.expect_blocks(begin, min(begin + 2 * (end - begin), self.index.count))
         return lambda: self.blocks(np.arange(begin, end))
 
@@ -110,22 +111,22 @@ class MappedSource:
     def filters(self, wanted: Numbers) -> Callable[[], FilterTable]:
         """See `BlockSource.filters`."""
         if not self._all_filters:
-            todo = np.unique(np.asarray(wanted) // self.group)
-            todo = todo[~self._checked_filters[todo]]
-            for group in todo.tolist():
+            unchecked = np.unique(np.asarray(wanted) // self.group)
+            unchecked = unchecked[~self._checked_filters[unchecked]]
+            for group in unchecked.tolist():
                 offset = int(self._filters.at[group * self.group]) - self._base - HEADER
                 header = check_block(self._view, offset, self.path, kind=FILTER, width=LINE // 8)
                 lines = int(self.index.lines[group * self.group : (group + 1) * self.group].sum())
                 if header.encoding != RAW or header.stored != LINE * lines:
                     raise damaged(self.path, f"the filter at byte {offset} has another length")
                 self._checked_filters[group] = True
-            if len(todo):
+            if len(unchecked):
                 self._all_filters = bool(self._checked_filters.all())
         return lambda: self._filters
 
     def expect_rows(self, places: NDArray[np.uint64]) -> None:
-        """See `BlockSource.expect_rows`: pages that are not in memory are asked for all at once."""
-        if self._at_hand > 0:  # two threads may both take the last one away
+        """See `BlockSource.expect_rows`: pages that are not in memory are requested together."""
+        if self._at_hand > 0:  # a race of two threads makes it -1, which is harmless
             self._at_hand -= 1
         elif len(places) and probably_cached(places):
             self._at_hand = _AT_HAND
@@ -151,11 +152,11 @@ class MappedSource:
         self._checked[block] = True
 
     def close(self) -> None:
-        """See `BlockSource.close`: the mapping ends with its last pin."""
+        """See `BlockSource.close`: the file is unmapped with its last pin."""
 
 
 def _stretches(numbers: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Ascending numbers as ranges (first, one past the last) without gaps."""
+    """Return ascending numbers as contiguous ranges [first, stop)."""
     if not len(numbers):
         return []
     breaks = np.flatnonzero(np.diff(numbers) > 1)

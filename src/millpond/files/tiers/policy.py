@@ -1,4 +1,4 @@
-"""Which files have copies on the local disk: Flink 2.0 §5.4, with an account of what a copy saves."""
+"""Admission and eviction of local copies (Flink 2.0 §5.4), by the reads that a copy saves."""
 
 from __future__ import annotations
 
@@ -9,67 +9,71 @@ from collections.abc import Callable
 from typing import Protocol
 
 ADMISSION = 2.0
-"""How often a file has to be read within the window to be copied."""
+"""Number of times that a file's length must be read within the window before it is copied."""
 
 _WINDOW = 60.0
-"""Seconds for which reads count."""
+"""Length of the sliding window of reads, in seconds."""
 _STEPS = 12
-"""Parts of the window by which it moves on."""
+"""Number of steps into which the sliding window is divided."""
 
 
 class CachePolicy(Protocol):
-    """Decides what is copied and what goes, and keeps the account of what is there. Not thread-safe.
+    """The policy that admits and evicts local copies, and records which copies exist. Not thread-safe.
 
     Attributes:
-        bytes: of all copies.
+        bytes: total size of all copies.
     """
 
     bytes: int
 
     def read(self, name: str, lengths: float) -> None:
-        """Some of a file was read, from its copy or from afar, so many times its whole length."""
+        """Record a local or remote read of a file; `lengths`: bytes read as a multiple of the file's length."""
 
     def touch(self, name: str) -> bool:
-        """Whether a file has a copy; then it counts as used just now."""
+        """Return whether a file has a copy, and mark the copy as most recently used."""
 
     def expects(self, name: str, size: int) -> bool:
-        """Whether to copy a file that has just been opened, before anything of it is read."""
+        """Return whether to copy a file that has just been opened, before it is read."""
 
     def wants(self, name: str, size: int) -> bool:
-        """Whether to copy a file that is read from afar, which takes reading the whole of it."""
+        """Return whether to copy a file that is read remotely; the copy costs one read of the whole file."""
 
     def admit(self, name: str, size: int, *, written: bool) -> list[str] | None:
-        """Take in a copy that is at hand.
+        """Decide about a complete copy, and register it if it is admitted.
 
         Args:
-            written: the file is new, so that nothing could be read of it.
+            name: name of the file.
+            size: size of the copy in bytes.
+            written: whether the file is new, so that it has no history of reads.
 
         Returns:
-            The copies that have to go for it; None if it is not to stay, and nothing goes.
+            The copies to evict for it; None if it is not admitted.
         """
 
     def forget(self, name: str) -> None:
-        """The copy of a file is gone, and so may be the file."""
+        """Remove a file's copy and its history: the file may be gone, too."""
 
     def clear(self) -> None:
-        """All copies are gone; their files are still read."""
+        """Remove all copies, but keep the files' history of reads."""
 
 
 class HistoryPolicy:
-    """In by how often a file is read, out by how long it has not been.
+    """A policy with admission by read frequency and eviction by LRU.
 
-    A file's *saving* is what its copy saves in a minute: how many bytes were read of it within the last one, from the
-    copy or from afar. (What the cache of blocks answers was not read from afar, and would not be saved.) To copy a file
-    costs its length. So a file is copied if it saves more than `threshold` times that on top of what those copies save
-    which would have to go, the least recently used ones first. A cache that is too small for what is read evenly
-    therefore keeps what it has, and a single scan, which reads each file once, changes nothing.
+    A file's *saving* is the number of bytes read of the file within the last minute, locally or remotely. A copy saves
+    these remote reads. (Hits of the block cache do not count: they need no remote read.) A copy costs one read of the
+    file's length. So a file is copied if its saving exceeds `threshold` times its length plus the savings of the copies
+    to evict. Copies are evicted in LRU order.
 
-    A new file is at hand, and costs nothing; it is taken to save as much for its length as the copies do on average.
+    Therefore a cache that is too small for evenly read files keeps its copies. A single scan, which reads each file
+    once, changes nothing.
+
+    Copying a new file costs no read. Its saving per byte is assumed to be the average of the existing copies.
 
     Args:
-        limit: bytes of copies, at most.
-        threshold: lengths of a file.
-        clock: seconds.
+        limit: largest size of all copies in bytes.
+        threshold: reads of a file's length per minute that a copy must exceed.
+        clock: returns seconds.
     """
 
     def __init__(self, limit: int, threshold: float = ADMISSION, clock: Callable[[], float] = time.monotonic) -> None:
@@ -101,7 +105,7 @@ class HistoryPolicy:
         return True
 
     def expects(self, name: str, size: int) -> bool:
-        """See `CachePolicy.expects`: if there is room."""
+        """See `CachePolicy.expects`: true if there is free room."""
         return self.bytes + size <= self.limit
 
     def wants(self, name: str, size: int) -> bool:
@@ -119,9 +123,9 @@ class HistoryPolicy:
         if victims is None:
             return None
         if victims:
-            lost = self._saving(victims)
-            mine = (self._mean() if written else self.frequency(name)) * size
-            if mine < lost or (mine == lost and not written):
+            lost_saving = self._saving(victims)
+            saving = (self._mean() if written else self.frequency(name)) * size
+            if saving < lost_saving or (saving == lost_saving and not written):
                 return None
         for victim in victims:
             self.forget_copy(victim)
@@ -140,32 +144,32 @@ class HistoryPolicy:
         self.bytes = 0
 
     def forget_copy(self, name: str) -> None:
-        """The copy of a file is gone; the file is still read."""
+        """Remove a file's copy, but keep its history of reads."""
         self.bytes -= self._copies.pop(name, 0)
 
     def frequency(self, name: str) -> float:
-        """How often a file was read within the last minute, in lengths of it."""
+        """Return the bytes read of a file within the last minute, as a multiple of its length."""
         oldest = self._step() - _STEPS
         return math.fsum(lengths for step, lengths in self._reads.get(name, ()) if step > oldest)
 
     def _victims(self, size: int) -> list[str] | None:
-        """Those that have to go for so many bytes; None if nothing would make room."""
+        """Return the copies to evict for `size` bytes, in LRU order; None if `size` exceeds the limit."""
         if size > self.limit:
             return None
         victims = []
-        left = self.bytes + size - self.limit
+        excess = self.bytes + size - self.limit
         for name, held in self._copies.items():
-            if left <= 0:
+            if excess <= 0:
                 break
             victims.append(name)
-            left -= held
+            excess -= held
         return victims
 
     def _saving(self, names: list[str]) -> float:
         return math.fsum(self.frequency(name) * self._copies[name] for name in names)
 
     def _mean(self) -> float:
-        """How often copies are read on average, in lengths of them."""
+        """Return the average saving of the copies per byte."""
         return self._saving(list(self._copies)) / self.bytes if self.bytes else 0.0
 
     def _step(self) -> int:

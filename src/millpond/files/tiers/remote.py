@@ -1,4 +1,4 @@
-"""Run files in the state location, read block by block through a cache."""
+"""Run files in a remote state location, read by blocks through a cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.files.backends.filesystem import Buffer, FileSystem
-from millpond.files.backends.patience import patiently
+from millpond.files.backends.retry import with_retries
 from millpond.files.formats.blocks import RUN_BLOCK, BlockTable, FilterTable, Numbers, Part, stops_of
 from millpond.files.formats.codec import FILTER, HEADER, RAW, Decoded, check_block, damaged, decode_blocks
 from millpond.files.formats.run import Directory, footer_guess, read_directory
@@ -25,9 +25,9 @@ from millpond.kernels.runs.bloom import LINE
 from millpond.layout import RowLayout, Rows
 
 GAP = 256 << 10
-"""Bytes between two wanted blocks up to which they are asked for together, with what is between."""
+"""Largest gap in bytes between two blocks that are fetched in one request, including the gap."""
 _REQUEST = 1 << 20
-"""Bytes that are asked for in one request, at most, unless a block is larger; requests of one call run side by side."""
+"""Largest size of one request in bytes, unless a block is larger; requests of one call run concurrently."""
 _NO_HEAP = np.empty(0, np.uint8)
 
 
@@ -35,16 +35,18 @@ class RemoteSource:
     """The blocks of a run file in the state location.
 
     Args:
-        files: the state location. ref: the file. layout: the layout of its rows.
-        cache: keeps decoded blocks, and filters. pool: runs requests side by side; its threads must not wait for this
-            source.
-        allowance: memory for what is on its way to lookups.
+        files: the state location.
+        ref: the file.
+        layout: layout of its rows.
+        cache: cache of decoded blocks and of filters.
+        pool: runs requests concurrently; its threads must not wait for this source.
+        allowance: memory budget for blocks in flight to lookups.
 
     Attributes:
-        fetched: bytes of blocks and filters that were read so far, repeatedly read ones repeatedly.
+        fetched: bytes of blocks and filters that were read so far, including repeated reads.
 
     Raises:
-        StateDamagedError: the file is missing or not a whole run file.
+        StateDamagedError: the file is missing or not a complete run file.
     """
 
     resident = False
@@ -67,7 +69,7 @@ class RemoteSource:
         self.ref = ref
         self.layout = layout
         self.directory: Directory = read_directory(
-            lambda o, n: patiently(lambda: files.get_range(ref.name, o, n)),
+            lambda o, n: with_retries(lambda: files.get_range(ref.name, o, n)),
             ref.bytes,
             self._place,
             layout,
@@ -78,7 +80,7 @@ class RemoteSource:
         self.index = self.directory.index
         self._counts = np.diff(self.index.starts)
         self.fetched = 0
-        self._edge: dict[int, Rows] = {}  # where a scan was last: its next piece begins in the same block
+        self._edge: dict[int, Rows] = {}  # last block of the last scan: the scan's next range begins in the same block
         directory = self.directory
         held = (self.index.fence, self.index.starts, self.index.lines, self._counts)
         self.memory = sum(array.nbytes for array in (*held, directory.offsets, directory.sizes, directory.filter_lines))
@@ -86,48 +88,48 @@ class RemoteSource:
     def blocks(self, wanted: Numbers) -> BlockTable:
         """See `BlockSource.blocks`."""
         numbers = np.unique(wanted).astype(np.int64)
-        here = self._cached(numbers, once=False)
-        read = self._read_all(self._spans(_without(numbers, here)))
+        cached = self._cached(numbers, once=False)
+        read = self._read_all(self._spans(_without(numbers, cached)))
         self._keep(read, once=False)
         table = self._empty_table()
-        return table._replace(pins=self._fill(table, here, read))
+        return table._replace(pins=self._fill(table, cached, read))
 
     def scanned(self, begin: int, end: int) -> Callable[[], BlockTable]:
         """See `BlockSource.scanned`."""
         numbers = np.arange(begin, end)
-        here = self._cached(numbers, once=True)
-        asked = [(span, self._pool.submit(self._fetch, span)) for span in self._spans(_without(numbers, here))]
+        hits = self._cached(numbers, once=True)
+        awaited = [(span, self._pool.submit(self._fetch, span)) for span in self._spans(_without(numbers, hits))]
 
         def bring() -> BlockTable:
-            read = [(span, self._decode(span, future.result())) for span, future in asked]
-            asked.clear()
+            read = [(span, self._decode(span, future.result())) for span, future in awaited]
+            awaited.clear()
             self._keep(read, once=True)
             table = self._empty_table()
-            pins = self._fill(table, here, read)
+            pins = self._fill(table, hits, read)
             if len(numbers):
                 last = end - 1
-                self._edge = {last: here[last] if last in here else _copied(read[-1][1].block(len(read[-1][0]) - 1))}
+                self._edge = {last: hits[last] if last in hits else _copied(read[-1][1].block(len(read[-1][0]) - 1))}
             return table._replace(pins=pins)
 
         return bring
 
     def parts(self, wanted: NDArray[np.int64], tied: NDArray[np.bool_]) -> Iterator[Part]:
-        """See `BlockSource.parts`: requests of the next parts are under way, as far as there is memory for them."""
+        """See `BlockSource.parts`; the next parts are prefetched as far as the memory budget allows."""
         parts = self._parts(wanted, tied)
-        next(parts)  # the first requests go out
+        next(parts)  # sends the first requests
         return cast(Iterator[Part], parts)
 
     def _parts(self, wanted: NDArray[np.int64], tied: NDArray[np.bool_]) -> Iterator[Part | None]:
-        # A lookup of more blocks than the cache has room for finds none of them there the next time.
+        # A lookup of more blocks than the cache holds would evict its own blocks before the next lookup needs them.
         once = len(wanted) * RUN_BLOCK > self._cache.block_limit // 2
         waiting = deque(self._steps(wanted, tied))
-        under_way: deque[_Step] = deque()
+        started: deque[_Step] = deque()
         table = self._empty_table()
 
         def go_on() -> None:
-            while waiting and self._allowance.take(waiting[0].size, anyway=not under_way):
+            while waiting and self._allowance.take(waiting[0].size, anyway=not started):
                 step = waiting.popleft()
-                under_way.append(step)
+                started.append(step)
                 numbers = step.numbers
                 step.here = self._cached(numbers, once=once)
                 for span in self._spans(_without(numbers, step.here)):
@@ -136,33 +138,36 @@ class RemoteSource:
         try:
             go_on()
             yield None
-            while under_way:
-                step = under_way[0]
+            while started:
+                step = started[0]
                 read = [(span, self._decode(span, asked.result())) for span, asked in step.asked]
                 step.asked.clear()
                 self._keep(read, once=once)
                 yield Part(step.begin, step.end, table._replace(pins=self._fill(table, step.here, read)))
                 del read
                 table.words_at[step.numbers] = table.heap_at[step.numbers] = 0
-                self._allowance.give(under_way.popleft().size)
+                self._allowance.give(started.popleft().size)
                 go_on()
         finally:
-            for step in under_way:
+            for step in started:
                 for _, asked in step.asked:
                     asked.cancel()
                 self._allowance.give(step.size)
 
     def _steps(self, wanted: NDArray[np.int64], tied: NDArray[np.bool_]) -> list[_Step]:
-        """Blocks in parts, with the memory that each takes: what is read, with the gaps in it, and what that makes."""
+        """Divide a lookup's blocks into parts of the allowance's step size.
+
+        A part takes memory for the bytes that are read, including gaps, and for the decoded blocks.
+        """
         new = np.diff(wanted, prepend=-1) > 0
-        numbers, at = wanted[new], np.cumsum(new) - 1
+        numbers, position = wanted[new], np.cumsum(new) - 1
         offsets, sizes = self.directory.offsets[numbers], self.directory.sizes[numbers]
         gaps = np.append(np.diff(offsets), sizes[-1:]) - sizes
-        each = sizes + np.where(gaps <= GAP, gaps, 0) + np.maximum(RUN_BLOCK, sizes)
-        total = np.append(0, np.cumsum(each))
+        memory = sizes + np.where(gaps <= GAP, gaps, 0) + np.maximum(RUN_BLOCK, sizes)
+        total = np.append(0, np.cumsum(memory))
         steps = []
-        for begin, end in pairwise(stops_of(tied, total[at] // self._allowance.step)):
-            low, high = int(at[begin]), int(at[end - 1]) + 1
+        for begin, end in pairwise(stops_of(tied, total[position] // self._allowance.step)):
+            low, high = int(position[begin]), int(position[end - 1]) + 1
             steps.append(_Step(begin, end, numbers[low:high], int(total[high] - total[low])))
         return steps
 
@@ -170,50 +175,50 @@ class RemoteSource:
         """See `BlockSource.filters`."""
         per_group = self.directory.group
         groups = np.flatnonzero(np.bincount(np.asarray(wanted) // per_group)).tolist()
-        found = self._cache.get_filters(self.ref.name, groups)
-        missing = [group for group in groups if group not in found]
-        asked = [(group, self._pool.submit(self._read_filter, group)) for group in missing]
+        filter_rows = self._cache.get_filters(self.ref.name, groups)
+        missing = [group for group in groups if group not in filter_rows]
+        awaited = [(group, self._pool.submit(self._read_filter, group)) for group in missing]
 
         def bring() -> FilterTable:
-            read = {group: future.result() for group, future in asked}
+            read = {group: future.result() for group, future in awaited}
             self._cache.put_filters(self.ref.name, read)
-            found.update(read)
+            filter_rows.update(read)
             filter_at = np.zeros(self.index.count, np.uint64)
             for group in groups:
-                part = slice(group * per_group, (group + 1) * per_group)
-                lines = self.directory.filter_lines[part].astype(np.uint64)
-                filter_at[part] = np.uint64(address(found[group].words)) + np.uint64(LINE) * lines
-            return FilterTable(filter_at, list(found.values()))
+                blocks = slice(group * per_group, (group + 1) * per_group)
+                lines = self.directory.filter_lines[blocks].astype(np.uint64)
+                filter_at[blocks] = np.uint64(address(filter_rows[group].words)) + np.uint64(LINE) * lines
+            return FilterTable(filter_at, list(filter_rows.values()))
 
         return bring
 
     def pieces(self) -> Iterator[Rows]:
-        """All blocks in order, each read once and not kept in the cache."""
+        """Yield all blocks in order; each is read once and not cached."""
         group = self.directory.offsets // (8 * _REQUEST)
         for numbers in np.split(np.arange(self.index.count), np.flatnonzero(np.diff(group)) + 1):
             for span, decoded in self._read_all(self._spans(numbers)):
-                for at in range(len(span)):
-                    yield decoded.block(at)
+                for position in range(len(span)):
+                    yield decoded.block(position)
 
     def _empty_table(self) -> BlockTable:
         return BlockTable(np.zeros(self.index.count, np.uint64), np.zeros(self.index.count, np.uint64), ())
 
     def _cached(self, numbers: NDArray[np.int64], *, once: bool) -> dict[int, Rows]:
         wanted = numbers.tolist()
-        found = self._cache.get(self.ref.name, wanted, once=once)
+        cached = self._cache.get(self.ref.name, wanted, once=once)
         edge = self._edge
-        return found | {number: rows for number, rows in edge.items() if number in wanted}
+        return cached | {number: rows for number, rows in edge.items() if number in wanted}
 
     def _keep(self, read: _Read, *, once: bool) -> None:
-        """Have what was read in the cache, of which each block can be given up by itself."""
+        """Cache fetched blocks. They are copied, so that the cache can evict each block independently."""
         if not self._cache.limit or (once and self._cache.full):
             return
         for span, decoded in read:
-            made = {number: _copied(decoded.block(at)) for at, number in enumerate(span.tolist())}
-            self._cache.put(self.ref.name, made, once=once)
+            blocks = {number: _copied(decoded.block(position)) for position, number in enumerate(span.tolist())}
+            self._cache.put(self.ref.name, blocks, once=once)
 
     def _fill(self, table: BlockTable, here: dict[int, Rows], read: _Read) -> list[Any]:
-        """Enter blocks into a table, and return what keeps them alive."""
+        """Enter the addresses of blocks into a table; return the pins that keep their memory alive."""
         for number, rows in here.items():
             table.words_at[number], table.heap_at[number] = address(rows.words), address(rows.heap)
         for span, decoded in read:
@@ -221,7 +226,7 @@ class RemoteSource:
         return [*here.values(), *(decoded.rows for _, decoded in read)]
 
     def _spans(self, numbers: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """Blocks (ascending) as they are asked for: near ones in one request, as long as it is not too large."""
+        """Group blocks (ascending numbers) into requests: near ones together, up to about `_REQUEST` bytes."""
         if not len(numbers):
             return []
         begins = self.directory.offsets[numbers]
@@ -236,11 +241,11 @@ class RemoteSource:
     def _fetch(self, span: NDArray[np.int64]) -> Buffer:
         offsets, sizes = self.directory.offsets[span], self.directory.sizes[span]
         begin, end = int(offsets[0]), int(offsets[-1] + sizes[-1])
-        self.fetched += int(sizes.sum())  # a race loses a count, which does no harm
-        return patiently(lambda: self._files.get_range(self.ref.name, begin, end - begin))
+        self.fetched += int(sizes.sum())  # a race between threads can lose a count, which is harmless
+        return with_retries(lambda: self._files.get_range(self.ref.name, begin, end - begin))
 
     def _decode(self, span: NDArray[np.int64], data: Buffer) -> Decoded:
-        # By whoever waits: many threads that decode a little each would mostly wait for each other.
+        # Decoded by the thread that waits: many pool threads that decode a little would mostly wait for each other.
         offsets = self.directory.offsets[span]
         begin = int(offsets[0])
         return decode_blocks(
@@ -250,18 +255,19 @@ class RemoteSource:
     def _read_filter(self, group: int) -> Rows:
         offset, size = int(self.directory.filter_offsets[group]), self.directory.filter_size(group)
         self.fetched += size
-        data = memoryview(patiently(lambda: self._files.get_range(self.ref.name, offset, size))).cast("B")
+        data = memoryview(with_retries(lambda: self._files.get_range(self.ref.name, offset, size))).cast("B")
         header = check_block(data, 0, self._place, kind=FILTER, width=LINE // 8)
         if header.encoding != RAW or HEADER + header.stored != len(data):
             raise damaged(self._place, f"the filter at byte {offset} has another length")
-        lines = np.frombuffer(data, np.uint64, header.stored // 8, HEADER).copy()  # the answer may hold more than it
+        # Copied, because the answer's buffer may be larger than the filter and would stay in memory with it.
+        lines = np.frombuffer(data, np.uint64, header.stored // 8, HEADER).copy()
         return Rows(lines.reshape(-1, LINE // 8), _NO_HEAP)
 
     def expect_rows(self, places: NDArray[np.uint64]) -> None:
-        """They are here: `blocks` has brought them."""
+        """Do nothing: `blocks` has fetched them into memory."""
 
     def expect_blocks(self, begin: int, end: int) -> None:
-        """`blocks` brings them, side by side."""
+        """Do nothing: `blocks` fetches them concurrently."""
 
     def close(self) -> None:
         """See `BlockSource.close`."""
@@ -274,10 +280,14 @@ _Read = list[tuple[NDArray[np.int64], Decoded]]
 
 @dataclass(eq=False)
 class _Step:
-    """A part of the blocks of a lookup: from where to where, which they are, and the bytes of memory that it takes.
+    """A part of the blocks of a lookup.
 
     Attributes:
-        here: what was in the cache. asked: the rest, on its way.
+        begin, end: positions [begin, end) in the lookup's request.
+        numbers: int64, block numbers.
+        size: bytes of memory that the part takes.
+        here: blocks that were in the cache.
+        asked: requests in flight for the other blocks.
     """
 
     begin: int

@@ -1,1 +1,1 @@
-"""Folding values into groups."""
+"""Aggregation of values into groups."""

@@ -1,6 +1,6 @@
-"""Byte strings as state: which value of a block each row ends up with, so that only that one is written to the heap.
+"""Byte strings as aggregate state: only the final value of each row in a block is written to the heap.
 
-A block's candidates are kept in a small scratch hash table from row id to position in the block.
+A scratch hash table maps row ids to the position of their candidate in the block.
 """
 
 # mypy: disable-error-code="untyped-decorator,assignment,return-value"
@@ -20,7 +20,7 @@ from millpond.layout import INLINE, LENGTH
 Array = NDArray[Any]
 
 SCRATCH = 4096
-"""Entries of the scratch table: a power of two, at least twice the rows of a block."""
+"""Entries of the scratch table: a power of two, at least twice the number of rows of a block."""
 
 _ZERO = np.uint64(0)
 _MIX = np.uint64(0x9E3779B97F4A7C15)
@@ -30,16 +30,17 @@ _SHIFT = np.uint64(64 - 12)
 
 @inlined
 def _slot(scratch: Array, row: int) -> int:
-    """Where `row` stands in the scratch table, or the free entry where it may be put."""
-    at = np.int64((np.uint64(row) * _MIX) >> _SHIFT)
-    while scratch[at, 0] != 0 and scratch[at, 0] != row + 1:
-        at = (at + 1) & (SCRATCH - 1)
-    return at
+    """Find the scratch entry of `row`, or the free entry for it."""
+    # Entries hold row + 1, so that 0 means free.
+    entry = np.int64((np.uint64(row) * _MIX) >> _SHIFT)
+    while scratch[entry, 0] != 0 and scratch[entry, 0] != row + 1:
+        entry = (entry + 1) & (SCRATCH - 1)
+    return entry
 
 
 @helper
 def _swap(word: int) -> int:
-    """Reverse the bytes of a word, so that words compare as their bytes do."""
+    """Reverse the bytes of a word, so that unsigned comparison of words equals that of their bytes."""
     word = ((word & np.uint64(0x00FF00FF00FF00FF)) << np.uint64(8)) | (
         (word >> np.uint64(8)) & np.uint64(0x00FF00FF00FF00FF)
     )
@@ -51,7 +52,8 @@ def _swap(word: int) -> int:
 
 @inlined
 def _compare(left_a: int, left_b: int, left_heap: Array, right_a: int, right_b: int, right_heap: Array) -> int:
-    """Order of two packed byte strings as unsigned bytes: negative, zero or positive."""
+    """Compare two packed byte strings as unsigned bytes: negative, zero or positive."""
+    # The upper half of the first word holds the first four bytes, which decide most comparisons.
     left_head = _swap(left_a >> HALF)
     right_head = _swap(right_a >> HALF)
     if left_head != right_head:
@@ -111,12 +113,12 @@ def extreme_bytes(
     out_rows: Array,
     out_positions: Array,
 ) -> int:
-    """Find the rows whose least or greatest byte string this block changes, and the value that each ends up with.
+    """Find the rows whose least or greatest byte string a block changes, and the final value of each.
 
-    As `aggregate.extreme_ints`, but the values are left for the caller to write; only the null bits are cleared.
+    As `numeric.extreme_ints`, but the caller writes the values; the kernel only clears the null bits.
 
     Returns:
-        How many entries of `out_rows` (row ids, each once) and `out_positions` (positions in the batch) are filled.
+        Number of filled entries of `out_rows` (row ids, distinct) and `out_positions` (positions in the batch).
     """
     table = scratch.reshape(SCRATCH, 2)
     table[:] = 0
@@ -132,10 +134,10 @@ def extreme_bytes(
         row = rows[i]
         a = values[start + i, 0]
         b = values[start + i, 1]
-        at = _slot(table, row)
-        pending = table[at, 0] != 0
+        entry = _slot(table, row)
+        pending = table[entry, 0] != 0
         if pending:
-            old = out_positions[table[at, 1]]
+            old = out_positions[table[entry, 1]]
             order = _compare(a, b, values_heap, values[old, 0], values[old, 1], values_heap)
         elif words[row, null_word] & null_bit:
             order = 1 if greatest else -1
@@ -143,12 +145,12 @@ def extreme_bytes(
             order = _compare(a, b, values_heap, words[row, offset], words[row, offset + 1], heap)
         if ties if order == 0 else (order > 0) == greatest:
             if not pending:
-                table[at, 0] = row + 1
-                table[at, 1] = count
+                table[entry, 0] = row + 1
+                table[entry, 1] = count
                 out_rows[count] = row
                 words[row, null_word] &= keep
                 count += 1
-            out_positions[table[at, 1]] = start + i
+            out_positions[table[entry, 1]] = start + i
             if record:
                 won[i] = 1
     return count
@@ -170,7 +172,7 @@ def assign_bytes(
     """Find the last winning position of each row of the block, and set the rows' null bits.
 
     Returns:
-        How many entries of `out_rows` (row ids, each once) and `out_positions` (positions in the batch) are filled.
+        Number of filled entries of `out_rows` (row ids, distinct) and `out_positions` (positions in the batch).
     """
     table = scratch.reshape(SCRATCH, 2)
     table[:] = 0
@@ -180,13 +182,13 @@ def assign_bytes(
         if won[i] == 0:
             continue
         row = rows[i]
-        at = _slot(table, row)
-        if table[at, 0] == 0:
-            table[at, 0] = row + 1
-            table[at, 1] = count
+        entry = _slot(table, row)
+        if table[entry, 0] == 0:
+            table[entry, 0] = row + 1
+            table[entry, 1] = count
             out_rows[count] = row
             count += 1
-        out_positions[table[at, 1]] = start + i
+        out_positions[table[entry, 1]] = start + i
         if nullable and valid[start + i] == 0:
             words[row, null_word] |= null_bit
         else:
@@ -196,13 +198,13 @@ def assign_bytes(
 
 @kernel(types.void(WORDS_IN, BYTES_IN, INTS_IN, WORDS))
 def take_pairs(values: Array, valid: Array, positions: Array, out: Array) -> None:
-    """Gather the packed values at `positions`; nulls as empty strings."""
+    """Gather packed values at `positions`; nulls become empty strings."""
     nullable = valid.size != 0
     for i in range(positions.size):
-        at = positions[i]
-        if nullable and valid[at] == 0:
+        position = positions[i]
+        if nullable and valid[position] == 0:
             out[i, 0] = _ZERO
             out[i, 1] = _ZERO
         else:
-            out[i, 0] = values[at, 0]
-            out[i, 1] = values[at, 1]
+            out[i, 0] = values[position, 0]
+            out[i, 1] = values[position, 1]

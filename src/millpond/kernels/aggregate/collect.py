@@ -1,7 +1,7 @@
-"""Lists and sketches as state: byte blobs that grow by half and are written in place.
+"""Lists and sketches as aggregate state: byte blobs that grow by half and are updated in place.
 
-A blob is four bytes of header (zeros) and then its content; its length is what it has room for. Beside it stands a word
-that says how much of it is used; while a block is folded in, its upper half counts what is about to be added.
+A blob consists of a header of four zero bytes and its content; its length is its capacity. The word after the blob
+column holds the number of used bytes. While a block is added, the word's upper half counts the bytes to be added.
 """
 
 # mypy: disable-error-code="untyped-decorator,assignment,return-value"
@@ -34,7 +34,7 @@ from millpond.layout import INLINE, LENGTH
 Array = NDArray[Any]
 
 HEADER = 4
-"""Bytes before a blob's content: the row repeats them in its first word, so they never change."""
+"""Bytes of a blob's header. The row repeats them in its first word, so they must never change."""
 _CHUNK = 16
 _ZERO = np.uint64(0)
 _ONE = np.uint64(1)
@@ -42,13 +42,13 @@ _ONE = np.uint64(1)
 
 @inlined
 def _size(values: Array, i: int, width: int) -> int:
-    """Bytes that a value takes in a list: its width, or for byte strings a length and the bytes."""
+    """Return the bytes of a value in a list: its width, or for byte strings a 4-byte length and the bytes."""
     return width if width > 0 else 4 + np.int64(values[i, 0] & LENGTH)
 
 
 @kernel(I64(WORDS, INTS_IN, I64, INTS, INTS))
 def _short(words: Array, rows: Array, offset: int, out_rows: Array, out_sizes: Array) -> int:
-    """Find the rows whose blob has no room for what the upper half of the word of used bytes says, and clear that."""
+    """Find rows whose blob is too short for the bytes counted in the upper half of the used word; clear that half."""
     used_word = offset + 2
     count = 0
     for i in range(rows.size):
@@ -82,12 +82,15 @@ def find_short(
     """Find the rows whose blob has no room for the block's values.
 
     Args:
-        offset: of the blob column; the word of used bytes follows it.
-        values: packed byte strings, looked at only if `width` is 0.
+        words, rows, start, valid: as for `numeric`.
+        offset: first word of the blob column; the used word is at `offset + 2`.
+        values: packed byte strings, read only if `width` is 0.
         width: bytes of a value, 0 for byte strings.
+        out_rows: filled with row ids, distinct.
+        out_sizes: filled with lengths to grow to, in bytes.
 
     Returns:
-        How many entries of `out_rows` (row ids, each once) and `out_sizes` (lengths to grow to) are filled.
+        Number of filled entries of `out_rows` and `out_sizes`.
     """
     nullable = valid.size != 0
     used_word = offset + 2
@@ -101,7 +104,7 @@ def find_short(
 
 @kernel(I64(WORDS, INTS_IN, I64, INTS_IN, INTS, INTS))
 def find_short_by(words: Array, rows: Array, offset: int, sizes: Array, out_rows: Array, out_sizes: Array) -> int:
-    """As `find_short`, where so many bytes are to be added to the blob of each row of the block."""
+    """Find the rows whose blob has no room for `sizes[i]` more bytes; see `find_short`."""
     for i in range(rows.size):
         words[rows[i], offset + 2] += np.uint64(sizes[i]) << HALF
     count: int = _short(words, rows, offset, out_rows, out_sizes)
@@ -110,22 +113,24 @@ def find_short_by(words: Array, rows: Array, offset: int, sizes: Array, out_rows
 
 @kernel(types.void(WORDS_IN, BYTES_IN, INTS_IN, I64, INTS_IN, WORDS, BYTES))
 def grow(words: Array, heap: Array, rows: Array, offset: int, sizes: Array, pairs: Array, out: Array) -> None:
-    """Copy blobs, one after the other, into larger ones.
+    """Copy blobs into larger ones, one after another.
 
     Args:
-        sizes: their new lengths, whose sum is the length of `out` (zeroed).
-        pairs: receives the packed form of the new blobs, `out` being their heap.
+        words, heap, rows, offset: as for `find_short`.
+        sizes: new lengths in bytes; their sum is the length of `out`.
+        pairs: filled with the packed form of the new blobs, with `out` as their heap.
+        out: zeroed.
     """
-    at = np.int64(0)
+    target = np.int64(0)
     for i in range(rows.size):
         row = rows[i]
         if words[row, offset] != _ZERO:
             content = np.int64(words[row, offset + 2] & LENGTH)
             source = np.int64(words[row, offset + 1])
-            copy_bytes(out, at + HEADER, heap, source + HEADER, content)
+            copy_bytes(out, target + HEADER, heap, source + HEADER, content)
         pairs[i, 0] = np.uint64(sizes[i])
-        pairs[i, 1] = np.uint64(at)
-        at += sizes[i]
+        pairs[i, 1] = np.uint64(target)
+        target += sizes[i]
 
 
 @kernel(types.void(WORDS, BYTES, INTS_IN, I64, I64, BYTES_IN, BYTES_IN, I64))
@@ -138,8 +143,8 @@ def append_fixed(
         if nullable and valid[start + i] == 0:
             continue
         row = rows[i]
-        at = np.int64(words[row, offset + 1]) + HEADER + np.int64(words[row, offset + 2])
-        copy_bytes(heap, at, values, (start + i) * width, width)
+        target = np.int64(words[row, offset + 1]) + HEADER + np.int64(words[row, offset + 2])
+        copy_bytes(heap, target, values, (start + i) * width, width)
         words[row, offset + 2] += np.uint64(width)
 
 
@@ -147,25 +152,25 @@ def append_fixed(
 def append_bytes(
     words: Array, heap: Array, rows: Array, start: int, offset: int, values: Array, values_heap: Array, valid: Array
 ) -> None:
-    """Append byte strings, each with its length before it."""
+    """Append byte strings, each preceded by its length (4 bytes)."""
     nullable = valid.size != 0
     for i in range(rows.size):
         if nullable and valid[start + i] == 0:
             continue
         row = rows[i]
-        at = np.int64(words[row, offset + 1]) + HEADER + np.int64(words[row, offset + 2])
+        target = np.int64(words[row, offset + 1]) + HEADER + np.int64(words[row, offset + 2])
         first = values[start + i, 0]
         second = values[start + i, 1]
         length = np.int64(first & LENGTH)
         for k in range(4):
-            heap[at + k] = np.uint8((first >> np.uint64(8 * k)) & np.uint64(255))
+            heap[target + k] = np.uint8((first >> np.uint64(8 * k)) & np.uint64(255))
         if length > INLINE:
-            copy_bytes(heap, at + 4, values_heap, np.int64(second), length)
+            copy_bytes(heap, target + 4, values_heap, np.int64(second), length)
         else:
             for k in range(4 if length > 4 else length):
-                heap[at + 4 + k] = np.uint8((first >> np.uint64(32 + 8 * k)) & np.uint64(255))
+                heap[target + 4 + k] = np.uint8((first >> np.uint64(32 + 8 * k)) & np.uint64(255))
             for k in range(4, length):
-                heap[at + 4 + k] = np.uint8((second >> np.uint64(8 * (k - 4))) & np.uint64(255))
+                heap[target + 4 + k] = np.uint8((second >> np.uint64(8 * (k - 4))) & np.uint64(255))
         words[row, offset + 2] += np.uint64(4 + length)
 
 
@@ -173,18 +178,18 @@ def append_bytes(
 def append_blobs(
     words: Array, heap: Array, rows: Array, offset: int, sizes: Array, starts: Array, other_heap: Array
 ) -> None:
-    """Append the contents of other blobs, given by how many bytes are used and where in their heap they start."""
+    """Append the contents of other blobs, given by used bytes and start in `other_heap`."""
     for i in range(rows.size):
         row = rows[i]
         if sizes[i]:
-            at = np.int64(words[row, offset + 1]) + HEADER + np.int64(words[row, offset + 2])
-            copy_bytes(heap, at, other_heap, starts[i] + HEADER, sizes[i])
+            target = np.int64(words[row, offset + 1]) + HEADER + np.int64(words[row, offset + 2])
+            copy_bytes(heap, target, other_heap, starts[i] + HEADER, sizes[i])
             words[row, offset + 2] += np.uint64(sizes[i])
 
 
 @kernel(types.void(WORDS_IN, I64, I64, INTS))
 def list_offsets(words: Array, offset: int, width: int, offsets: Array) -> None:
-    """Running total of the number of values in lists of fixed-width values."""
+    """Compute Arrow list offsets for lists of fixed-width values."""
     total = np.int64(0)
     offsets[0] = 0
     for i in range(words.shape[0]):
@@ -194,7 +199,7 @@ def list_offsets(words: Array, offset: int, width: int, offsets: Array) -> None:
 
 @kernel(types.void(WORDS_IN, BYTES_IN, I64, INTS_IN, I64, BYTES))
 def read_fixed(words: Array, heap: Array, offset: int, offsets: Array, width: int, out: Array) -> None:
-    """Copy the values of lists one after the other."""
+    """Copy the values of lists one after another."""
     for i in range(words.shape[0]):
         size = np.int64(words[i, offset + 2])
         if size:
@@ -203,86 +208,87 @@ def read_fixed(words: Array, heap: Array, offset: int, offsets: Array, width: in
 
 @kernel(I64(WORDS_IN, BYTES_IN, I64, INTS))
 def bytes_list_offsets(words: Array, heap: Array, offset: int, offsets: Array) -> int:
-    """As `list_offsets` for lists of byte strings; returns the length of all strings together."""
+    """Compute Arrow list offsets for lists of byte strings; return the total bytes of all strings."""
     count = np.int64(0)
     total = np.int64(0)
     offsets[0] = 0
     for i in range(words.shape[0]):
-        at = np.int64(words[i, offset + 1]) + HEADER
-        stop = at + np.int64(words[i, offset + 2])
-        while at < stop:
-            length = np.int64(load64(heap, at - HEADER) >> HALF)
+        position = np.int64(words[i, offset + 1]) + HEADER
+        stop = position + np.int64(words[i, offset + 2])
+        while position < stop:
+            length = np.int64(load64(heap, position - HEADER) >> HALF)
             total += length
             count += 1
-            at += 4 + length
+            position += 4 + length
         offsets[i + 1] = count
     return total
 
 
 @kernel(types.void(WORDS_IN, BYTES_IN, I64, INTS, BYTES))
 def read_bytes(words: Array, heap: Array, offset: int, ends: Array, out: Array) -> None:
-    """Copy the strings of lists one after the other; `ends[j + 1]` receives where string j ends."""
+    """Copy the strings of lists one after another; `ends[j + 1]` is set to the end of string j."""
     count = np.int64(0)
     total = np.int64(0)
     ends[0] = 0
     for i in range(words.shape[0]):
-        at = np.int64(words[i, offset + 1]) + HEADER
-        stop = at + np.int64(words[i, offset + 2])
-        while at < stop:
-            length = np.int64(load64(heap, at - HEADER) >> HALF)
-            copy_bytes(out, total, heap, at + 4, length)
+        position = np.int64(words[i, offset + 1]) + HEADER
+        stop = position + np.int64(words[i, offset + 2])
+        while position < stop:
+            length = np.int64(load64(heap, position - HEADER) >> HALF)
+            copy_bytes(out, total, heap, position + 4, length)
             total += length
             count += 1
             ends[count] = total
-            at += 4 + length
+            position += 4 + length
 
 
 @kernel(types.void(WORDS_IN, BYTES, INTS_IN, I64, I64, INTS_IN, BYTES_IN, I64))
 def add_to_registers(
     words: Array, heap: Array, rows: Array, start: int, offset: int, hashes: Array, valid: Array, precision: int
 ) -> None:
-    """Enter hashes into HyperLogLog registers: ten of six bits to a word of the row's blob."""
+    """Add hashes to HyperLogLog registers. Each word of the row's blob holds ten registers of six bits."""
     nullable = valid.size != 0
     p = np.uint64(precision)
+    # The padding bit bounds the number of leading zeros when all remaining bits of the hash are zero.
     padding = _ONE << np.uint64(precision - 1)
     for i in range(rows.size):
         if nullable and valid[start + i] == 0:
             continue
         hashed = np.uint64(hashes[start + i])
         index = np.int64(hashed >> np.uint64(64 - precision))
-        rest = (hashed << p) | padding
+        suffix = (hashed << p) | padding
         zeros = np.uint64(1)
-        while (rest >> np.uint64(63)) == _ZERO:
-            rest <<= _ONE
+        while (suffix >> np.uint64(63)) == _ZERO:
+            suffix <<= _ONE
             zeros += _ONE
-        at = np.int64(words[rows[i], offset + 1]) + HEADER + index // 10 * 8
-        word = load64(heap, at)
+        position = np.int64(words[rows[i], offset + 1]) + HEADER + index // 10 * 8
+        word = load64(heap, position)
         shift = np.uint64(6 * (index % 10))
         if zeros > ((word >> shift) & np.uint64(63)):
-            store64(heap, at, (word & ~(np.uint64(63) << shift)) | (zeros << shift))
+            store64(heap, position, (word & ~(np.uint64(63) << shift)) | (zeros << shift))
 
 
 @kernel(types.void(WORDS, BYTES, INTS_IN, I64, INTS_IN, BYTES_IN, I64))
 def merge_registers(
     words: Array, heap: Array, rows: Array, offset: int, starts: Array, other_heap: Array, size: int
 ) -> None:
-    """Raise the registers of blobs of `size` bytes to those of others, given by where in their heap they start."""
+    """Merge HyperLogLog registers by maximum with other blobs of `size` bytes, given by start in `other_heap`."""
     mask = np.uint64(63)
     for i in range(rows.size):
         base = np.int64(words[rows[i], offset + 1])
-        for at in range(HEADER, size, 8):
-            own = load64(heap, base + at)
-            other = load64(other_heap, starts[i] + at)
+        for position in range(HEADER, size, 8):
+            own = load64(heap, base + position)
+            other = load64(other_heap, starts[i] + position)
             merged = _ZERO
             for register in range(10):
                 shift = np.uint64(6 * register)
                 merged |= max((own >> shift) & mask, (other >> shift) & mask) << shift
-            store64(heap, base + at, merged)
+            store64(heap, base + position, merged)
 
 
 @kernel(types.void(WORDS_IN, BYTES_IN, I64, I64, types.float64[::1], types.float64[::1]))
 def read_registers(words: Array, heap: Array, offset: int, precision: int, inverse: Array, empty: Array) -> None:
-    """For each row the sum of 2^−register, in register order, and the number of registers that are zero."""
+    """Compute each row's sum of 2^−register, in register order, and number of zero registers."""
     registers = np.int64(1) << precision
     for i in range(words.shape[0]):
         total = 0.0

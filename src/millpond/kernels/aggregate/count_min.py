@@ -1,8 +1,9 @@
-"""Count-min sketches (Count-Min §3) as blobs of fixed size, and Spark's hashes.
+"""Count-min sketches (Count-Min §3) as blobs of fixed size, with Spark's hashes.
 
-A blob's content (after `collect.HEADER`) is the total count, then `depth` rows of `width` counters, 8 bytes each. The
-hashes are those of Spark's `CountMinSketchImpl`: of an integer a product with each row's multiplier, modulo 2^31 − 1;
-of bytes two Murmur3 hashes, the second seeded with the first, from which the rows' are combined.
+A blob's content (after `collect.HEADER`) is the total count, then `depth` rows of `width` counters, 8 bytes each.
+Hashes are those of Spark's `CountMinSketchImpl`. An integer is multiplied with each row's multiplier, modulo 2^31 −
+1. For bytes there are two Murmur3 hashes, the second seeded with the first; the rows' hashes are linear combinations
+of them.
 """
 
 # mypy: disable-error-code="untyped-decorator,assignment,return-value,no-any-return"
@@ -40,7 +41,7 @@ def _mixed(hashed: int, word: int) -> int:
 
 @inlined
 def _byte(first: int, second: int, heap: Array, length: int, k: int) -> int:
-    """Byte `k` of a packed byte string."""
+    """Return byte `k` of a packed byte string."""
     if length > INLINE:
         return heap[np.int64(second) + k]
     if k < 4:
@@ -50,16 +51,16 @@ def _byte(first: int, second: int, heap: Array, length: int, k: int) -> int:
 
 @inlined
 def _murmur(first: int, second: int, heap: Array, length: int, seed: int) -> int:
-    """Spark's Murmur3 of a packed byte string: each byte of the tail is mixed in as a signed word of its own."""
+    """Compute Spark's Murmur3 of a packed byte string: each byte of the tail is mixed in as a signed word."""
     hashed = np.uint32(seed)
     aligned = length - length % 4
-    for at in range(0, aligned, 4):
+    for position in range(0, aligned, 4):
         word = np.uint32(0)
         for k in range(4):
-            word |= np.uint32(_byte(first, second, heap, length, at + k)) << np.uint32(8 * k)
+            word |= np.uint32(_byte(first, second, heap, length, position + k)) << np.uint32(8 * k)
         hashed = _mixed(hashed, word)
-    for at in range(aligned, length):
-        hashed = _mixed(hashed, np.uint32(np.int32(np.int8(_byte(first, second, heap, length, at)))))
+    for position in range(aligned, length):
+        hashed = _mixed(hashed, np.uint32(np.int32(np.int8(_byte(first, second, heap, length, position)))))
     hashed = np.uint32(hashed ^ np.uint32(length))
     hashed = np.uint32((hashed ^ (hashed >> np.uint32(16))) * np.uint32(0x85EBCA6B))
     hashed = np.uint32((hashed ^ (hashed >> np.uint32(13))) * np.uint32(0xC2B2AE35))
@@ -68,7 +69,7 @@ def _murmur(first: int, second: int, heap: Array, length: int, seed: int) -> int
 
 @kernel(types.void(WORDS_IN, BYTES_IN, _PAIRS))
 def hash_bytes(values: Array, heap: Array, out: Array) -> None:
-    """The two hashes of each packed byte string."""
+    """Compute the two hashes of each packed byte string, int32[n, 2]."""
     for i in range(values.shape[0]):
         length = np.int64(values[i, 0] & LENGTH)
         first = _murmur(values[i, 0], values[i, 1], heap, length, np.uint32(0))
@@ -98,12 +99,12 @@ def count_ints(
     for i in range(rows.size):
         if nullable and valid[start + i] == 0:
             continue
-        at = np.int64(words[rows[i], offset + 1]) + HEADER
-        _add(heap, at, 1)
+        base = np.int64(words[rows[i], offset + 1]) + HEADER
+        _add(heap, base, 1)
         for level in range(multipliers.size):
             hashed = multipliers[level] * values[start + i]
             hashed += hashed >> 32
-            _add(heap, at + 8 * (1 + level * width + (hashed & _PRIME) % width), 1)
+            _add(heap, base + 8 * (1 + level * width + (hashed & _PRIME) % width), 1)
 
 
 @kernel(types.void(WORDS_IN, BYTES, INTS_IN, I64, I64, _PAIRS, BYTES_IN, I64, I64))
@@ -123,31 +124,32 @@ def count_hashes(
     for i in range(rows.size):
         if nullable and valid[start + i] == 0:
             continue
-        at = np.int64(words[rows[i], offset + 1]) + HEADER
-        _add(heap, at, 1)
+        base = np.int64(words[rows[i], offset + 1]) + HEADER
+        _add(heap, base, 1)
         for level in range(depth):
             hashed = np.int64(np.int32(np.int64(hashes[start + i, 0]) + level * np.int64(hashes[start + i, 1])))
-            _add(heap, at + 8 * (1 + level * width + abs(hashed) % width), 1)
+            _add(heap, base + 8 * (1 + level * width + abs(hashed) % width), 1)
 
 
 @kernel(types.void(WORDS_IN, BYTES, INTS_IN, I64, INTS_IN, BYTES_IN, I64))
 def add_sketches(
     words: Array, heap: Array, rows: Array, offset: int, starts: Array, other_heap: Array, size: int
 ) -> None:
-    """Add the counts of blobs of `size` bytes, given by where in their heap they start, to those of rows."""
+    """Add the counts of other sketches of `size` bytes, given by start in `other_heap`, to those of rows."""
     for i in range(rows.size):
         base = np.int64(words[rows[i], offset + 1])
-        for at in range(HEADER, size, 8):
-            _add(heap, base + at, np.int64(load64(other_heap, starts[i] + at)))
+        for position in range(HEADER, size, 8):
+            _add(heap, base + position, np.int64(load64(other_heap, starts[i] + position)))
 
 
 @kernel(types.void(WORDS_IN, BYTES_IN, I64, BYTES_IN, types.Array(types.uint8, 2, "C")))
 def serialise(words: Array, heap: Array, offset: int, header: Array, out: Array) -> None:
-    """Write sketches as Spark does: big-endian, with a header that lacks the total count; zeros for empty blobs.
+    """Write sketches in Spark's format: big-endian, after a header without the total count; empty blobs as zeros.
 
     Args:
-        header: what stands before the counters, with room for the total count after its first four bytes.
-        out: a line for each row; filled.
+        words, heap, offset: rows, their heap and the first word of the blob column.
+        header: bytes before the counters; the total count is written after the first four.
+        out: uint8, one line per row; filled.
     """
     count = (out.shape[1] - header.size) // 8
     for row in range(words.shape[0]):
@@ -155,8 +157,8 @@ def serialise(words: Array, heap: Array, offset: int, header: Array, out: Array)
             out[row, k] = header[k]
         empty = words[row, offset] == np.uint64(0)
         base = np.int64(words[row, offset + 1]) + HEADER
-        for number in range(count + 1):
-            value = np.uint64(0) if empty else load64(heap, base + 8 * number)
-            at = 4 if number == 0 else header.size + 8 * (number - 1)
+        for index in range(count + 1):
+            value = np.uint64(0) if empty else load64(heap, base + 8 * index)
+            position = 4 if index == 0 else header.size + 8 * (index - 1)
             for k in range(8):
-                out[row, at + k] = np.uint8((value >> np.uint64(56 - 8 * k)) & np.uint64(255))
+                out[row, position + k] = np.uint8((value >> np.uint64(56 - 8 * k)) & np.uint64(255))

@@ -16,7 +16,7 @@ from millpond.kernels.memory import BYTES, BYTES_IN, HALF, I64, INTS_IN, LOW_HAL
 Array = NDArray[Any]
 
 OVERFLOWN = 1 << 63
-"""High word of a sum that has left its precision (the low word is 0); no decimal has this value."""
+"""High word of a sum that exceeded its precision (the low word is 0); no decimal has this value."""
 
 _TOP = np.uint64(1 << 63)
 _ZERO = np.uint64(0)
@@ -26,7 +26,7 @@ _63 = np.uint64(63)
 
 @helper
 def _within(low: int, high: int, limit_low: int, limit_high: int) -> bool:
-    """Whether |value| < limit."""
+    """Return whether |value| < limit."""
     if high & _TOP:
         low = ~low + _ONE
         high = ~high + (_ONE if low == _ZERO else _ZERO)
@@ -37,18 +37,19 @@ def _within(low: int, high: int, limit_low: int, limit_high: int) -> bool:
 
 @helper
 def _signs(high: int) -> int:
-    """32 bits like the first of a word."""
+    """Sign-extend: all 32 bits ones if the word is negative, else zero."""
     return LOW_HALF if high & _TOP else _ZERO
 
 
 @inlined
 def _add(words: Array, row: int, offset: int, low: int, high: int, limit_low: int, limit_high: int) -> bool:
-    """Add to the sum of a row; False if it has left (or had left) its precision."""
+    """Add to the sum of a row; False if it exceeds, or had exceeded, its precision."""
     old_low = words[row, offset]
     old_high = words[row, offset + 1]
+    # A sum that has overflowed stays so.
     if old_high == _TOP and old_low == _ZERO:
         return False
-    if high == _TOP and low == _ZERO:  # another sum that has left it
+    if high == _TOP and low == _ZERO:  # the added value is itself a sum that exceeded its precision
         words[row, offset] = _ZERO
         words[row, offset + 1] = _TOP
         return False
@@ -76,25 +77,26 @@ def sum_short(
     limit_low: int,
     limit_high: int,
 ) -> bool:
-    """Add 64-bit decimals into 128-bit sums, null until the first one.
+    """Add 64-bit decimals to 128-bit sums; a sum is null until the first value.
 
     Args:
+        words, rows, start, offset, null_word, null_bit, values, valid: as for `numeric`.
         limit_low, limit_high: 10 to the power of the sum's precision; a sum that reaches it becomes `OVERFLOWN` for
             good.
 
     Returns:
-        Whether every sum touched is still within its precision.
+        Whether all updated sums are within their precision.
     """
-    fine = True
+    within = True
     nullable = valid.size != 0
     for i in range(rows.size):
         if nullable and valid[start + i] == 0:
             continue
         row = rows[i]
         value = values[start + i]
-        fine &= _add(words, row, offset, np.uint64(value), np.uint64(value >> 63), limit_low, limit_high)
+        within &= _add(words, row, offset, np.uint64(value), np.uint64(value >> 63), limit_low, limit_high)
         words[row, null_word] &= ~null_bit
-    return fine
+    return within
 
 
 @kernel(boolean(WORDS, INTS_IN, I64, I64, I64, U64, WORDS_IN, BYTES_IN, U64, U64))
@@ -110,16 +112,16 @@ def sum_long(
     limit_low: int,
     limit_high: int,
 ) -> bool:
-    """As `sum_short` for 128-bit decimals."""
-    fine = True
+    """Add 128-bit decimals; see `sum_short`."""
+    within = True
     nullable = valid.size != 0
     for i in range(rows.size):
         if nullable and valid[start + i] == 0:
             continue
         row = rows[i]
-        fine &= _add(words, row, offset, values[start + i, 0], values[start + i, 1], limit_low, limit_high)
+        within &= _add(words, row, offset, values[start + i, 0], values[start + i, 1], limit_low, limit_high)
         words[row, null_word] &= ~null_bit
-    return fine
+    return within
 
 
 @kernel(types.void(WORDS, INTS_IN, I64, I64, I64, U64, WORDS_IN, WORDS_IN, BYTES_IN, U64, U64, U64))
@@ -137,13 +139,15 @@ def sum_beyond(
     limit_high: int,
     batch: int,
 ) -> None:
-    """As `sum_long`, of sums that may leave their precision and come back within a batch.
+    """Add 128-bit decimals to sums that may exceed their precision and return to it within a batch; see `sum_long`.
 
-    Behind the two words of a sum stands its *excess*: 0 while the sum is within its precision; else its next 32 bits,
-    and the batch in which it left it. A sum that is beyond its precision when a batch ends becomes `OVERFLOWN`.
+    The word after a sum holds its *excess*. It is 0 while the sum is within its precision; else it holds the sum's
+    next 32 bits, and the batch in which it exceeded the precision. A sum that exceeds its precision at the end of a
+    batch becomes `OVERFLOWN`.
 
     Args:
-        excesses: uint64[n, 1], where the values are such sums; else of no rows.
+        words, rows, start, offset, null_word, null_bit, values, valid, limit_low, limit_high: as for `sum_short`.
+        excesses: uint64[n, 1], the excesses of the values if these are such sums; else without rows.
         batch: a number from 1 to 2³² − 1.
     """
     nullable = valid.size != 0
@@ -160,9 +164,12 @@ def sum_beyond(
             continue
         low = values[start + i, 0]
         high = values[start + i, 1]
-        more = excesses[start + i, 0] if sums else _ZERO
-        stale = (excess != _ZERO and excess & LOW_HALF != batch) or (more != _ZERO and more & LOW_HALF != batch)
-        if stale or (sums and more == _ZERO and high == _TOP and low == _ZERO):
+        other_excess = excesses[start + i, 0] if sums else _ZERO
+        # An excess of an earlier batch was final: its sum, and each sum that includes it, has overflowed.
+        stale = (excess != _ZERO and excess & LOW_HALF != batch) or (
+            other_excess != _ZERO and other_excess & LOW_HALF != batch
+        )
+        if stale or (sums and other_excess == _ZERO and high == _TOP and low == _ZERO):
             words[row, offset] = _ZERO
             words[row, offset + 1] = _TOP
             words[row, offset + 2] = _ZERO
@@ -174,7 +181,7 @@ def sum_beyond(
         new_high += carry
         above += _ONE if new_high < carry else _ZERO
         above += excess >> HALF if excess != _ZERO else _signs(old_high)
-        above += more >> HALF if more != _ZERO else _signs(high)
+        above += other_excess >> HALF if other_excess != _ZERO else _signs(high)
         above &= LOW_HALF
         words[row, offset] = new_low
         words[row, offset + 1] = new_high
@@ -198,7 +205,7 @@ def extreme_pairs(
     ties: bool,
     won: Array,
 ) -> None:
-    """As `aggregate.extreme_ints` for 128-bit integers."""
+    """Keep the least or greatest 128-bit integer; see `numeric.extreme_ints`."""
     keep = ~null_bit
     nullable = valid.size != 0
     record = won.size != 0
@@ -234,7 +241,7 @@ def assign_pairs(
     valid: Array,
     won: Array,
 ) -> None:
-    """As `aggregate.assign_words` for pairs of words."""
+    """Assign pairs of words; see `numeric.assign_words`."""
     nullable = valid.size != 0
     for i in range(rows.size):
         if won[i] == 0:
@@ -252,14 +259,14 @@ def assign_pairs(
 
 @inlined
 def _divide(limbs: Array, size: int, divisor: int) -> int:
-    """Divide 32-bit limbs (least first) in place by a divisor below 2⁶³; returns the remainder."""
+    """Divide 32-bit limbs (least significant first) in place by a divisor below 2⁶³; return the remainder."""
     remainder = _ZERO
     for k in range(size - 1, -1, -1):
         if divisor <= LOW_HALF:
             part = (remainder << HALF) | limbs[k]
             limbs[k] = part // divisor
             remainder = part % divisor
-        else:  # bit by bit: the partial dividend takes more than 64 bits
+        else:  # bit by bit: the partial dividend exceeds 64 bits
             quotient = _ZERO
             for bit in range(31, -1, -1):
                 remainder = (remainder << _ONE) | ((limbs[k] >> np.uint64(bit)) & _ONE)
@@ -273,16 +280,17 @@ def _divide(limbs: Array, size: int, divisor: int) -> int:
 
 @kernel(types.void(WORDS_IN, INTS_IN, I64, U64, U64, WORDS, BYTES))
 def average(sums: Array, counts: Array, shift: int, limit_low: int, limit_high: int, out: Array, state: Array) -> None:
-    """Divide 128-bit sums by counts, half up, as Spark divides decimals.
+    """Divide 128-bit sums by counts, rounding half up, as Spark divides decimals.
 
-    Spark cuts the quotient after 39 places before it rounds to the result's 38 at most; that changes no half.
+    Spark truncates the quotient to 39 digits before it rounds to at most 38; that never changes a rounding.
 
     Args:
-        sums: uint64[n, 2]. `counts`: int64[n], 0 giving null.
-        shift: how many decimal places the result has more than the sum.
+        sums: uint64[n, 2].
+        counts: int64[n]; 0 gives null.
+        shift: difference between the scales of result and sum.
         limit_low, limit_high: 10 to the power of the result's precision.
-        out: uint64[n, 2], the averages.
-        state: 1 for a value, 0 for null (nothing to average), 2 for a result or sum beyond its precision.
+        out: uint64[n, 2]; filled with the averages.
+        state: filled with 1 for a value, 0 for null (no values), 2 for a result or sum beyond its precision.
     """
     limbs = np.empty(8, dtype=np.uint64)
     for i in range(sums.shape[0]):

@@ -1,4 +1,4 @@
-"""Entries of side tables: their hash, of their group and their values, and which filters they have passed."""
+"""Entries of distinct-value tables: their hash over group and values, and the filters that they have passed."""
 
 # mypy: disable-error-code="untyped-decorator,assignment,return-value"
 
@@ -35,6 +35,8 @@ def hash_entries(words: Array, heap: Array, start: int, stop: int, references: A
     The result is stored with the state, so the formula is part of the format.
 
     Args:
+        words, heap: the rows and the heap of their long values.
+        start, stop: first word of the columns, and the word after the last.
         references: 1 for each word that is the second of a byte string.
     """
     for i in range(words.shape[0]):
@@ -47,12 +49,12 @@ def hash_entries(words: Array, heap: Array, start: int, stop: int, references: A
             if length <= INLINE:
                 state = _step(state, words[i, w])
                 continue
-            at = np.int64(words[i, w])
+            position = np.int64(words[i, w])
             k = 4
             while k + 8 <= length:
-                state = _step(state, load64(heap, at + k))
+                state = _step(state, load64(heap, position + k))
                 k += 8
-            state = _step(state, load_up_to_8(heap, at + k, length - k))
+            state = _step(state, load_up_to_8(heap, position + k, length - k))
         state = (state ^ (state >> _33)) * _FIRST
         state = (state ^ (state >> _33)) * _SECOND
         words[i, 0] = state ^ (state >> _33)
@@ -60,10 +62,12 @@ def hash_entries(words: Array, heap: Array, start: int, stop: int, references: A
 
 @kernel(types.void(WORDS, INTS_IN, I64, UINTS))
 def add_passed_filters(words: Array, rows: Array, offset: int, passed: Array) -> None:
-    """Add bits to a word of rows.
+    """Set bits in a word of rows.
 
     Args:
-        passed: the bits; overwritten with those that were not there before.
+        words, rows: the table's rows, and the ids of those to update.
+        offset: the word.
+        passed: the bits to set; overwritten with those that were not set before.
     """
     for i in range(rows.size):
         before = words[rows[i], offset]

@@ -1,8 +1,8 @@
-"""Exact sums of doubles, from which any of them can be taken back.
+"""Exact sums of doubles that support subtraction: Kulisch's long accumulator.
 
-A sum is an integer of many words (the least first, in two's complement), counted in units of the least double: wide
-enough for every double there is, and for 2⁶⁴ of the largest. So it depends on no order, and what is taken back leaves
-nothing. This is Kulisch's long accumulator.
+A sum is an integer of many words (least significant first, two's complement) in units of the smallest double. It has
+room for every double, and for 2⁶⁴ of the largest. So sums do not depend on the order of values, and retractions leave
+no error.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"
@@ -18,11 +18,11 @@ from millpond.kernels.memory import bits_float, float_bits
 
 
 class Width(NamedTuple):
-    """How wide sums are.
+    """The width of a sum.
 
     Attributes:
-        words: of the integer.
-        base: its unit is 2 to the power of `base` − 1074.
+        words: words of the integer.
+        base: the integer's unit is 2 to the power of `base` − 1074.
     """
 
     words: int
@@ -31,7 +31,9 @@ class Width(NamedTuple):
 
 DOUBLES = Width(34, 0)
 FLOATS = Width(7, 873)
-"""Of 32-bit floats, as doubles: multiples of 2⁻¹⁴⁹, whose last bit stands 52 places further down."""
+"""For 32-bit floats, as doubles. They are multiples of 2⁻¹⁴⁹, and a mantissa extends 52 bits further: the unit is
+2⁻²⁰¹.
+"""
 
 _MANTISSA = np.uint64((1 << 52) - 1)
 _IMPLIED = np.uint64(1 << 52)
@@ -43,7 +45,7 @@ _64 = np.uint64(64)
 
 @helper
 def _add(words, row, offset, size, base, value):
-    """Add a finite double that is not 0."""
+    """Add a finite nonzero double."""
     bits = float_bits(value)
     exponent = np.int64((bits >> np.uint64(52)) & np.uint64(0x7FF))
     mantissa = bits & _MANTISSA
@@ -52,29 +54,29 @@ def _add(words, row, offset, size, base, value):
     else:
         mantissa |= _IMPLIED
     place = exponent - 1 - base
-    at = place >> 6
+    first = place >> 6
     shift = np.uint64(place & 63)
     low = mantissa << shift
     high = (mantissa >> _ONE) >> (_63 - shift)
     if bits >> _63 == _ZERO:
-        for k in range(at, size):
-            part = low if k == at else high  # what is carried included
+        for k in range(first, size):
+            part = low if k == first else high  # the carry included
             total = words[row, offset + k] + part
             words[row, offset + k] = total
             carry = _ONE if total < part else _ZERO
-            if k == at:
-                high += carry  # it has 53 bits at most
+            if k == first:
+                high += carry  # `high` has at most 53 bits, so this does not overflow
             else:
                 high = carry
                 if carry == _ZERO:
                     break
     else:
-        for k in range(at, size):
-            part = low if k == at else high
+        for k in range(first, size):
+            part = low if k == first else high
             old = words[row, offset + k]
             words[row, offset + k] = old - part
             carry = _ONE if old < part else _ZERO
-            if k == at:
+            if k == first:
                 high += carry
             else:
                 high = carry
@@ -87,12 +89,14 @@ def _add(words, row, offset, size, base, value):
     "Array(uint8, 1, 'C', readonly=True), int8[::1])"
 )
 def sum_floats(words, rows, start, offset, size, base, values, valid, signs):
-    """Add doubles, or take them back.
+    """Add or retract doubles.
 
     Args:
-        offset: where a sum begins; behind it stand the numbers of values, of NaNs, of ∞ and of −∞.
+        words, rows: the table's rows, and the row ids of the block.
+        start: first row of the block in the batch.
+        offset: first word of a sum; the numbers of values, NaNs, ∞ and −∞ follow it.
         size, base: the `Width`.
-        values, valid, signs: span the batch; `start` is the first row of the block in it.
+        values, valid, signs: of the whole batch; a sign of −1 retracts.
     """
     for i in range(len(rows)):
         if len(valid) != 0 and valid[start + i] == 0:
@@ -113,28 +117,28 @@ def sum_floats(words, rows, start, offset, size, base, values, valid, signs):
 
 @helper
 def _bits(number, place):
-    """The 64 bits of a number from a place on."""
-    at = place >> 6
+    """Read 64 bits of a number from bit `place` on."""
+    index = place >> 6
     shift = np.uint64(place & 63)
-    found = number[at] >> shift
-    if at + 1 < len(number):
-        found |= (number[at + 1] << _ONE) << (_63 - shift)
-    return found
+    bits = number[index] >> shift
+    if index + 1 < len(number):
+        bits |= (number[index + 1] << _ONE) << (_63 - shift)
+    return bits
 
 
 @helper
 def _any(number, place):
-    """Whether a number has bits below a place."""
-    at = place >> 6
-    for k in range(at):
+    """Return whether a number has bits below bit `place`."""
+    index = place >> 6
+    for k in range(index):
         if number[k] != _ZERO:
             return True
-    return number[at] & ((_ONE << np.uint64(place & 63)) - _ONE) != _ZERO
+    return number[index] & ((_ONE << np.uint64(place & 63)) - _ONE) != _ZERO
 
 
 @kernel("void(uint64[:, ::1], int64, float64[::1])")
 def nearest(sums, base, out):
-    """The doubles nearest to sums, of two equally near the even one; beyond the largest, an infinity."""
+    """Round sums to doubles: to nearest, ties to even; beyond the largest double to an infinity."""
     size = sums.shape[1]
     number = np.empty(size, dtype=np.uint64)
     for i in range(len(sums)):
@@ -152,11 +156,12 @@ def nearest(sums, base, out):
             out[i] = 0.0
             continue
         length = 64 * top
-        rest = number[top]
-        while rest != _ZERO:
-            rest >>= _ONE
+        bits_left = number[top]
+        while bits_left != _ZERO:
+            bits_left >>= _ONE
             length += 1
-        if length <= 53:  # as small as a subnormal: the number is its bits; the least of another base is 2 ** 52
+        # Up to 53 bits, the integer is the double's bit pattern. With another base, nonzero sums are at least 2⁵².
+        if length <= 53:
             bits = number[0] + (np.uint64(base) << np.uint64(52))
         else:
             cut = length - 53

@@ -1,9 +1,9 @@
-"""Central moments, of one argument and of two: sums of powers of deviations from a mean that moves as values come.
+"""Central moments of one argument and of two: a running mean, and sums of powers of deviations from it.
 
-A row's state is consecutive doubles: how many values, their mean, and the sums of the second, third and fourth powers
-of their deviations, up to the *order* asked for. Formulas and the order of their operations are Spark's: Meng, "Simpler
-Online Updates for Arbitrary-Order Central Moments" (2015), for values, and for two sets the pairwise formulas of Chan,
-Golub and LeVeque and their like for higher orders.
+A row's state is consecutive doubles: count, mean, and the sums of second, third and fourth powers of deviations, up
+to the *order* of the aggregate. Formulas and order of operations are Spark's. Values are added by Meng, "Simpler
+Online Updates for Arbitrary-Order Central Moments" (2015). States are combined by the pairwise formulas of Chan,
+Golub and LeVeque, and their extension to higher orders.
 """
 
 # mypy: disable-error-code="untyped-decorator"
@@ -23,12 +23,15 @@ Array = NDArray[Any]
 
 @kernel(types.void(WORDS, INTS_IN, I64, I64, I64, FLOATS_IN, BYTES_IN))
 def moments(words: Array, rows: Array, start: int, offset: int, order: int, values: Array, valid: Array) -> None:
-    """Take up the values of a block, one after the other.
+    """Add the values of a block, one after another.
 
     Args:
-        words: the slab of rows. rows: the row ids of the block. start: where in the batch the block starts.
-        offset: the first word of the state. order: the highest power, 2 to 4.
-        values, valid: of the whole batch; an empty `valid` means that every row counts.
+        words: the slab of rows.
+        rows: row ids of the block.
+        start: first row of the block in the batch.
+        offset: first word of the state.
+        order: highest power, 2 to 4.
+        values, valid: of the whole batch; an empty `valid` means that all rows are valid.
     """
     nullable = valid.size != 0
     for i in range(rows.size):
@@ -57,7 +60,7 @@ def moments(words: Array, rows: Array, start: int, offset: int, order: int, valu
 
 @kernel(types.void(WORDS, INTS_IN, I64, I64, WORDS_IN))
 def combine_moments(words: Array, rows: Array, offset: int, order: int, others: Array) -> None:
-    """Combine the states of rows with others, `order + 1` words each."""
+    """Combine the states of rows with `others`, `order + 1` words each."""
     for i in range(rows.size):
         row = rows[i]
         n1 = bits_float(words[row, offset])
@@ -94,13 +97,14 @@ def combine_moments(words: Array, rows: Array, offset: int, order: int, others: 
 def comoments(
     words: Array, rows: Array, start: int, offset: int, width: int, xs: Array, ys: Array, valid: Array
 ) -> None:
-    """Take up the pairs of a block, one after the other.
+    """Add the pairs of a block, one after another.
 
-    The state: how many pairs, the means of x and y, the sum of the products of their deviations; of five words then
-    the sum of squared deviations of x, as `moments` has it; of six those of x and of y.
+    The state consists of the count, the means of x and y, and the sum of products of deviations. With a fifth word it
+    has the sum of squared deviations of x by the formula of `moments`; with a sixth the sums for x and for y.
 
     Args:
-        words, rows, start, offset, valid: as for `moments`. width: how many words, 4 to 6.
+        words, rows, start, offset, valid: as for `moments`.
+        width: words of the state, 4 to 6.
         xs, ys: of the whole batch.
     """
     nullable = valid.size != 0
@@ -128,7 +132,7 @@ def comoments(
 
 @kernel(types.void(WORDS, INTS_IN, I64, I64, WORDS_IN))
 def combine_comoments(words: Array, rows: Array, offset: int, width: int, others: Array) -> None:
-    """Combine the states of rows with others, of as many words."""
+    """Combine the states of rows with `others`, `width` words each."""
     for i in range(rows.size):
         row = rows[i]
         n1 = bits_float(words[row, offset])

@@ -1,8 +1,9 @@
-"""Numeric accumulators: each kernel folds one block of one input column into the state words of its rows.
+"""Numeric accumulators: each kernel adds one block of one input column to the state words of its rows.
 
-All take the slab of rows, the row ids of the block, the position in the batch where the block starts, and the place of
-the state column (word offset, null word, null bit); `values` and `valid` span the batch, an empty `valid` meaning that
-every row counts. Rows are folded in order, so that sums of doubles do not depend on how a batch is cut.
+All kernels take the slab of rows, the row ids of the block, and the block's first position in the batch. The state
+column is given by word offset, null word and null bit. `values` and `valid` span the batch; an empty `valid` means
+that all rows are valid. Rows are processed in order, so that sums of doubles do not depend on how a batch is split
+into blocks.
 """
 
 # mypy: disable-error-code="untyped-decorator,assignment,return-value"
@@ -23,12 +24,12 @@ Array = NDArray[Any]
 _BLOCK = (WORDS, INTS_IN, I64, I64)
 
 AND, OR, XOR = 0, 1, 2
-"""How bits are combined."""
+"""Bitwise operations."""
 
 
 @kernel(types.void(WORDS, INTS_IN, I64))
 def count_rows(words: Array, rows: Array, offset: int) -> None:
-    """Add one for every row."""
+    """Count rows."""
     one = np.uint64(1)
     for i in range(rows.size):
         words[rows[i], offset] += one
@@ -36,7 +37,7 @@ def count_rows(words: Array, rows: Array, offset: int) -> None:
 
 @kernel(types.void(*_BLOCK, BYTES_IN))
 def count_valid(words: Array, rows: Array, start: int, offset: int, valid: Array) -> None:
-    """Add one for every valid row."""
+    """Count valid rows."""
     for i in range(rows.size):
         words[rows[i], offset] += np.uint64(valid[start + i])
 
@@ -45,7 +46,7 @@ def count_valid(words: Array, rows: Array, start: int, offset: int, valid: Array
 def sum_ints(
     words: Array, rows: Array, start: int, offset: int, null_word: int, null_bit: int, values: Array, valid: Array
 ) -> None:
-    """Add int64 values, wrapping around; the sum is null until the first one."""
+    """Add int64 values with wraparound; the sum is null until the first value."""
     keep = ~null_bit
     nullable = valid.size != 0
     for i in range(rows.size):
@@ -60,7 +61,7 @@ def sum_ints(
 def sum_ints_checked(
     words: Array, rows: Array, start: int, offset: int, null_word: int, null_bit: int, values: Array, valid: Array
 ) -> bool:
-    """As `sum_ints`, but stop and return False where the sum leaves 64 bits."""
+    """Add int64 values; stop and return False if a sum overflows. See `sum_ints`."""
     keep = ~null_bit
     nullable = valid.size != 0
     for i in range(rows.size):
@@ -90,14 +91,15 @@ def try_sum_ints(
     valid: Array,
     batch: int,
 ) -> None:
-    """Add int64 values into sums that may leave 64 bits and come back within a batch; null until the first one.
+    """Add int64 values to sums that may exceed 64 bits and return to them within a batch; null until the first value.
 
-    Behind the word of a sum stands its *excess*: 0 while the sum is within 64 bits; else its next 32 bits, and the
-    batch in which it left them. A sum that is beyond 64 bits when a batch ends is lost, for good: of batch 0.
+    The word after a sum holds its *excess*. It is 0 while the sum is within 64 bits; else it holds the sum's next 32
+    bits, and the batch in which it exceeded them. A sum that exceeds 64 bits at the end of a batch has overflowed for
+    good; its excess names batch 0.
 
     Args:
         words, rows, start, offset, null_word, null_bit, values, valid: as for `sum_ints`.
-        excesses: where the values are such sums; else of no rows.
+        excesses: the excesses of the values if these are such sums; else empty.
         batch: a number from 1 to 2³² − 1.
     """
     nullable = valid.size != 0
@@ -109,8 +111,8 @@ def try_sum_ints(
         row = rows[i]
         words[row, null_word] &= ~null_bit
         excess = np.int64(words[row, offset + 1])
-        more = excesses[start + i] if excesses.size else np.int64(0)
-        if (excess != 0 and excess & low32 != now) or (more != 0 and more & low32 != now):
+        other_excess = excesses[start + i] if excesses.size else np.int64(0)
+        if (excess != 0 and excess & low32 != now) or (other_excess != 0 and other_excess & low32 != now):
             words[row, offset] = np.uint64(0)
             words[row, offset + 1] = np.uint64(1 << 32)
             continue
@@ -118,7 +120,7 @@ def try_sum_ints(
         value = values[start + i]
         new = old + np.uint64(value)
         above = excess >> 32 if excess != 0 else np.int64(old) >> 63
-        above += more >> 32 if more != 0 else value >> 63
+        above += other_excess >> 32 if other_excess != 0 else value >> 63
         above += 1 if new < old else 0
         words[row, offset] = new
         within = above == np.int64(new) >> 63
@@ -137,7 +139,7 @@ def combine_bits(
     valid: Array,
     operation: int,
 ) -> None:
-    """Combine the bits of int64 values by `AND`, `OR` or `XOR`; null until the first value, which is taken as it is."""
+    """Combine the bits of int64 values by `AND`, `OR` or `XOR`; null until the first value."""
     nullable = valid.size != 0
     for i in range(rows.size):
         if nullable and valid[start + i] == 0:
@@ -159,7 +161,7 @@ def combine_bits(
 def multiply_floats(
     words: Array, rows: Array, start: int, offset: int, null_word: int, null_bit: int, values: Array, valid: Array
 ) -> None:
-    """Multiply doubles in row order; the product is null until the first one."""
+    """Multiply doubles in row order; the product is null until the first value."""
     nullable = valid.size != 0
     for i in range(rows.size):
         if nullable and valid[start + i] == 0:
@@ -176,7 +178,7 @@ def multiply_floats(
 def sum_floats(
     words: Array, rows: Array, start: int, offset: int, null_word: int, null_bit: int, values: Array, valid: Array
 ) -> None:
-    """Add doubles in row order; the sum is null until the first one."""
+    """Add doubles in row order; the sum is null until the first value."""
     keep = ~null_bit
     nullable = valid.size != 0
     for i in range(rows.size):
@@ -201,12 +203,13 @@ def extreme_ints(
     ties: bool,
     won: Array,
 ) -> None:
-    """Keep the least or greatest int64 value, null until the first one.
+    """Keep the least or greatest int64 value, null until the first value.
 
     Args:
+        words, rows, start, offset, null_word, null_bit, values, valid: as for `sum_ints`.
         greatest: keep the greatest.
-        ties: an equal value counts as a win.
-        won: set to 1 for every row of the block that won when its turn came, else to 0; may be empty.
+        ties: whether an equal value wins.
+        won: set to 1 for every row of the block that won at its turn, else to 0; may be empty.
     """
     keep = ~null_bit
     nullable = valid.size != 0
@@ -233,7 +236,7 @@ def extreme_ints(
 
 @helper
 def _before(left: float, right: float) -> bool:
-    """Spark's order of doubles: NaN is the greatest, and −0.0 equals 0.0."""
+    """Compare doubles in Spark's order: NaN is the greatest, and −0.0 equals 0.0."""
     return bool(left < right or (right != right and left == left))
 
 
@@ -251,7 +254,7 @@ def extreme_floats(
     ties: bool,
     won: Array,
 ) -> None:
-    """As `extreme_ints` for doubles."""
+    """Keep the least or greatest double; see `extreme_ints`."""
     keep = ~null_bit
     nullable = valid.size != 0
     record = won.size != 0
@@ -278,7 +281,7 @@ def extreme_floats(
 
 @kernel(types.void(*_BLOCK, BYTES_IN, BYTES))
 def first_rows(words: Array, rows: Array, start: int, offset: int, counts: Array, won: Array) -> None:
-    """Set `won` for the first row of each key that counts, ever; the word at `offset` remembers that there was one."""
+    """Set `won` for the first counting row of each key; the word at `offset` records that there was one."""
     all_count = counts.size == 0
     for i in range(rows.size):
         row = rows[i]
@@ -300,7 +303,7 @@ def assign_words(
     valid: Array,
     won: Array,
 ) -> None:
-    """Write the value, or null, of every row of the block that has won."""
+    """Write the value, or null, of every winning row of the block."""
     nullable = valid.size != 0
     for i in range(rows.size):
         if won[i] == 0:

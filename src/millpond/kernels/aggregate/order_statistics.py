@@ -1,4 +1,4 @@
-"""Percentiles and modes of many groups at once, over rows sorted by group and value."""
+"""Percentiles and modes of many groups, over rows sorted by group and value."""
 
 # mypy: disable-error-code="untyped-decorator,assignment,return-value"
 
@@ -16,12 +16,12 @@ from millpond.kernels.memory import FLOATS, INTS
 Array = NDArray[Any]
 
 CONTINUOUS, DISCRETE, LOWER = 0, 1, 2
-"""Between two values: interpolate; the first whose cumulative distribution is enough; the lower one."""
+"""Rule between two values: interpolate; the first whose cumulative distribution suffices; the lower."""
 
 
 @inlined
 def _at(totals: Array, begin: int, end: int, count: int) -> int:
-    """The first row of a group by which at least so many values are counted."""
+    """Find the first row of a group up to which at least `count` values are counted."""
     low, high = begin, end - 1
     before = totals[begin - 1] if begin > 0 else 0
     while low < high:
@@ -44,14 +44,16 @@ def percentile(
     upper: Array,
     fraction: Array,
 ) -> None:
-    """Which rows the percentile of each group comes from, and how far it lies from the one to the other.
+    """Find the rows and the interpolation weight of each group's percentile.
 
     Args:
         starts: first row of each group, and the number of rows. Rows are sorted by group, then by value.
-        totals: the frequencies of the rows up to and including each, summed from the first row of all.
-        share: the percentage, from 0 to 1. reverse: whether it counts from the greatest value down.
-        kind: what is between two values.
-        lower, upper: filled with rows, −1 for groups without rows. fraction: filled, from 0 to 1.
+        totals: cumulative frequencies of all rows.
+        share: the percentage, from 0 to 1.
+        reverse: count from the greatest value down.
+        kind: the rule between two values.
+        lower, upper: filled with rows, −1 for groups without rows.
+        fraction: filled with the weight of `upper`, from 0 to 1.
     """
     for group in range(len(starts) - 1):
         begin, end = starts[group], starts[group + 1]
@@ -77,10 +79,12 @@ def percentile(
 
 @kernel(types.void(INTS, INTS, types.boolean, INTS))
 def mode(starts: Array, runs: Array, greatest: bool, out: Array) -> None:
-    """The first row of the longest run of equal values of each group; of equally long ones the first, or the last.
+    """Find the first row of each group's longest run of equal values; of equally long runs the first, or the last.
 
     Args:
-        starts: as for `percentile`. runs: for each row, a number that equal values of a group share and others do not.
+        starts: as for `percentile`.
+        runs: a number for each row that is equal exactly for equal values of a group.
+        greatest: take the last of equally long runs.
         out: filled with rows, −1 for groups without rows.
     """
     for group in range(len(starts) - 1):

@@ -1,4 +1,4 @@
-"""Aggregates from which rows can be taken back: signed counts and wide sums; and images from before."""
+"""Aggregates that support retraction: signed counts and wide sums; and snapshots of rows before a batch."""
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 
@@ -14,7 +14,7 @@ _REST = "Array(uint8, 1, 'C', readonly=True), int8[::1])"
 
 @kernel(_FIRST + _REST)
 def count(words, rows, start, offset, valid, signs):
-    """Add each row's sign to a count; `valid` (empty: all) says which rows count."""
+    """Add each row's sign to a count; `valid` (empty: all) selects the rows."""
     for i in range(len(rows)):
         if len(valid) == 0 or valid[start + i] != 0:
             words[rows[i], offset] += np.uint64(np.int64(signs[start + i]))
@@ -22,7 +22,7 @@ def count(words, rows, start, offset, valid, signs):
 
 @helper
 def _add(words, row, offset, limbs, low, high, sign):
-    """Add a 128-bit number, or take it back, from so many words."""
+    """Add a signed 128-bit number to a sum of `limbs` words."""
     above = np.uint64(np.int64(high) >> 63)
     carry = np.uint64(0)
     if sign < 0:
@@ -38,7 +38,7 @@ def _add(words, row, offset, limbs, low, high, sign):
 
 @kernel(_FIRST + "Array(int64, 1, 'C', readonly=True), " + _REST)
 def sum_words(words, rows, start, offset, values, valid, signs):
-    """Add or take back integers: a 128-bit sum in two words, the number of values in the third."""
+    """Add or retract integers: a 128-bit sum in two words, the number of values in the third."""
     for i in range(len(rows)):
         if len(valid) != 0 and valid[start + i] == 0:
             continue
@@ -49,7 +49,7 @@ def sum_words(words, rows, start, offset, values, valid, signs):
 
 @kernel(_FIRST + "Array(int64, 1, 'C', readonly=True), " + _REST)
 def bit_xor(words, rows, start, offset, values, valid, signs):
-    """Combine bits by exclusive or, which takes back what it added; the number of values in the second word."""
+    """Combine bits by exclusive or, which is its own inverse; the number of values is in the second word."""
     for i in range(len(rows)):
         if len(valid) == 0 or valid[start + i] != 0:
             words[rows[i], offset] ^= np.uint64(values[start + i])
@@ -58,7 +58,7 @@ def bit_xor(words, rows, start, offset, values, valid, signs):
 
 @kernel(_FIRST + "Array(uint64, 2, 'C', readonly=True), " + _REST)
 def sum_pairs(words, rows, start, offset, values, valid, signs):
-    """Add or take back 128-bit numbers: a 192-bit sum in three words, the number of values in the fourth."""
+    """Add or retract 128-bit numbers: a 192-bit sum in three words, the number of values in the fourth."""
     for i in range(len(rows)):
         if len(valid) != 0 and valid[start + i] == 0:
             continue
@@ -69,7 +69,7 @@ def sum_pairs(words, rows, start, offset, values, valid, signs):
 
 @kernel("void(uint64[:, ::1], int64[::1], int64, uint64[:, ::1])")
 def add_numbers(words, rows, offset, numbers):
-    """Add numbers of as many words as `numbers` has columns, the least first, in two's complement."""
+    """Add numbers of `numbers.shape[1]` words, least significant first, in two's complement."""
     for i in range(len(rows)):
         carry = np.uint64(0)
         for k in range(numbers.shape[1]):
@@ -83,25 +83,27 @@ def add_numbers(words, rows, offset, numbers):
 
 @kernel("int64(uint64[:, ::1], int64[::1], int64, uint64, int64[:, ::1], int64[::1])")
 def snapshot(words, rows, stamp, now, columns, fresh):
-    """Copy columns of rows not stamped with this batch yet, and stamp them.
+    """Copy columns of the rows that the batch has not copied yet, and set their stamp.
 
     Args:
-        stamp: the word of the stamp. now: of this batch.
-        columns: for each its first word, how many, the word and the bit of its null; and the same of the copy. Where
-            the copy takes no words, only the null is copied.
-        fresh: filled with the rows.
+        words, rows: the table's rows, and the ids of those that the batch changes.
+        stamp: the word of the stamp.
+        now: the batch's stamp.
+        columns: int64[c, 7]: first word, number of words, null word and null bit of a column; then first word, null
+            word and null bit of its copy. With 0 words, only the null is copied.
+        fresh: filled with the copied rows.
 
     Returns:
-        How many rows were copied.
+        Number of copied rows.
     """
-    found = 0
+    copied = 0
     for i in range(len(rows)):
         row = rows[i]
         if words[row, stamp] == now:
             continue
         words[row, stamp] = now
-        fresh[found] = row
-        found += 1
+        fresh[copied] = row
+        copied += 1
         for c in range(len(columns)):
             for w in range(columns[c, 1]):
                 words[row, columns[c, 4] + w] = words[row, columns[c, 0] + w]
@@ -111,4 +113,4 @@ def snapshot(words, rows, stamp, now, columns, fresh):
                 words[row, columns[c, 5]] |= bit
             else:
                 words[row, columns[c, 5]] &= ~bit
-    return found
+    return copied

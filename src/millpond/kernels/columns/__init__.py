@@ -1,1 +1,1 @@
-"""Columns of Arrow to words, words to columns, and hashes of rows."""
+"""Conversion of Arrow columns to words and back, and hashes of rows."""

@@ -1,4 +1,4 @@
-"""Arrow columns into state words and back: one kernel per shape of column."""
+"""Conversion of Arrow columns to state words and back: one kernel per kind of column."""
 
 
 # mypy: disable-error-code="untyped-decorator,assignment,return-value"
@@ -39,7 +39,7 @@ _ZERO = np.uint64(0)
 
 @kernel(types.void(WORDS, INTS_IN, I64))
 def put_header(words: Array, hashes: Array, start: int) -> None:
-    """Fill the hash words and clear the words between them and column word `start`."""
+    """Write the hash words, and clear the words from there to the first column word `start`."""
     for i in range(words.shape[0]):
         words[i, 0] = np.uint64(hashes[i])
         for w in range(1, start):
@@ -63,7 +63,7 @@ def put_ints(words: Array, offset: int, null_word: int, null_bit: int, values: A
 
 @kernel(types.void(WORDS, I64, I64, U64, FLOATS_IN, BYTES_IN))
 def put_floats(words: Array, offset: int, null_word: int, null_bit: int, values: Array, valid: Array) -> None:
-    """Write a column of doubles as a key: −0.0 becomes 0.0 and every NaN the same NaN."""
+    """Write a column of doubles as a key: −0.0 becomes 0.0, and all NaNs become the same NaN."""
     nullable = valid.size != 0
     for i in range(words.shape[0]):
         if nullable and valid[i] == 0:
@@ -110,7 +110,7 @@ def _pack(words: Array, i: int, offset: int, data: Array, start: int, length: in
 def pack_bytes(
     words: Array, offset: int, null_word: int, null_bit: int, offsets: Array, data: Array, base: int, valid: Array
 ) -> None:
-    """Write a column of byte strings given by Arrow offsets into `data`, which stands at `base` in the heap."""
+    """Write a column of byte strings given by Arrow offsets into `data`, which is at `base` in the heap."""
     nullable = valid.size != 0
     for i in range(words.shape[0]):
         if nullable and valid[i] == 0:
@@ -124,7 +124,7 @@ def pack_bytes(
 
 @kernel(types.void(WORDS_IN, I64, INTS))
 def byte_offsets(words: Array, offset: int, offsets: Array) -> None:
-    """Running total of the lengths of a bytes column: `offsets[i + 1] - offsets[i]` is the length of row i."""
+    """Compute offsets of a bytes column: `offsets[i + 1] - offsets[i]` is the length of row i."""
     total = np.int64(0)
     offsets[0] = 0
     for i in range(words.shape[0]):
@@ -134,16 +134,16 @@ def byte_offsets(words: Array, offset: int, offsets: Array) -> None:
 
 @kernel(types.void(WORDS_IN, I64, BYTES_IN, INTS_IN, BYTES))
 def unpack_bytes(words: Array, offset: int, heap: Array, offsets: Array, out: Array) -> None:
-    """Copy the values of a bytes column to the places that `byte_offsets` gave; `out` has 8 bytes to spare."""
+    """Copy the values of a bytes column to the offsets from `byte_offsets`; `out` needs 8 spare bytes."""
     for i in range(words.shape[0]):
-        at = offsets[i]
-        length = offsets[i + 1] - at
+        target = offsets[i]
+        length = offsets[i + 1] - target
         first = words[i, offset]
         second = words[i, offset + 1]
         if length > INLINE:
-            copy_bytes(out, at, heap, np.int64(second), length)
-        elif length > 4:  # later rows overwrite what spills over
-            store64(out, at, (first >> HALF) | (second << HALF))
-            store64(out, at + 4, second)
+            copy_bytes(out, target, heap, np.int64(second), length)
+        elif length > 4:  # the next rows overwrite the spilled bytes
+            store64(out, target, (first >> HALF) | (second << HALF))
+            store64(out, target + 4, second)
         elif length > 0:
-            store64(out, at, first >> HALF)
+            store64(out, target, first >> HALF)

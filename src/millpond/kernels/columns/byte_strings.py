@@ -1,4 +1,4 @@
-"""Byte strings that are put together of the columns that rows have, and taken apart again."""
+"""Byte strings that concatenate several columns of a row, and their decomposition."""
 
 # mypy: disable-error-code="untyped-decorator,assignment,return-value"
 
@@ -17,7 +17,7 @@ Array = NDArray[Any]
 
 @kernel(types.void(BYTES_IN, INTS_IN, INTS, BYTES))
 def spread(data: Array, bounds: Array, at: Array, out: Array) -> None:
-    """Copy every row's bytes of a column, those between two bounds, to the row's place in `out`, and move it on."""
+    """Append each row's bytes of a column (between `bounds`) at the row's position `at` in `out`; advance `at`."""
     for i in range(at.size):
         length = bounds[i + 1] - bounds[i]
         copy_bytes(out, at[i], data, bounds[i], length)
@@ -26,7 +26,7 @@ def spread(data: Array, bounds: Array, at: Array, out: Array) -> None:
 
 @kernel(types.void(BYTES_IN, INTS, INTS_IN, BYTES))
 def collect(data: Array, at: Array, bounds: Array, out: Array) -> None:
-    """Copy from every row's place in `data` its bytes of a column, to between two bounds, and move the place on."""
+    """Copy each row's bytes of a column from its position `at` in `data` to between `bounds`; advance `at`."""
     for i in range(at.size):
         length = bounds[i + 1] - bounds[i]
         copy_bytes(out, bounds[i], data, at[i], length)
@@ -35,7 +35,7 @@ def collect(data: Array, at: Array, bounds: Array, out: Array) -> None:
 
 @kernel(types.void(INTS_IN, BYTES_IN, INTS))
 def escaped_ends(offsets: Array, data: Array, ends: Array) -> None:
-    """Where byte strings end once `escape` has written them (`ends[i + 1]`), one after the other."""
+    """Compute the ends of byte strings after `escape` (`ends[i + 1]`), written one after another."""
     ends[0] = 0
     for i in range(offsets.size - 1):
         size = offsets[i + 1] - offsets[i] + 2
@@ -46,14 +46,14 @@ def escaped_ends(offsets: Array, data: Array, ends: Array) -> None:
 
 @kernel(types.void(INTS_IN, BYTES_IN, INTS_IN, BYTES))
 def escape(offsets: Array, data: Array, ends: Array, out: Array) -> None:
-    """Write byte strings so that they order as they did whatever follows: 0 as 0 255, and 0 0 at the end."""
+    """Escape byte strings so that concatenations keep their order: 0 becomes 0 255, and 0 0 marks the end."""
     for i in range(offsets.size - 1):
-        at = ends[i]
+        position = ends[i]
         for k in range(offsets[i], offsets[i + 1]):
-            out[at] = data[k]
-            at += 1
+            out[position] = data[k]
+            position += 1
             if data[k] == 0:
-                out[at] = 255
-                at += 1
-        out[at] = 0
-        out[at + 1] = 0
+                out[position] = 255
+                position += 1
+        out[position] = 0
+        out[position + 1] = 0

@@ -1,7 +1,7 @@
-"""A 64-bit digest of each row over Arrow columns, column by column, for checksums that do not depend on row order.
+"""64-bit digests of rows over Arrow columns, for checksums that do not depend on row order.
 
-Kernels read Arrow buffers by address; a validity address of 0 means that nothing is null. Null values mix in a constant
-of their own, whatever the buffer holds under them.
+Kernels work column by column and read Arrow buffers by address. A validity address of 0 means that the column has no
+nulls. A null mixes in a constant, whatever the buffer contains at its position.
 """
 
 # mypy: disable-error-code="untyped-decorator"
@@ -42,18 +42,18 @@ def mix_fixed(state: NDArray[np.uint64], values: int, size: int, validity: int, 
     """Mix in a column of `size`-byte values (1, 2, 4, or a multiple of 8); row 0 is value number `offset`."""
     words = size >> 3
     for i in range(state.size):
-        at = i + offset
-        if _is_null(validity, at):
+        index = i + offset
+        if _is_null(validity, index):
             state[i] = _mix(state[i], _NULL)
         elif words == 1:
-            state[i] = _mix(state[i], word(values, at))
+            state[i] = _mix(state[i], word(values, index))
         elif words > 1:
             for w in range(words):
-                state[i] = _mix(state[i], word(values, at * words + w))
+                state[i] = _mix(state[i], word(values, index * words + w))
         else:
             value = np.uint64(0)
             for b in range(size):
-                value |= np.uint64(byte_at(values, at * size + b)) << np.uint64(8 * b)
+                value |= np.uint64(byte_at(values, index * size + b)) << np.uint64(8 * b)
             state[i] = _mix(state[i], value)
 
 
@@ -61,11 +61,11 @@ def mix_fixed(state: NDArray[np.uint64], values: int, size: int, validity: int, 
 def mix_bits(state: NDArray[np.uint64], values: int, validity: int, offset: int) -> None:
     """Mix in a column of bits; row 0 is bit number `offset`."""
     for i in range(state.size):
-        at = i + offset
-        if _is_null(validity, at):
+        index = i + offset
+        if _is_null(validity, index):
             state[i] = _mix(state[i], _NULL)
         else:
-            state[i] = _mix(state[i], np.uint64((byte_at(values, at >> 3) >> np.uint8(at & 7)) & np.uint8(1)))
+            state[i] = _mix(state[i], np.uint64((byte_at(values, index >> 3) >> np.uint8(index & 7)) & np.uint8(1)))
 
 
 @helper
@@ -83,22 +83,22 @@ def _offset(offsets: int, wide: bool, index: int) -> np.int64:
 def mix_bytes(state: NDArray[np.uint64], offsets: int, wide: bool, data: int, validity: int, offset: int) -> None:
     """Mix in a column of byte strings with 32-bit or (`wide`) 64-bit offsets; row 0 is string number `offset`."""
     for i in range(state.size):
-        at = i + offset
-        if _is_null(validity, at):
+        index = i + offset
+        if _is_null(validity, index):
             state[i] = _mix(state[i], _NULL)
             continue
-        start = _offset(offsets, wide, at)
-        length = _offset(offsets, wide, at + 1) - start
+        start = _offset(offsets, wide, index)
+        length = _offset(offsets, wide, index + 1) - start
         mixed = _mix(state[i], np.uint64(length))
         whole = length >> 3
         for w in range(whole):
             mixed = _mix(mixed, word_at(data, start + 8 * w))
-        rest = length & 7
-        if rest > 0 and length >= 8:
+        tail_bytes = length & 7
+        if tail_bytes > 0 and length >= 8:
             mixed = _mix(mixed, word_at(data, start + length - 8))
-        elif rest > 0:
+        elif tail_bytes > 0:
             tail = np.uint64(0)
-            for b in range(rest):
+            for b in range(tail_bytes):
                 tail |= np.uint64(byte_at(data, start + b)) << np.uint64(8 * b)
             mixed = _mix(mixed, tail)
         state[i] = mixed
@@ -116,12 +116,12 @@ def mix_lists(
 ) -> None:
     """Mix in a column of lists, given the digests of their elements; `elements[0]` is element number `first`."""
     for i in range(state.size):
-        at = i + offset
-        if _is_null(validity, at):
+        index = i + offset
+        if _is_null(validity, index):
             state[i] = _mix(state[i], _NULL)
             continue
-        start = _offset(offsets, wide, at) - first
-        stop = _offset(offsets, wide, at + 1) - first
+        start = _offset(offsets, wide, index) - first
+        stop = _offset(offsets, wide, index + 1) - first
         mixed = _mix(state[i], np.uint64(stop - start))
         for e in range(start, stop):
             mixed = _mix(mixed, elements[e])
@@ -130,14 +130,14 @@ def mix_lists(
 
 @kernel(types.void(UINTS, U64, I64))
 def mix_validity(state: NDArray[np.uint64], validity: int, offset: int) -> None:
-    """Mix in whether each row is null (structs, whose fields are mixed in for themselves)."""
+    """Mix in the validity of rows (of structs, whose fields are mixed in separately)."""
     for i in range(state.size):
         state[i] = _mix(state[i], _NULL if _is_null(validity, i + offset) else _ONE)
 
 
 @kernel(U64(UINTS))
 def total(state: NDArray[np.uint64]) -> np.uint64:
-    """The sum of all rows' digests, each scrambled first: whatever order the rows come in."""
+    """Sum the rows' digests, each scrambled first, so that the sum does not depend on row order."""
     result = np.uint64(0)
     for i in range(state.size):
         value = state[i]

@@ -1,4 +1,4 @@
-"""Windows put together from panes: the panes of each key in order of time, and which of them each window spans."""
+"""Sliding windows from panes: order each key's panes by time, and find the panes of each window."""
 
 # mypy: disable-error-code="untyped-decorator,assignment,return-value"
 
@@ -28,17 +28,18 @@ def order_panes(
     references: int,
     ends: NDArray[np.int64],
 ) -> int:
-    """Bring rows that are in order of their keys' hashes into the order of key and pane.
+    """Reorder rows that are ordered by hash by (key, pane).
 
     Args:
-        ordered: the hashes. order: the positions of the rows, which are rearranged.
-        panes, rows_at, heaps_at: by position, where a row's pane begins, and the addresses of row and heap.
+        ordered: the hashes, ascending.
+        order: positions of the rows; rearranged.
+        panes, rows_at, heaps_at: by position: start of the row's pane, address of the row, address of its heap.
         null_mask, key_start, key_stop, references: the layout, as for `same_key`.
-        place: the word of a key that says where its pane begins.
-        ends: filled with where each key ends in `order`; as large as that.
+        place: the word of the key that holds the pane's start.
+        ends: filled with the end of each key in `order`; as long as `order`.
 
     Returns:
-        The number of keys.
+        Number of keys.
     """
     count = len(order)
     keys = 0
@@ -47,7 +48,7 @@ def order_panes(
         end = begin + 1
         while end < count and ordered[end] == ordered[begin]:
             end += 1
-        while begin < end:  # nearly always once: different keys rarely have the same hash
+        while begin < end:  # nearly always one pass: hash collisions are rare
             first = order[begin]
             stop = begin + 1
             for i in range(begin + 1, end):
@@ -88,21 +89,23 @@ def span(
     counts: NDArray[np.int64],
     begins: NDArray[np.int64],
 ) -> int:
-    """The next windows, key by key: as many as there is room for.
+    """List the next windows key by key, as many as fit into the output.
 
     Args:
-        order, ends: as made by `order_panes`. panes: by position, where a row's pane begins.
+        order, ends: results of `order_panes`.
+        panes: start of the row's pane, by position.
         size, slide: of the windows.
-        low, high: windows that begin in between, both included, are wanted.
-        most: panes of all the windows together, but for a single one.
-        at: the key to go on with, its first row, its first row that matters still, and its next window, if there is
-            one yet; moved on. All zero to begin with.
-        firsts, counts, begins: filled: where the panes of a window stand in `order`, their number, where it begins.
+        low, high: first and last start of the windows to list, both included.
+        most: limit of the total number of panes, unless a single window exceeds it.
+        at: iteration state: key, its first row (−1 inside a key), first row that later windows can contain, start of
+            the next window. Initially zero; advanced.
+        firsts, counts, begins: filled with the position of a window's first pane in `order`, the number of its panes,
+            and its start.
 
     Returns:
-        How many windows there are.
+        Number of windows.
     """
-    found = 0
+    windows = 0
     total = 0
     key, first, row, begin = at[0], at[1], at[2], at[3]
     fresh = row == first
@@ -117,24 +120,24 @@ def span(
                 row += 1
             if row == end:
                 break
-            begin = max(begin, panes[order[row]] - (size - slide))  # none of the windows before has a pane
+            begin = max(begin, panes[order[row]] - (size - slide))  # the windows before contain no pane
             if begin > high:
                 break
             stop = row
             while stop < end and panes[order[stop]] < begin + size:
                 stop += 1
-            if found == len(firsts) or (found > 0 and total + stop - row > most):
+            if windows == len(firsts) or (windows > 0 and total + stop - row > most):
                 at[0], at[1], at[2], at[3] = key, -1, row, begin
-                return found
-            firsts[found], counts[found], begins[found] = row, stop - row, begin
-            found += 1
+                return windows
+            firsts[windows], counts[windows], begins[windows] = row, stop - row, begin
+            windows += 1
             total += stop - row
             begin += slide
         key += 1
         first = row = end
         fresh = True
     at[0], at[1], at[2], at[3] = key, row, row, begin
-    return found
+    return windows
 
 
 @kernel("void(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])")
@@ -145,10 +148,10 @@ def following(
     rows: NDArray[np.int64],
     windows: NDArray[np.int64],
 ) -> None:
-    """All panes of some windows but each one's first: the positions of their rows, and the numbers of the windows."""
-    found = 0
+    """List all panes of windows except each window's first: row positions, and indices of the windows."""
+    filled = 0
     for window in range(len(firsts)):
         for i in range(firsts[window] + 1, firsts[window] + counts[window]):
-            rows[found] = order[i]
-            windows[found] = window
-            found += 1
+            rows[filled] = order[i]
+            windows[filled] = window
+            filled += 1

@@ -1,6 +1,6 @@
-"""Session windows: rows of a key that are close in time, and what they make of the sessions that the state holds.
+"""Session windows: cut a batch's rows into pieces of sessions, and merge those with stored sessions.
 
-Times are in microseconds. A session that begins where another ends is one with it.
+Times are in microseconds. Sessions merge if one starts where the other ends.
 """
 
 # mypy: disable-error-code="untyped-decorator,assignment,return-value,no-untyped-def,no-untyped-call"
@@ -17,7 +17,7 @@ from millpond.kernels.pointers import same_key, step
 from millpond.layout import NEVER
 
 CLOSED = -(1 << 63)
-"""The end of a session that has been shown and is to go."""
+"""End time of a session that was emitted and is to be removed."""
 
 _GROUP_BITS = np.uint64(64 - KEY_GROUP_BITS)
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
@@ -31,7 +31,7 @@ def _row(words_at, stride, row):
 
 @kernel(types.void(INTS, I64, I64, INTS_IN))
 def _by_start(order, begin, stop, starts):
-    """Put rows `begin` to `stop` of an order in the order of their starts (stable)."""
+    """Sort rows `begin` to `stop` of an order by their start (stable)."""
     if stop - begin > _FEW:
         part = order[begin:stop].copy()
         places = np.argsort(starts[part], kind="mergesort")
@@ -52,19 +52,19 @@ def _by_start(order, begin, stop, starts):
     "int64(int64[::1], int64, int64, uint64, int64, uint64, uint64, int64, int64, uint64, int64[::1])",
 )
 def _by_key(order, begin, stop, words_at, stride, heap, null_mask, key_start, key_stop, references, spare):
-    """Bring the rows of one hash that have the key of the first together, in their order; returns where they end."""
+    """Move the rows that have the first row's key to the front, among rows of one hash (stable); return their end."""
     leader = _row(words_at, stride, order[begin])
     to = begin + 1
-    rest = 0
+    others = 0
     for i in range(begin + 1, stop):
         row = order[i]
         if same_key(leader, heap, _row(words_at, stride, row), heap, null_mask, key_start, key_stop, references):
             order[to] = row
             to += 1
         else:
-            spare[rest] = row
-            rest += 1
-    for i in range(rest):
+            spare[others] = row
+            others += 1
+    for i in range(others):
         order[to + i] = spare[i]
     return to
 
@@ -96,13 +96,14 @@ def arrange(
     """Order rows by key and start, and cut them into pieces of sessions.
 
     Args:
-        hashes, order: the rows' hashes in ascending order, and the rows; those of a hash are put in order here.
+        hashes: the rows' hashes, ascending.
+        order: the rows in the order of `hashes`; sorted within each hash here.
         starts, ends: of each row.
-        words_at, stride, heap, null_mask, key_start, key_stop, references: their keys, as for `search.probe`.
-        piece_rows, piece_starts, piece_ends: filled with the first row (in the new order) and the times of each piece,
-            `piece_rows` with one more entry at the end.
+        words_at, stride, heap, null_mask, key_start, key_stop, references: the rows' keys; layout as for `same_key`.
+        piece_rows: filled with each piece's first position in `order`, and one more entry at the end.
+        piece_starts, piece_ends: filled with the times of each piece.
         key_pieces: filled with the first piece of each key, and one more entry.
-        counts: filled with the number of keys and that of pieces.
+        counts: filled with the numbers of keys and of pieces.
     """
     n = len(order)
     keys = 0
@@ -143,27 +144,29 @@ def arrange(
     "void(uint64[:, ::1], int64[::1], int64[::1], int64, int64[::1], int64[::1], int64[::1], int64[::1], uint8[::1])",
 )
 def classify(words, rows, keys, offset, key_pieces, piece_starts, piece_ends, stored, simple):
-    """See which keys have one session, before and after.
+    """Find the keys that have at most one session before and exactly one after the batch.
 
     Args:
-        words, rows: the table's rows, and the ids of those with a key's first session.
-        keys: the number of each of these keys.
-        offset: of a session's start; its end, time of expiry and the number of the key's sessions follow.
-        key_pieces, piece_starts, piece_ends: from `arrange`.
-        stored: filled, at the keys' numbers, with the number of sessions that each has.
-        simple: filled likewise with whether the key has at most one, and the batch's rows make one or are one with it.
+        words: the table's rows.
+        rows: ids of the rows with the first session of each key.
+        keys: index of each of these keys.
+        offset: word of a session's start; its end, time of expiry and the key's number of sessions follow.
+        key_pieces, piece_starts, piece_ends: results of `arrange`.
+        stored: filled, by key index, with the number of stored sessions.
+        simple: filled, by key index, with whether the key has at most one stored session and the batch's rows form
+            one piece that merges with it.
     """
     for i in range(len(rows)):
         row = rows[i]
         count = np.int64(words[row, offset + 3])
         piece = key_pieces[keys[i]]
-        one = key_pieces[keys[i] + 1] - piece == 1
+        single = key_pieces[keys[i] + 1] - piece == 1
         meets = count == 0 or (
             piece_starts[piece] <= np.int64(words[row, offset + 1])
             and np.int64(words[row, offset]) <= piece_ends[piece]
         )
         stored[keys[i]] = count
-        simple[keys[i]] = one and count <= 1 and meets
+        simple[keys[i]] = single and count <= 1 and meets
 
 
 @inlined
@@ -175,7 +178,7 @@ def _put(words, row, offset, start, end):
 
 @kernel("void(uint64[:, ::1], int64[::1], int64, int64[::1], int64[::1])")
 def extend(words, rows, offset, starts, ends):
-    """Make a session of each piece, or extend the one that is there."""
+    """Store each piece as a session, or extend the stored session by it."""
     for i in range(len(rows)):
         row = rows[i]
         if words[row, offset + 3] == np.uint64(0):
@@ -195,7 +198,7 @@ def put_sessions(words, rows, offset, starts, ends):
 
 @kernel("int64(uint64[:, ::1], int64[::1], int64, int64, uint8[::1])")
 def mark_closed(words, rows, offset, ordinal, alone):
-    """Mark sessions as closed where their key has others; fills `alone` for those of which it has not."""
+    """Mark sessions as closed if their key has other sessions; `alone` is filled with whether it has none."""
     marked = 0
     for i in range(len(rows)):
         row = rows[i]
@@ -210,14 +213,17 @@ def mark_closed(words, rows, offset, ordinal, alone):
 
 @kernel("void(uint64[:, ::1], int64[::1], int64[::1], int64, uint64[:, ::1])")
 def number_rows(heads, which, ordinals, offset, out):
-    """Key rows of sessions: those of the first sessions of their keys, given another ordinal.
+    """Make key rows of sessions from those of their keys' first sessions and an ordinal.
 
-    The hash of a key's first session is that of the key. Those of the others are spread over the key's key group. The
+    The first session of a key has the key's hash. The hashes of the others are spread over the key's key group. The
     result is stored with the state, so the formula is part of the format.
 
     Args:
-        heads: key rows with ordinal 0. which: the key of each row. ordinals: of each row.
-        offset: of the ordinal. out: filled with the rows.
+        heads: key rows with ordinal 0.
+        which: index in `heads` for each row.
+        ordinals: of each row.
+        offset: word of the ordinal.
+        out: filled with the rows.
     """
     low = (np.uint64(1) << _GROUP_BITS) - np.uint64(1)
     for i in range(len(which)):
@@ -230,7 +236,7 @@ def number_rows(heads, which, ordinals, offset, out):
 
 @kernel("void(uint64[:, ::1], int64)")
 def head_rows(keys, offset):
-    """Make the key rows of sessions those of the first sessions of their keys."""
+    """Convert key rows of sessions, in place, to those of their keys' first sessions; the inverse of `number_rows`."""
     low = (np.uint64(1) << _GROUP_BITS) - np.uint64(1)
     for i in range(keys.shape[0]):
         hash_ = keys[i, 0]
@@ -259,24 +265,25 @@ def merge_sessions(
     changed,
     sizes,
 ):
-    """Merge the stored sessions of some keys with the pieces of a batch.
+    """Merge the stored sessions of keys with the pieces of a batch.
 
-    A key's n sessions have the ordinals 0 to n − 1, before and after, in no order. A session stays where the lowest
-    ordinal of those that make it up is, if that is low enough.
+    A key's n sessions have the ordinals 0 to n − 1, before and after, in no order of time. A merged session keeps the
+    lowest ordinal of its stored parts, if that is below the new n.
 
     Args:
-        key_stored: the first stored session of each key, and one more entry; they come in the order of their ordinals.
-        stored_starts, stored_ends: their times; an end of `CLOSED` means that the session goes.
-        key_pieces, piece_starts, piece_ends: likewise, in order of their starts.
+        key_stored: the first stored session of each key, and one more entry; sessions are in the order of their
+            ordinals.
+        stored_starts, stored_ends: their times; an end of `CLOSED` means that the session is removed.
+        key_pieces, piece_starts, piece_ends: likewise for pieces, in the order of their starts.
         out_keys, out_slots, out_starts, out_ends: filled with the resulting sessions: key, ordinal, times.
-        of_stored: filled with the resulting session that each stored one is in, −1 if it goes.
-        stays: filled with whether that is at its own place.
+        of_stored: filled with the resulting session of each stored one, −1 if it is removed.
+        stays: filled with whether the resulting session keeps the ordinal of the stored one.
         of_piece: filled with the resulting session of each piece.
-        changed: filled with whether each resulting session differs from the stored one at its place.
-        sizes: filled with how many sessions each key has now.
+        changed: filled with whether each resulting session differs from the stored one with its ordinal.
+        sizes: filled with the number of resulting sessions of each key.
 
     Returns:
-        How many sessions result.
+        Number of resulting sessions.
     """
     total = 0
     most = 0

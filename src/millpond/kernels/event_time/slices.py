@@ -1,4 +1,4 @@
-"""Rows by slices of event time."""
+"""Assignment of rows to slices of event time."""
 
 # mypy: disable-error-code="untyped-decorator,assignment,return-value"
 
@@ -22,40 +22,40 @@ _33 = np.uint64(33)
 
 @kernel(I64(INTS_IN, INTS_IN, INTS_IN, SHORTS))
 def assign(times: Array, lows: Array, lasts: Array, out: Array) -> int:
-    """The slice of each row, -1 without one.
+    """Find the slice of each row.
 
     Args:
         times: of the rows.
-        lows, lasts: first and last time of each slice, in order.
-        out: filled with the slices.
+        lows, lasts: first and last time of each slice, ascending.
+        out: filled with the slices, −1 for rows outside of all slices.
 
     Returns:
-        How many rows have none.
+        Number of rows outside of all slices.
     """
     missing = 0
-    at = -1
+    slice_ = -1
     low, last = np.int64(1), np.int64(0)
     for i in range(times.size):
         time = times[i]
-        if time < low or time > last:  # not in the slice of the row before
-            at = np.searchsorted(lows, time, "right") - 1
-            if at < 0 or time > lasts[at]:
+        if time < low or time > last:  # not in the slice of the previous row
+            slice_ = np.searchsorted(lows, time, "right") - 1
+            if slice_ < 0 or time > lasts[slice_]:
                 out[i] = -1
                 missing += 1
                 low, last = np.int64(1), np.int64(0)
                 continue
-            low, last = lows[at], lasts[at]
-        out[i] = at
+            low, last = lows[slice_], lasts[slice_]
+        out[i] = slice_
     return missing
 
 
 @kernel(types.void(SHORTS_IN, INTS, INTS))
 def group(slices: Array, starts: Array, order: Array) -> None:
-    """Positions of the rows slice by slice, in their order within each.
+    """Group row positions by slice, in row order (counting sort).
 
     Args:
-        slices: of the rows, none negative.
-        starts: filled with where each slice begins in `order`; one more than there are slices.
+        slices: of the rows, not negative.
+        starts: filled with the start of each slice in `order`; one entry more than slices.
         order: filled with the positions.
     """
     starts[:] = 0
@@ -64,9 +64,9 @@ def group(slices: Array, starts: Array, order: Array) -> None:
     for s in range(1, starts.size):
         starts[s] += starts[s - 1]
     for i in range(slices.size):
-        at = slices[i]
-        order[starts[at]] = i
-        starts[at] += 1
+        slice_ = slices[i]
+        order[starts[slice_]] = i
+        starts[slice_] += 1
     for s in range(starts.size - 1, 0, -1):
         starts[s] = starts[s - 1]
     starts[0] = 0
@@ -74,12 +74,14 @@ def group(slices: Array, starts: Array, order: Array) -> None:
 
 @kernel(types.void(INTS_IN, INTS_IN, I64, INTS))
 def spread(hashes: Array, times: Array, bits: int, out: Array) -> None:
-    """Hashes whose lower bits also depend on a time; doing it twice gives the hash back.
+    """Mix a time into the lower bits of hashes; applying it twice restores the hash.
 
-    Rows of one key and different times then lie apart, but within the same 2^-bits of the axis.
+    Rows of one key with different times are then spread, but within the same 2^-bits of the hash space.
 
     Args:
-        bits: highest bits of the hash that stay.
+        hashes, times: of the rows.
+        bits: number of top bits of the hash that are kept.
+        out: filled with the mixed hashes.
     """
     mask = ~np.uint64(0) >> np.uint64(bits)
     for i in range(hashes.size):

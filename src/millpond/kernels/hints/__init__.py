@@ -1,1 +1,1 @@
-"""Finding out which keys need no hint."""
+"""Detection of keys that need no prefetch hint."""

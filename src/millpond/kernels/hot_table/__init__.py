@@ -1,1 +1,1 @@
-"""The hot table: finding, inserting, evicting and expiring rows of words."""
+"""The hot table: find, insert, evict and expire rows of words."""

@@ -1,8 +1,8 @@
-"""The arena of a hot table: values longer than a row holds, in chunks of fixed classes, freed chunks used again.
+"""The arena of a hot table: long values in chunks of fixed size classes, with reuse of freed chunks.
 
-Chunks are multiples of 16 bytes up to 1 KB, then four sizes to each doubling. Free chunks of a class form a list
-through their own first word, so that freeing and taking cost a few nanoseconds and nothing has to be compacted as
-long as lengths stay similar.
+Chunks are multiples of 16 bytes up to 1 KB, then have four sizes per doubling. Free chunks of a class form a list
+linked through their first word. So freeing and allocating take a few nanoseconds, and no compaction is needed as long
+as lengths stay similar.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
@@ -23,16 +23,16 @@ from millpond.kernels.pointers import copy_bytes, prefetch, put_word, step, word
 from millpond.layout import INLINE, LENGTH
 
 CLASSES = 192
-"""Sizes of chunks; enough for values up to 2⁴¹ bytes."""
+"""Number of size classes, enough for values of up to 2⁴¹ bytes."""
 ARENA_START = 16
-"""Offset 0 is no chunk: it ends the free lists."""
+"""First usable offset; offset 0 ends the free lists."""
 _SMALL = 1024
-_AHEAD = 32
+_PREFETCH_DISTANCE = 32
 
 
 @helper
 def chunk_of(size):
-    """Class and bytes of the chunk for a value of `size` bytes."""
+    """Return class and bytes of the chunk for a value of `size` bytes."""
     if size <= _SMALL:
         number = (size + 15) >> 4
         return number, number << 4
@@ -46,16 +46,16 @@ def chunk_of(size):
 
 @helper
 def take(state, lists, size):
-    """Offset of a chunk that holds `size` bytes; the caller has made sure that the arena has room."""
+    """Allocate a chunk of `size` bytes, and return its offset; the caller has made sure that the arena has room."""
     number, chunk = chunk_of(size)
-    at = lists[number]
-    if at != 0:
-        lists[number] = np.int64(word_at(state[HEAP], at))
+    chunk_start = lists[number]
+    if chunk_start != 0:
+        lists[number] = np.int64(word_at(state[HEAP], chunk_start))
         state[HEAP_FREE] -= chunk
-        return at
-    at = state[HEAP_TOP]
-    state[HEAP_TOP] = at + chunk
-    return at
+        return chunk_start
+    chunk_start = state[HEAP_TOP]
+    state[HEAP_TOP] = chunk_start + chunk
+    return chunk_start
 
 
 @helper
@@ -69,28 +69,31 @@ def give_back(state, lists, at, size):
 
 @helper
 def keep(state, lists, source, size):
-    """Copy `size` > `INLINE` bytes from address `source` into the arena; the offset as a word."""
-    at = take(state, lists, size)
-    target = step(state[HEAP], at)
+    """Copy `size` > `INLINE` bytes from address `source` into the arena; return the offset as a word."""
+    chunk_start = take(state, lists, size)
+    target = step(state[HEAP], chunk_start)
     whole = size >> 3
     if whole <= 8:
         for i in range(whole):
             put_word(target, i, word(source, i))
+        # Whole words, and one that overlaps them and ends with the value: cheaper than memcpy up to 64 bytes.
         put_word(step(target, size - 8), 0, word_at(source, size - 8))
     else:
         copy_bytes(target, source, size)
-    return np.uint64(at)
+    return np.uint64(chunk_start)
 
 
 @kernel("void(int64[::1], int64[::1], int64[::1], int64, uint64, int64, uint64)")
 def put_values(state, lists, rows, column, values, stride, heap):
-    """Write byte strings into a column of given rows, freeing what they held.
+    """Write byte strings into a column of rows, and free the replaced values.
 
     Args:
         state, lists: the table's state array and the arena's free lists.
-        rows: row ids. column: the first of the column's two words.
-        values: address of the first value's two words; stride: words from one value to the next.
-        heap: address of what long values point into.
+        rows: row ids.
+        column: first of the column's two words.
+        values: address of the first value's two words.
+        stride: words from one value to the next.
+        heap: address of the heap of long values.
     """
     for i in range(len(rows)):
         row = step(state[SLAB], rows[i] * state[STRIDE])
@@ -108,10 +111,12 @@ def put_values(state, lists, rows, column, values, stride, heap):
 
 @kernel("int64(uint64, int64, int64, int64[::1])")
 def long_bytes(rows, count, stride, columns):
-    """Upper bound of the arena bytes that the long values of some rows take.
+    """Compute an upper bound of the arena bytes for the long values of rows.
 
     Args:
-        rows: address of the first row. count: how many. stride: words from one row to the next.
+        rows: address of the first row.
+        count: number of rows.
+        stride: words from one row to the next.
         columns: first words of the byte columns.
     """
     total = np.int64(0)
@@ -125,11 +130,11 @@ def long_bytes(rows, count, stride, columns):
 
 @kernel("int64(uint64[::1], int64[::1])")
 def long_bytes_at(rows, columns):
-    """Upper bound of the arena bytes that the long values of rows at some addresses take (`columns` as above)."""
+    """Compute an upper bound of the arena bytes for the long values of rows, given by addresses; see `long_bytes`."""
     total = np.int64(0)
     for i in range(len(rows)):
-        if i + _AHEAD < len(rows):
-            prefetch(rows[i + _AHEAD], columns[0] * 8)
+        if i + _PREFETCH_DISTANCE < len(rows):
+            prefetch(rows[i + _PREFETCH_DISTANCE], columns[0] * 8)
         for c in range(len(columns)):
             size = np.int64(word(rows[i], columns[c]) & LENGTH)
             if size > INLINE:
@@ -139,29 +144,33 @@ def long_bytes_at(rows, columns):
 
 @kernel("int64(uint64, int64, int64, int64[::1], uint64, uint8[::1], int64)")
 def relocate(rows, count, stride, columns, heap, target, start):
-    """Copy the long values of some rows from one heap into another and make the rows point there.
+    """Copy the long values of rows from one heap into another, and redirect the rows.
 
     Args:
-        rows: address of the first row. count: how many. stride: words from one row to the next.
+        rows: address of the first row.
+        count: number of rows.
+        stride: words from one row to the next.
         columns: first words of the byte columns.
-        heap: address of the heap they point into. target: the other heap. start: first byte to use of it.
+        heap: address of the rows' heap.
+        target: the other heap.
+        start: first free byte of `target`.
 
     Returns:
-        The first byte of `target` not used.
+        First free byte of `target` after the copy.
     """
     for i in range(count):
-        if i + _AHEAD < count:
+        if i + _PREFETCH_DISTANCE < count:
             for c in range(len(columns)):
-                ahead = (i + _AHEAD) * stride + columns[c]
+                ahead = (i + _PREFETCH_DISTANCE) * stride + columns[c]
                 size = np.int64(word(rows, ahead) & LENGTH)
                 if size > INLINE:
                     prefetch(heap, np.int64(word(rows, ahead + 1)))
                     prefetch(heap, np.int64(word(rows, ahead + 1)) + size - 1)
         for c in range(len(columns)):
-            at = i * stride + columns[c]
-            size = np.int64(word(rows, at) & LENGTH)
+            column_word = i * stride + columns[c]
+            size = np.int64(word(rows, column_word) & LENGTH)
             if size > INLINE:
-                copy_bytes(step(target.ctypes.data, start), step(heap, np.int64(word(rows, at + 1))), size)
-                put_word(rows, at + 1, np.uint64(start))
+                copy_bytes(step(target.ctypes.data, start), step(heap, np.int64(word(rows, column_word + 1))), size)
+                put_word(rows, column_word + 1, np.uint64(start))
                 start += size
     return start

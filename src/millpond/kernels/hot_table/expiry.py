@@ -1,6 +1,7 @@
-"""Rows that expire: filing those that do soon, and picking those that have.
+"""Expiry of rows: keep a list of rows that expire soon, and take expired rows from it.
 
-A row's time of expiry, in milliseconds, is a word of its values; its stamp repeats it, shifted so that it is positive.
+A row's time of expiry, in milliseconds, is one of its value words. Its access time in the META word repeats it,
+shifted to be positive.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
@@ -26,125 +27,128 @@ from millpond.kernels.hot_table.state import (
 from millpond.kernels.pointers import prefetch, put_word, step, word
 
 STAMP_ZERO = 1 << 46
-"""The stamp of the time 0."""
+"""Access time in the META word for the time 0."""
 STAMP_END = (1 << 48) - 1
-_AHEAD = 24
+_PREFETCH_DISTANCE = 24
 _MOST = np.int64(0x7FFFFFFFFFFFFFFF)
 
 
 @helper
 def stamp_of(time):
-    """The stamp of a time of expiry in milliseconds."""
+    """Convert a time of expiry in milliseconds to an access time."""
     return max(1, min(STAMP_END, max(time, -STAMP_ZERO) + STAMP_ZERO)) if time < STAMP_END else STAMP_END
 
 
 @kernel("int64(int64[::1], int64[::1], int64, uint32[::1], int64)")
 def file(state, rows, horizon, filed, count):
-    """Stamp rows with the time at which they expire, and file those that do so soon.
+    """Write the expiry of rows to their META words, and list those that expire soon.
 
     Args:
-        state: the table. rows: row ids, whose times of expiry are written.
-        horizon: the last time of expiry with which a row is filed.
-        filed, count: the ids of filed rows, and how many there are; large enough for all of `rows` to be added.
+        state: the table's state array.
+        rows: row ids, with their times of expiry written.
+        horizon: the last time of expiry of listed rows.
+        filed: ids of listed rows; long enough for all of `rows` to be added.
+        count: number of listed rows.
 
     Returns:
-        How many rows are filed now.
+        New number of listed rows.
     """
     for i in range(len(rows)):
-        if i + _AHEAD < len(rows):
-            prefetch(np.uint64(state[SLAB]), rows[i + _AHEAD] * state[STRIDE])
-        at = step(state[SLAB], rows[i] * state[STRIDE])
-        time = np.int64(word(at, state[EXPIRY]))
-        flags = word(at, 1) & np.uint64(FLAGS)
+        if i + _PREFETCH_DISTANCE < len(rows):
+            prefetch(np.uint64(state[SLAB]), rows[i + _PREFETCH_DISTANCE] * state[STRIDE])
+        address = step(state[SLAB], rows[i] * state[STRIDE])
+        time = np.int64(word(address, state[EXPIRY]))
+        flags = word(address, 1) & np.uint64(FLAGS)
         if time <= horizon and flags & np.uint64(FILED) == np.uint64(0):
             flags |= np.uint64(FILED)
             filed[count] = np.uint32(rows[i])
             count += 1
-        put_word(at, 1, np.uint64(stamp_of(time)) << np.uint64(STAMP_SHIFT) | flags)
+        put_word(address, 1, np.uint64(stamp_of(time)) << np.uint64(STAMP_SHIFT) | flags)
     return count
 
 
 @kernel("int64(int64[::1], int64, int64[::1])")
 def sample_times(state, step_rows, times):
-    """Fill `times` with the times of expiry of every so many rows; returns how many were found."""
-    found = 0
+    """Sample the times of expiry of every `step_rows`-th row into `times`; return the number of samples."""
+    count = 0
     row = np.int64(0)
-    while row < state[HIGH] and found < len(times):
-        at = step(state[SLAB], row * state[STRIDE])
-        meta = word(at, 1)
+    while row < state[HIGH] and count < len(times):
+        address = step(state[SLAB], row * state[STRIDE])
+        meta = word(address, 1)
         if meta != np.uint64(0) and meta & np.uint64(TOMBSTONE | FRESH) == np.uint64(0):
-            times[found] = np.int64(word(at, state[EXPIRY]))
-            found += 1
+            times[count] = np.int64(word(address, state[EXPIRY]))
+            count += 1
         row += step_rows
-    return found
+    return count
 
 
 @kernel("int64(int64[::1], int64, uint32[::1])")
 def file_all(state, horizon, filed):
-    """File all rows that expire up to a horizon and no others; returns how many."""
+    """List exactly the rows that expire up to `horizon`; return their number."""
     count = 0
     for row in range(state[HIGH]):
-        at = step(state[SLAB], row * state[STRIDE])
-        meta = word(at, 1)
+        address = step(state[SLAB], row * state[STRIDE])
+        meta = word(address, 1)
         if meta == np.uint64(0):
             continue
-        soon = meta & np.uint64(TOMBSTONE | FRESH) == np.uint64(0) and np.int64(word(at, state[EXPIRY])) <= horizon
+        soon = meta & np.uint64(TOMBSTONE | FRESH) == np.uint64(0) and np.int64(word(address, state[EXPIRY])) <= horizon
         if soon:
             filed[count] = np.uint32(row)
             count += 1
         flags = np.uint64(FILED) if soon else np.uint64(0)
-        put_word(at, 1, (meta & ~np.uint64(FILED)) | flags)
+        put_word(address, 1, (meta & ~np.uint64(FILED)) | flags)
     return count
 
 
 @kernel("int64(int64[::1], int64, int64, uint32[::1], int64[::1], int64[::1])")
 def take_due(state, limit, horizon, filed, due, figures):
-    """Take the rows that have expired off the file, and those that are not to be filed any more.
+    """Take expired rows, and rows that expire after the horizon, from the list.
 
     Args:
-        state: the table.
-        limit: rows expire up to this time. horizon: as for `file`.
-        filed: the ids of filed rows; shortened in place.
-        due: filled with the ids of rows that have expired; as long as `filed`.
-        figures: filled with how many stay filed, and the time at which the next of them expires.
+        state: the table's state array.
+        limit: last time of expiry of expired rows.
+        horizon: as for `file`.
+        filed: ids of listed rows; shortened in place.
+        due: filled with the ids of expired rows; as long as `filed`.
+        figures: filled with the number of rows that stay listed, and the earliest time of expiry among them.
 
     Returns:
-        How many have expired.
+        Number of expired rows.
     """
     kept = 0
-    found = 0
+    expired = 0
     following = _MOST
     for i in range(len(filed)):
-        if i + _AHEAD < len(filed):
-            prefetch(np.uint64(state[SLAB]), np.int64(filed[i + _AHEAD]) * state[STRIDE])
+        if i + _PREFETCH_DISTANCE < len(filed):
+            prefetch(np.uint64(state[SLAB]), np.int64(filed[i + _PREFETCH_DISTANCE]) * state[STRIDE])
         row = np.int64(filed[i])
-        at = step(state[SLAB], row * state[STRIDE])
-        meta = word(at, 1)
+        address = step(state[SLAB], row * state[STRIDE])
+        meta = word(address, 1)
         if meta & np.uint64(FILED) == np.uint64(0):
-            continue  # the row that was filed has gone, or stands in the list once more
-        time = np.int64(word(at, state[EXPIRY]))
+            continue  # the listed row was removed, or is listed twice
+        time = np.int64(word(address, state[EXPIRY]))
         if limit < time <= horizon:
             filed[kept] = np.uint32(row)
             kept += 1
             following = min(following, time)
             continue
-        put_word(at, 1, meta & ~np.uint64(FILED))
+        put_word(address, 1, meta & ~np.uint64(FILED))
         if time <= limit:
-            due[found] = row
-            found += 1
+            due[expired] = row
+            expired += 1
     figures[0] = kept
     figures[1] = following
-    return found
+    return expired
 
 
 @kernel("void(int64[::1], uint8[::1], uint64, int64, uint64, int64[::1])")
 def find(state, references, keys, stride, key_heap, rows):
-    """Find the rows of keys without making any.
+    """Find the rows of keys, without creating any.
 
     Args:
-        state, references: the table.
+        state, references: the table's state array, and the row words that may point into the heap.
         keys, stride, key_heap: address of the first key row, words from one to the next, address of their heap.
-        rows: filled with row ids, −1 for a key that is not in the table.
+        rows: filled with row ids, −1 for absent keys.
     """
     for i in range(len(rows)):
         key = step(keys, i * stride * 8)

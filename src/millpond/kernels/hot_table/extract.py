@@ -1,4 +1,4 @@
-"""Copying rows out of a hot table."""
+"""Copies of rows out of a hot table."""
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 
@@ -18,16 +18,19 @@ from millpond.kernels.hot_table.state import (
 )
 from millpond.kernels.pointers import prefetch, put_word, step, word
 
-_AHEAD = 48
+_PREFETCH_DISTANCE = 48
 
 
 @kernel("void(int64[::1], uint32[::1], uint64[:, ::1], int64, int64)")
 def gather(state, ids, out, keep_flags, clear_flags):
-    """Copy rows in the order of their ids; long values stay where they are.
+    """Copy rows in the order of their ids; long values stay in the arena.
 
     Args:
-        state: the table's state array. ids: row ids. out: filled with the rows.
-        keep_flags: flags to keep in the copies. clear_flags: flags to clear in the table.
+        state: the table's state array.
+        ids: row ids.
+        out: filled with the rows.
+        keep_flags: flags to keep in the copies.
+        clear_flags: flags to clear in the table.
     """
     slab = np.uint64(state[SLAB])
     row_bytes = state[STRIDE]
@@ -37,17 +40,17 @@ def gather(state, ids, out, keep_flags, clear_flags):
     kept = np.uint64(keep_flags) | ~np.uint64(FLAGS)
     cleared = ~np.uint64(clear_flags)
     for i in range(count):
-        if i + _AHEAD < count:
-            ahead = np.int64(ids[i + _AHEAD]) * row_bytes
+        if i + _PREFETCH_DISTANCE < count:
+            ahead = np.int64(ids[i + _PREFETCH_DISTANCE]) * row_bytes
             prefetch(slab, ahead)
             prefetch(slab, ahead + tail)
-        at = step(slab, np.int64(ids[i]) * row_bytes)
+        address = step(slab, np.int64(ids[i]) * row_bytes)
         for w in range(width):
-            out[i, w] = word(at, w)
+            out[i, w] = word(address, w)
         meta = out[i, 1]
         if clear_flags != 0:
-            put_word(at, 1, meta & cleared)
-        if state[EXPIRY] != 0:  # looking for a row may have moved its stamp beyond the time at which it expires
-            stamp = np.uint64(stamp_of(np.int64(word(at, state[EXPIRY])))) << np.uint64(STAMP_SHIFT)
+            put_word(address, 1, meta & cleared)
+        if state[EXPIRY] != 0:  # a lookup may have raised the access time beyond the time of expiry
+            stamp = np.uint64(stamp_of(np.int64(word(address, state[EXPIRY])))) << np.uint64(STAMP_SHIFT)
             meta = stamp | (meta & np.uint64(FLAGS))
         out[i, 1] = meta & kept

@@ -1,4 +1,4 @@
-"""Passing over a whole hot table: what to evict, evicting, moving rows together."""
+"""Scans of a whole hot table: choose and evict rows, and compact."""
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 
@@ -38,14 +38,14 @@ from millpond.kernels.hot_table.state import (
 from millpond.kernels.pointers import copy_bytes, prefetch, put_word, step, word
 from millpond.layout import INLINE, LENGTH
 
-_AHEAD = 24
+_PREFETCH_DISTANCE = 24
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _TOUCHED_RANK = np.uint64(1 << 48)
 
 
 @helper
 def _rank(meta):
-    """Rows of low rank are evicted first: by stamp, those changed in this batch or about to expire last."""
+    """Return a row's eviction rank: its access time; rows touched in this batch or listed for expiry rank higher."""
     rank = meta >> np.uint64(STAMP_SHIFT)
     if meta & np.uint64(TOUCHED | FILED) != np.uint64(0):
         rank |= _TOUCHED_RANK
@@ -54,7 +54,7 @@ def _rank(meta):
 
 @helper
 def _free(state, free, at, row, meta):
-    """Let the row at an address be used again; its entry is gone from the index."""
+    """Put the row at an address on the free list; its index entry has been removed."""
     put_word(at, 1, np.uint64(0))
     free[state[FREE]] = np.uint32(row)
     state[FREE] += 1
@@ -64,7 +64,7 @@ def _free(state, free, at, row, meta):
 
 @helper
 def _prefetch_ahead(state, entries, slot):
-    entry = word(entries, slot + _AHEAD)
+    entry = word(entries, slot + _PREFETCH_DISTANCE)
     if entry != EMPTY:
         ahead = (np.int64(entry & ROW_MASK) - 1) * state[STRIDE]
         prefetch(np.uint64(state[SLAB]), ahead)
@@ -73,61 +73,63 @@ def _prefetch_ahead(state, entries, slot):
 
 @kernel("int64(int64[::1], int64, uint64[::1])")
 def sample_ranks(state, step_slots, ranks):
-    """Fill `ranks` with those of the rows in every so many slots; returns how many were found."""
+    """Sample the ranks of rows in every `step_slots`-th slot into `ranks`; return the number of samples."""
     entries = np.uint64(state[ENTRIES])
-    found = 0
+    count = 0
     slot = np.int64(0)
-    while slot < state[SLOTS] and found < len(ranks):
+    while slot < state[SLOTS] and count < len(ranks):
         entry = word(entries, slot)
         if entry != EMPTY:
             row = np.int64(entry & ROW_MASK) - 1
-            ranks[found] = _rank(word(step(state[SLAB], row * state[STRIDE]), 1))
-            found += 1
+            ranks[count] = _rank(word(step(state[SLAB], row * state[STRIDE]), 1))
+            count += 1
         slot += step_slots
-    return found
+    return count
 
 
 @kernel("int64(int64[::1], int64, int64, uint32[::1])")
 def walk_flagged(state, slot, flag, rows):
-    """As `walk`, but collects only rows that have a flag."""
+    """Collect rows with a flag in hash order; see `index.walk`."""
     entries = np.uint64(state[ENTRIES])
     slots = state[SLOTS]
-    found = 0
-    while found < len(rows):
+    count = 0
+    while count < len(rows):
         _prefetch_ahead(state, entries, slot)
         entry = word(entries, slot)
         if entry != EMPTY:
             row = np.int64(entry & ROW_MASK) - 1
             if word(step(state[SLAB], row * state[STRIDE]), 1) & np.uint64(flag) != np.uint64(0):
-                rows[found] = np.uint32(row)
-                found += 1
+                rows[count] = np.uint32(row)
+                count += 1
         elif slot >= slots:
             slot = np.int64(-1)
             break
         slot += 1
     state[WALK] = slot
-    return found
+    return count
 
 
 @kernel("int64(int64[::1], int64[::1], int64[::1], uint32[::1], int64, uint64, uint64, uint64[:, ::1], uint8[::1])")
 def evict(state, blobs, lists, free, slot, rank, share, out, heap):
-    """Remove rows of low rank, copying the dirty ones out in hash order.
+    """Evict rows of low rank; copy the dirty ones out in hash order.
 
     Args:
-        state, lists, free: the table. blobs: first words of the byte columns.
-        slot: where to begin; the walk's end stands in `state[WALK]` afterwards (-1: the table's end).
-        rank, share: rows below this rank go, and this share (of 2³²) of those that have it.
-        out, heap: filled with dirty rows and their long values; the walk ends before they overflow. `state[COPIED]`
-            tells how many bytes of `heap` were used.
+        state, lists, free: the table's state array, free lists of the arena, stack of free rows.
+        blobs: first words of the byte columns.
+        slot: first slot; afterwards `state[WALK]` is the slot at which to continue (−1: end of the table).
+        rank: rows below this rank are evicted.
+        share: fraction (of 2³²) of the rows of exactly this rank that are evicted, chosen by hash.
+        out, heap: filled with dirty rows and their long values; the scan stops before they overflow. `state[COPIED]`
+            is set to the used bytes of `heap`.
 
     Returns:
-        The number of rows copied out.
+        Number of rows copied out.
     """
     entries = np.uint64(state[ENTRIES])
     slots = state[SLOTS]
     scale = np.uint64(state[SCALE])
     width = state[WIDTH]
-    to = np.int64(0)
+    target_slot = np.int64(0)
     copied = 0
     used = np.int64(0)
     stopping = False
@@ -138,43 +140,44 @@ def evict(state, blobs, lists, free, slot, rank, share, out, heap):
             if slot >= slots:
                 slot = np.int64(-1)
                 break
-            if stopping:  # only here: entries behind a gap would not be found any more
+            if stopping:  # only at a gap: entries behind a new gap would not be found
                 break
             slot += 1
             continue
         row = np.int64(entry & ROW_MASK) - 1
-        at = step(state[SLAB], row * state[STRIDE])
-        meta = word(at, 1)
+        address = step(state[SLAB], row * state[STRIDE])
+        meta = word(address, 1)
         own = _rank(meta)
-        goes = own < rank or (own == rank and (word(at, 0) * _MIX) >> BITS < share)
-        if goes and not stopping and meta & np.uint64(DIRTY) != np.uint64(0):
+        evicted = own < rank or (own == rank and (word(address, 0) * _MIX) >> BITS < share)
+        if evicted and not stopping and meta & np.uint64(DIRTY) != np.uint64(0):
             size = np.int64(0)
             for c in range(len(blobs)):
-                length = word(at, blobs[c]) & LENGTH
+                length = word(address, blobs[c]) & LENGTH
                 if length > INLINE:
                     size += np.int64(length)
             stopping = bool(copied == len(out) or used + size > len(heap))
+        # Rebuild the index in place: kept entries move towards their home slots, in hash order.
         put_word(entries, slot, EMPTY)
-        if not goes or stopping:
-            to = max(to, np.int64(((entry >> BITS) * scale) >> BITS))
-            put_word(entries, to, entry)
-            to += 1
+        if not evicted or stopping:
+            target_slot = max(target_slot, np.int64(((entry >> BITS) * scale) >> BITS))
+            put_word(entries, target_slot, entry)
+            target_slot += 1
             slot += 1
             continue
         dirty = meta & np.uint64(DIRTY) != np.uint64(0)
         if dirty:
             for w in range(width):
-                out[copied, w] = word(at, w)
+                out[copied, w] = word(address, w)
             stamp = meta & ~np.uint64(FLAGS)
-            if state[EXPIRY] != 0:  # looking for a row may have moved its stamp beyond the time at which it expires
-                stamp = np.uint64(stamp_of(np.int64(word(at, state[EXPIRY])))) << np.uint64(STAMP_SHIFT)
+            if state[EXPIRY] != 0:  # a lookup may have raised the access time beyond the time of expiry
+                stamp = np.uint64(stamp_of(np.int64(word(address, state[EXPIRY])))) << np.uint64(STAMP_SHIFT)
             out[copied, 1] = stamp | (meta & np.uint64(FLAGS & ~(DIRTY | FILED)))
         elif state[EXPIRY] != 0 and meta & np.uint64(TOMBSTONE | FRESH) == np.uint64(0):
-            state[LOST] = min(state[LOST], stamp_of(np.int64(word(at, state[EXPIRY]))))
+            state[LOST] = min(state[LOST], stamp_of(np.int64(word(address, state[EXPIRY]))))
         for c in range(len(blobs)):
-            length = np.int64(word(at, blobs[c]) & LENGTH)
+            length = np.int64(word(address, blobs[c]) & LENGTH)
             if np.uint64(length) > INLINE:
-                chunk = np.int64(word(at, blobs[c] + 1))
+                chunk = np.int64(word(address, blobs[c] + 1))
                 if dirty:
                     copy_bytes(step(heap.ctypes.data, used), step(state[HEAP], chunk), length)
                     out[copied, blobs[c] + 1] = np.uint64(used)
@@ -183,7 +186,7 @@ def evict(state, blobs, lists, free, slot, rank, share, out, heap):
         if dirty:
             copied += 1
             state[DIRTY_ROWS] -= 1
-        _free(state, free, at, row, meta)
+        _free(state, free, address, row, meta)
         slot += 1
     state[WALK] = slot
     state[COPIED] = used
@@ -192,16 +195,16 @@ def evict(state, blobs, lists, free, slot, rank, share, out, heap):
 
 @kernel("void(int64[::1], int64[::1], int64[::1], uint32[::1], int64)")
 def drop_dead(state, blobs, lists, free, flags):
-    """Free the rows of tombstones, but for those that have any of some flags.
+    """Free tombstones, except those that have any of the given flags.
 
     Args:
         state, blobs, lists, free: the table, as for `evict`.
-        flags: of tombstones that stay.
+        flags: flags of tombstones to keep.
     """
     entries = np.uint64(state[ENTRIES])
     scale = np.uint64(state[SCALE])
     slot = np.int64(0)
-    to = np.int64(0)
+    target_slot = np.int64(0)
     while True:
         _prefetch_ahead(state, entries, slot)
         entry = word(entries, slot)
@@ -211,27 +214,28 @@ def drop_dead(state, blobs, lists, free, flags):
             slot += 1
             continue
         row = np.int64(entry & ROW_MASK) - 1
-        at = step(state[SLAB], row * state[STRIDE])
-        meta = word(at, 1)
+        address = step(state[SLAB], row * state[STRIDE])
+        meta = word(address, 1)
+        # Rebuild the index in place: kept entries move towards their home slots, in hash order.
         put_word(entries, slot, EMPTY)
         slot += 1
         if meta & np.uint64(TOMBSTONE) == np.uint64(0) or meta & np.uint64(flags) != np.uint64(0):
-            to = max(to, np.int64(((entry >> BITS) * scale) >> BITS))
-            put_word(entries, to, entry)
-            to += 1
+            target_slot = max(target_slot, np.int64(((entry >> BITS) * scale) >> BITS))
+            put_word(entries, target_slot, entry)
+            target_slot += 1
             continue
         for c in range(len(blobs)):
-            length = np.int64(word(at, blobs[c]) & LENGTH)
+            length = np.int64(word(address, blobs[c]) & LENGTH)
             if np.uint64(length) > INLINE:
-                give_back(state, lists, np.int64(word(at, blobs[c] + 1)), length)
+                give_back(state, lists, np.int64(word(address, blobs[c] + 1)), length)
         if meta & np.uint64(DIRTY) != np.uint64(0):
             state[DIRTY_ROWS] -= 1
-        _free(state, free, at, row, meta)
+        _free(state, free, address, row, meta)
 
 
 @kernel("void(int64[::1], uint32[::1], int64)")
 def move_rows(state, free, high):
-    """Move every row from id `high` on to a free row below; `free` holds just these."""
+    """Move every row with id ≥ `high` to a free row below `high`; `free` holds exactly those."""
     entries = np.uint64(state[ENTRIES])
     slot = np.int64(0)
     while True:
@@ -252,7 +256,7 @@ def move_rows(state, free, high):
 
 @kernel("void(int64[::1], int64[::1])")
 def move_values(state, blobs):
-    """Copy every long value to the arena's end, from `state[HEAP_TOP]` on, and make the rows point there."""
+    """Copy all long values to the arena's end, from `state[HEAP_TOP]` on, and redirect the rows."""
     entries = np.uint64(state[ENTRIES])
     heap = np.uint64(state[HEAP])
     slot = np.int64(0)
@@ -263,12 +267,12 @@ def move_values(state, blobs):
             if slot >= state[SLOTS]:
                 return
         else:
-            at = step(state[SLAB], (np.int64(entry & ROW_MASK) - 1) * state[STRIDE])
+            address = step(state[SLAB], (np.int64(entry & ROW_MASK) - 1) * state[STRIDE])
             for c in range(len(blobs)):
-                length = np.int64(word(at, blobs[c]) & LENGTH)
+                length = np.int64(word(address, blobs[c]) & LENGTH)
                 if np.uint64(length) > INLINE:
-                    to = state[HEAP_TOP]
-                    copy_bytes(step(heap, to), step(heap, np.int64(word(at, blobs[c] + 1))), length)
-                    put_word(at, blobs[c] + 1, np.uint64(to))
-                    state[HEAP_TOP] = to + chunk_of(length)[1]
+                    target = state[HEAP_TOP]
+                    copy_bytes(step(heap, target), step(heap, np.int64(word(address, blobs[c] + 1))), length)
+                    put_word(address, blobs[c] + 1, np.uint64(target))
+                    state[HEAP_TOP] = target + chunk_of(length)[1]
         slot += 1

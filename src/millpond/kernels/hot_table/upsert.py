@@ -1,7 +1,7 @@
-"""Finding and making rows, a block of keys at a time.
+"""Upsert into a hot table, a block of keys at a time.
 
-Each block is gone through three times: ask for the cache lines of the index, read them and ask for the lines of the
-rows, compare keys (and once more in between where keys may be long, to ask for those). So the misses of a block overlap
+Each block is processed in three passes: prefetch the index lines; read them and prefetch the rows; compare keys.
+Where keys may be long, a further pass prefetches those before the comparison. So the cache misses of a block overlap
 instead of following each other.
 """
 
@@ -41,13 +41,13 @@ from millpond.kernels.pointers import prefetch, put_word, step, word
 from millpond.layout import INLINE, LENGTH
 
 BLOCK = 2048
-"""Keys that go through the stages together."""
+"""Keys per block."""
 
 TOUCH_ALL = 0
 TOUCH_CREATED = 1
 TOUCH_NONE = 2
-"""Touch nothing: rows are made ahead, marked so that the next upsert of their key takes them for new."""
-_AHEAD = 12
+"""Do not touch: rows are created in advance, flagged so that the next upsert of their key sees them as new."""
+_PREFETCH_DISTANCE = 12
 
 
 @helper
@@ -62,27 +62,27 @@ def _new_row(state, free):
 
 @helper
 def _create(state, references, lists, free, key, key_heap, stamp):
-    """Make a fresh row for a key."""
+    """Create a row for a key from the table's initial row."""
     row = _new_row(state, free)
-    at = step(state[SLAB], row * state[STRIDE])
+    address = step(state[SLAB], row * state[STRIDE])
     for w in range(state[WIDTH]):
-        put_word(at, w, word(state[INITIAL], w))
-    put_word(at, 0, word(key, 0))
-    put_word(at, 1, np.uint64(stamp) << np.uint64(STAMP_SHIFT))
-    put_word(at, 2, word(at, 2) | (word(key, 2) & np.uint64(state[KEY_NULLS])))
+        put_word(address, w, word(state[INITIAL], w))
+    put_word(address, 0, word(key, 0))
+    put_word(address, 1, np.uint64(stamp) << np.uint64(STAMP_SHIFT))
+    put_word(address, 2, word(address, 2) | (word(key, 2) & np.uint64(state[KEY_NULLS])))
     for w in range(state[KEY_START], state[KEY_STOP]):
         value = word(key, w)
         if references[w] != 0 and (word(key, w - 1) & LENGTH) > INLINE:
             value = keep(state, lists, step(key_heap, np.int64(value)), np.int64(word(key, w - 1) & LENGTH))
-        put_word(at, w, value)
+        put_word(address, w, value)
     return row
 
 
 @helper
 def _guess(mark, at):
-    """The row of the first entry with a fingerprint among those from an address on, or -1; perhaps not the one sought.
+    """Guess a key's row: the first entry with its fingerprint from an address on, or −1; it may be another key's.
 
-    Nearly always it is one of four, which are looked at without a branch to guess.
+    Nearly always it is one of the first four entries, which are compared without a branch that could be mispredicted.
     """
     first = word(at, 0)
     second = word(at, 1)
@@ -104,7 +104,7 @@ def _guess(mark, at):
 
 @helper
 def _prefetch_key(state, references, at):
-    """Ask for the long key values of the row at an address."""
+    """Prefetch the long key values of the row at an address."""
     for w in range(state[KEY_START], state[KEY_STOP]):
         if references[w] != 0:
             size = np.int64(word(at, w - 1) & LENGTH)
@@ -116,7 +116,7 @@ def _prefetch_key(state, references, at):
 
 @helper
 def _touch(state, touched, at, row, meta):
-    """Write a row's META with the marks of a change."""
+    """Write a row's META with the flags of a change."""
     if meta & np.uint64(TOUCHED) == np.uint64(0):
         touched[state[TOUCHED_ROWS]] = np.uint32(row)
         state[TOUCHED_ROWS] += 1
@@ -127,7 +127,7 @@ def _touch(state, touched, at, row, meta):
 
 @helper
 def _refresh(meta, stamp):
-    """META with the later of its stamp and another."""
+    """Return META with its access time raised to `stamp`."""
     flags = meta & np.uint64(FLAGS)
     return max(meta ^ flags, np.uint64(stamp) << np.uint64(STAMP_SHIFT)) | flags
 
@@ -155,22 +155,24 @@ def upsert(
     pending,
     scratch,
 ):
-    """Find the row of each key, making fresh ones for keys that are absent.
+    """Find the row of each key, and create rows for absent keys.
 
     Args:
-        state, references, lists, free, touched: the table: state array, words of a row that may point into the heap,
-            free lists of the arena, stack of free rows, list of touched rows.
-        keys, stride, count, key_heap: address of the first key row, words from one to the next, how many, address of
-            their heap.
-        stamps, stamp: address of one stamp a key, or 0 and the stamp of all.
+        state, references, lists, free, touched: the table: state array, row words that may point into the heap, free
+            lists of the arena, stack of free rows, list of touched rows.
+        keys, stride, count, key_heap: address of the first key row, words from one to the next, number of keys,
+            address of their heap.
+        stamps: address of an access time per key, or 0.
+        stamp: access time of all keys if `stamps` is 0.
         touch: `TOUCH_ALL`, `TOUCH_CREATED` or `TOUCH_NONE`.
-        defer: 1 if fresh rows are only touched or marked later, by `settle` (unless under `TOUCH_ALL`).
-        rows, created: filled with row ids, and whether the key was absent.
+        defer: 1 if created rows are touched or flagged later, by `settle` (no effect with `TOUCH_ALL`).
+        rows: filled with row ids.
+        created: filled with whether the key was absent.
         pending: filled with the positions of absent keys.
         scratch: two words for each key of a block.
 
     Returns:
-        How many keys were absent; or, if the hash of the key at position *p* is outside the table's range, -1 - p.
+        Number of absent keys; or −1 − p if the hash of the key at position *p* is outside the table's range.
     """
     absent = 0
     slab = np.uint64(state[SLAB])
@@ -210,9 +212,9 @@ def upsert(
             key = step(keys, position * stride * 8)
             when = stamp if stamps == np.uint64(0) else np.int64(word(stamps, position))
             row = np.int64(scratch[2 * i + 1])
-            at = step(slab, row * row_bytes)
+            address = step(slab, row * row_bytes)
             fresh = False
-            if row < 0 or word(at, 0) != word(key, 0) or not holds(state, references, at, key, key_heap):
+            if row < 0 or word(address, 0) != word(key, 0) or not holds(state, references, address, key, key_heap):
                 mark = scratch[2 * i]
                 entries, slot, row = seek(state, references, mark, key, key_heap)
                 if row < 0:
@@ -222,23 +224,24 @@ def upsert(
                     pending[absent] = position
                     absent += 1
                     fresh = True
-                at = step(slab, row * row_bytes)
-            meta = _refresh(word(at, 1), when)
-            ahead = meta & np.uint64(FRESH) != np.uint64(0) and touch != TOUCH_NONE
-            if ahead:
+                address = step(slab, row * row_bytes)
+            meta = _refresh(word(address, 1), when)
+            prepared = meta & np.uint64(FRESH) != np.uint64(0) and touch != TOUCH_NONE
+            if prepared:
                 meta ^= np.uint64(FRESH)
             rows[position] = row
             if meta & np.uint64(TOMBSTONE) != np.uint64(0) and touch != TOUCH_NONE:
                 meta ^= np.uint64(TOMBSTONE)
                 state[DEAD] -= 1
-                ahead = True
-            created[position] = fresh or ahead
-            if touch == TOUCH_ALL or ahead or (fresh and defer == 0):
+                prepared = True
+            created[position] = fresh or prepared
+            if touch == TOUCH_ALL or prepared or (fresh and defer == 0):
+                # Branch-free append: the entry is overwritten if the row was touched before.
                 touched[touched_rows] = np.uint32(row)
                 touched_rows += np.int64(meta & np.uint64(TOUCHED) == np.uint64(0))
                 dirty_rows += np.int64(meta & np.uint64(DIRTY) == np.uint64(0))
                 meta |= np.uint64(TOUCHED | DIRTY)
-            put_word(at, 1, meta)
+            put_word(address, 1, meta)
     state[TOUCHED_ROWS] = touched_rows
     state[DIRTY_ROWS] = dirty_rows
     return absent
@@ -258,7 +261,7 @@ def _copy_values(state, references, lists, at, source, heap):
 
 @helper
 def drop_values(state, references, lists, at, start):
-    """Free the long values that a row holds in its words from `start` on."""
+    """Free the long values in a row's words from `start` on."""
     for w in range(start, state[WIDTH]):
         if references[w] != 0:
             size = word(at, w - 1) & LENGTH
@@ -271,13 +274,13 @@ def drop_values(state, references, lists, at, start):
     " uint64[::1], uint64[::1], int64)"
 )
 def settle(state, references, lists, touched, rows, created, pending, found, sources, heaps, touch):
-    """Complete the fresh rows that an `upsert` made: those found in runs take their values from there.
+    """Complete the rows that an `upsert` created: keys that were found in runs take their values from there.
 
     Args:
         state, references, lists, touched: the table, as for `upsert`.
-        rows, created, pending: what `upsert` filled (`pending` cut to size).
+        rows, created, pending: results of `upsert` (`pending` cut to size).
         found: ascending indices into `pending` of the keys that were found.
-        sources, heaps: addresses of the rows found and of their heaps, in the order of `found`.
+        sources, heaps: addresses of the found rows and of their heaps, in the order of `found`.
         touch: as for `upsert`.
     """
     lines = (state[WIDTH] * 8 + 63) // 64
@@ -285,23 +288,23 @@ def settle(state, references, lists, touched, rows, created, pending, found, sou
     for p in range(len(pending)):
         position = pending[p]
         row = rows[position]
-        at = step(state[SLAB], row * state[STRIDE])
+        address = step(state[SLAB], row * state[STRIDE])
         if f < len(found) and found[f] == p:
-            if f + _AHEAD < len(found):
+            if f + _PREFETCH_DISTANCE < len(found):
                 for line in range(lines):
-                    prefetch(sources[f + _AHEAD], line * 64)
+                    prefetch(sources[f + _PREFETCH_DISTANCE], line * 64)
             created[position] = False
-            _copy_values(state, references, lists, at, sources[f], heaps[f])
+            _copy_values(state, references, lists, address, sources[f], heaps[f])
             f += 1
         elif touch == TOUCH_CREATED:
-            _touch(state, touched, at, row, word(at, 1))
+            _touch(state, touched, address, row, word(address, 1))
         elif touch == TOUCH_NONE:
-            put_word(at, 1, word(at, 1) | np.uint64(FRESH))
+            put_word(address, 1, word(address, 1) | np.uint64(FRESH))
 
 
 @kernel("void(int64[::1], uint8[::1], int64[::1], int64[::1], uint64, int64, uint64)")
 def overwrite(state, references, lists, rows, sources, stride, heap):
-    """Replace everything but the keys of given rows, which become dirty, by whole rows of the same keys.
+    """Replace all of the given rows except their keys by whole rows of the same keys; they become dirty.
 
     Args:
         state, references, lists: the table, as for `upsert`.
@@ -309,44 +312,44 @@ def overwrite(state, references, lists, rows, sources, stride, heap):
         sources, stride, heap: address of the new rows, words from one to the next, address of their heap.
     """
     for i in range(len(rows)):
-        at = step(state[SLAB], rows[i] * state[STRIDE])
+        address = step(state[SLAB], rows[i] * state[STRIDE])
         source = step(sources, i * stride * 8)
-        meta = word(at, 1)
+        meta = word(address, 1)
         if meta & np.uint64(DIRTY) == np.uint64(0):
             state[DIRTY_ROWS] += 1
         new = word(source, 1)
         state[DEAD] += np.int64(new & np.uint64(TOMBSTONE)) - np.int64(meta & np.uint64(TOMBSTONE))
         new &= ~np.uint64(FLAGS & ~TOMBSTONE)
-        put_word(at, 1, new | (meta & np.uint64(TOUCHED)) | np.uint64(DIRTY))
-        drop_values(state, references, lists, at, state[KEY_STOP])
-        _copy_values(state, references, lists, at, source, heap)
+        put_word(address, 1, new | (meta & np.uint64(TOUCHED)) | np.uint64(DIRTY))
+        drop_values(state, references, lists, address, state[KEY_STOP])
+        _copy_values(state, references, lists, address, source, heap)
 
 
 @kernel("int64(int64[::1], uint8[::1], int64[::1], uint32[::1], int64[::1])")
 def remove(state, references, lists, touched, rows):
-    """Make tombstones of given rows: they are touched, and hold the values of a fresh row again.
+    """Turn rows into touched tombstones with initial values.
 
     Args:
         state, references, lists, touched: the table, as for `upsert`.
         rows: row ids.
 
     Returns:
-        How many of them were not tombstones before.
+        Number of rows that were not tombstones before.
     """
     key_nulls = np.uint64(state[KEY_NULLS])
     removed = 0
     for i in range(len(rows)):
-        at = step(state[SLAB], rows[i] * state[STRIDE])
-        meta = word(at, 1)
+        address = step(state[SLAB], rows[i] * state[STRIDE])
+        meta = word(address, 1)
         if meta & np.uint64(TOMBSTONE) != np.uint64(0):
             continue
-        drop_values(state, references, lists, at, state[KEY_STOP])
-        put_word(at, 2, word(state[INITIAL], 2) | (word(at, 2) & key_nulls))
+        drop_values(state, references, lists, address, state[KEY_STOP])
+        put_word(address, 2, word(state[INITIAL], 2) | (word(address, 2) & key_nulls))
         for w in range(3, state[KEY_START]):
-            put_word(at, w, word(state[INITIAL], w))
+            put_word(address, w, word(state[INITIAL], w))
         for w in range(state[KEY_STOP], state[WIDTH]):
-            put_word(at, w, word(state[INITIAL], w))
-        _touch(state, touched, at, rows[i], (meta & ~np.uint64(FLAGS & ~(TOUCHED | DIRTY))) | np.uint64(TOMBSTONE))
+            put_word(address, w, word(state[INITIAL], w))
+        _touch(state, touched, address, rows[i], (meta & ~np.uint64(FLAGS & ~(TOUCHED | DIRTY))) | np.uint64(TOMBSTONE))
         removed += 1
     state[DEAD] += removed
     return removed
@@ -354,20 +357,26 @@ def remove(state, references, lists, touched, rows):
 
 @kernel("void(int64[::1], uint32[::1], int64[::1])")
 def touch_rows(state, touched, rows):
-    """Say that the batch changed some rows, given by their ids."""
+    """Mark rows, given by ids, as changed by the batch."""
     for i in range(len(rows)):
-        at = step(state[SLAB], rows[i] * state[STRIDE])
-        _touch(state, touched, at, rows[i], word(at, 1))
+        address = step(state[SLAB], rows[i] * state[STRIDE])
+        _touch(state, touched, address, rows[i], word(address, 1))
 
 
 @kernel("int64(int64[::1], uint64[::1], int64[::1], uint8[::1])")
 def raise_stamps(state, hashes, stamps, there):
-    """Give the rows with some hashes the stamps given, where these are later than their own.
+    """Raise the access times of the rows with the given hashes.
+
+    Args:
+        state: the table's state array.
+        hashes: of keys; all rows with one of these hashes are updated.
+        stamps: access times; lower ones than a row's own have no effect.
+        there: filled with whether the hash has a row.
 
     Returns:
-        How many of the hashes have rows; those are marked in `there`.
+        Number of hashes that have rows.
     """
-    found = 0
+    count = 0
     for i in range(len(hashes)):
         there[i] = 0
         mark = fingerprint(state, hashes[i])
@@ -376,11 +385,11 @@ def raise_stamps(state, hashes, stamps, there):
         entries, slot = home(state, mark)
         entry = word(entries, slot)
         while entry != EMPTY and (entry >> BITS) <= mark:
-            at = step(state[SLAB], (np.int64(entry & ROW_MASK) - 1) * state[STRIDE])
-            if (entry >> BITS) == mark and word(at, 0) == hashes[i]:
-                put_word(at, 1, _refresh(word(at, 1), stamps[i]))
+            address = step(state[SLAB], (np.int64(entry & ROW_MASK) - 1) * state[STRIDE])
+            if (entry >> BITS) == mark and word(address, 0) == hashes[i]:
+                put_word(address, 1, _refresh(word(address, 1), stamps[i]))
                 there[i] = 1
             slot += 1
             entry = word(entries, slot)
-        found += there[i]
-    return found
+        count += there[i]
+    return count

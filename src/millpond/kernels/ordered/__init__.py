@@ -1,1 +1,1 @@
-"""Rows in the order of hash and time: sorting, merging, walking one through another."""
+"""Rows ordered by (hash, time): sort, merge, and join with probes."""

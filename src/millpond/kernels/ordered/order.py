@@ -1,8 +1,8 @@
-"""Rows ordered by (hash, time): putting them in order, and finding rows of a key within an interval of time.
+"""Rows ordered by (hash, time): sort them, and find the rows of a key within a time interval.
 
-A part of an ordered table is a sequence of blocks of rows in the order of (hash, time, number), wherever they lie:
-kernels take the addresses of blocks, as those of `kernels.runs.search` do. Times are signed 64-bit microseconds;
-`NEVER` stands for rows without a time, which are last.
+A part of an ordered table is a sequence of blocks of rows in the order of (hash, time, number). Blocks may be in any
+memory: kernels take their addresses, as those of `kernels.runs.search` do. Times are signed 64-bit microseconds.
+`NEVER` is the time of rows without a time, which are last.
 """
 
 # mypy: disable-error-code="untyped-decorator,assignment,return-value"
@@ -21,23 +21,25 @@ from millpond.kernels.pointers import byte_at, prefetch, same_bytes, step, word
 from millpond.layout import INLINE, LENGTH
 
 MATCHED = 1 << 8
-"""Bit of the meta word: the row has found a partner."""
+"""Bit of the meta word: the row has matched."""
 MARK = 1 << 9
-"""Bit of the meta word: not a row but a note that the row of the same hash, time and number was matched."""
+"""Bit of the meta word: not a row, but a record that the row with the same hash, time and number has matched."""
 
 _BEGINNING = np.int64(-(1 << 63))
 _LATEST_STAMP = (1 << 48) - 1
-_SMALL = 32  # rows of one hash up to which insertion sorts them
-_NEAR = 8  # rows within which walking beats guessing
-_AHEAD = 8
+_SMALL = 32  # up to as many rows of one hash, insertion sort is used
+_NEAR = 8  # within as many rows, a linear search beats interpolation
+_PREFETCH_DISTANCE = 8
 
 
 class PartBlocks(NamedTuple):
-    """Some blocks of a part, in order.
+    """Consecutive blocks of a part.
 
     Attributes:
-        words_at, heap_at: their addresses; starts: rows before each, and at the end of all.
-        bases: position of each block's first row in the part; fence: its hash.
+        words_at, heap_at: addresses of the blocks' words and heaps.
+        starts: number of rows before each block, and of all blocks at the end.
+        bases: position in the part of each block's first row.
+        fence: hash of each block's first row.
     """
 
     words_at: NDArray[np.uint64]
@@ -51,8 +53,9 @@ class Pairs(NamedTuple):
     """Pairs of probes and rows of one part.
 
     Attributes:
-        probes: numbers of the probes; rows_at, heaps_at: addresses of the rows and of their heaps; positions: of the
-            rows in their part. The addresses are valid until the next pairs are asked for.
+        probes: indices of the probes.
+        rows_at, heaps_at: addresses of the rows and of their heaps, valid until the next pairs are requested.
+        positions: of the rows in their part.
     """
 
     probes: NDArray[np.int64]
@@ -71,7 +74,7 @@ ORDERED_PLACES = np.dtype(
         ("references", np.uint64),  # address of a byte for each word of the key: whether it refers to the heap
     ]
 )
-"""How rows lie in a part: the one record of an array, made once for each layout."""
+"""Layout of a part's rows: one record in an array, made once per layout."""
 
 _BLOCKS = types.NamedTuple((UINTS, UINTS, INTS, INTS, UINTS), PartBlocks)
 _PAIRS = types.NamedTuple((INTS, UINTS, UINTS, INTS), Pairs)
@@ -80,7 +83,7 @@ _PLACES = types.Array(from_dtype(ORDERED_PLACES), 1, "C")
 
 @kernel(types.void(WORDS, INTS_IN, I64, I64, I64))
 def put_times(words: NDArray[np.uint64], times: NDArray[np.int64], time_word: int, seq_word: int, first: int) -> None:
-    """Fill the time and stamp of each row, and its number (from `first` on) unless `seq_word` is 0."""
+    """Write the time and access time of each row, and its number (from `first` on) unless `seq_word` is 0."""
     for i in range(words.shape[0]):
         t = times[i]
         stamp = min(max(t // 1000, 0), _LATEST_STAMP)
@@ -92,10 +95,12 @@ def put_times(words: NDArray[np.uint64], times: NDArray[np.int64], time_word: in
 
 @kernel("void(uint64[::1], int64[::1], int64[::1])")
 def order_times(hashes: NDArray[np.uint64], order: NDArray[np.int64], times: NDArray[np.int64]) -> None:
-    """Put `order`, which sorts rows by hash, in the order of their times within each hash (stable).
+    """Sort `order`, in which rows are sorted by hash, by time within each hash (stable).
 
     Args:
-        hashes: in order. order: the row of each. times: of the rows.
+        hashes: ascending.
+        order: the row of each hash; sorted in place.
+        times: of the rows.
     """
     n = len(hashes)
     begin = 0
@@ -122,7 +127,7 @@ def order_times(hashes: NDArray[np.uint64], order: NDArray[np.int64], times: NDA
 
 @helper
 def _before(row: int, time_word: int, h: int, t: int) -> bool:
-    """Whether a row sorts before (h, t)."""
+    """Return whether a row sorts before (h, t)."""
     own = word(row, 0)
     return own < h or (own == h and np.int64(word(row, time_word)) < t)
 
@@ -140,10 +145,10 @@ def _seek(
     h: int,
     t: int,
 ) -> tuple[int, int]:
-    """The first row from (block b, position pos) on that does not sort before (h, t)."""
+    """Find the first row from (block b, position pos) on that does not sort before (h, t): gallop, then bisect."""
     blocks = len(words_at)
     if b + 1 < blocks and fence[b + 1] <= h:
-        # The last block whose first row sorts before (h, t), if that is further on.
+        # The last block whose first row sorts before (h, t), if it is after `b`.
         low = b
         high = blocks
         while high - low > 1:
@@ -162,13 +167,13 @@ def _seek(
         if pos >= end and b + 1 < blocks:
             return b + 1, end
         return b, pos
-    low = pos  # sorts before
+    low = pos  # invariant: `low` sorts before (h, t), `high` does not
     high = end
     guess = pos + 1
     own = word(step(base, (pos - first) * stride), 0)
-    far = np.int64(np.float64(h - own) * density)
-    if far > _NEAR:
-        guess = min(pos + far, end - 1)
+    estimate = np.int64(np.float64(h - own) * density)
+    if estimate > _NEAR:
+        guess = min(pos + estimate, end - 1)
     reach = 1
     if _before(step(base, (min(guess, end - 1) - first) * stride), time_word, h, t):
         low = min(guess, end - 1)
@@ -231,16 +236,17 @@ def match(
     """Pair probes (rows in hash order) with the rows of a part that have their key and a time from `lo` to `hi`.
 
     Args:
-        probes, probe_heap, probe_stride, probe_start, count: address of the first row and of the heap, bytes of a row,
-            first word of the key, and number of the probes.
-        lo, hi: interval of time for each probe, both ends included; none if `lo` > `hi`.
-        part, layout: blocks of the part, and its rows' layout, as `ORDERED_PLACES`.
-        density: rows a unit of hash.
-        state: where to go on: all zero (and `state[3]` = -1) at first.
+        probes, probe_heap, probe_stride, probe_start, count: address of the first probe and of the heap, bytes of a
+            probe, first word of the key, number of probes.
+        lo, hi: time interval of each probe, both ends included; empty if `lo` > `hi`.
+        part: blocks of the part.
+        layout: its rows' layout, as `ORDERED_PLACES`.
+        density: rows per unit of hash.
+        state: where to continue; initially zero except `state[3]` = −1.
         pairs: filled.
 
     Returns:
-        The number of pairs; as many as there is room for if there may be more (call again), else all.
+        Number of pairs. If it equals the capacity there may be more: call again.
     """
     words_at, heap_at, starts, bases, fence = part
     out_probe, out_at, out_heap, out_position = pairs
@@ -254,7 +260,7 @@ def match(
     resume = state[3]
     total = starts[len(words_at)]
     room = len(out_probe)
-    found = 0
+    pair_count = 0
     last_hash = np.uint64(0)
     known = False
     while i < count:
@@ -268,6 +274,7 @@ def match(
             q = resume
             resume = -1
         else:
+            # Probes of the same hash start from the same row, since each of them may match all rows of that hash.
             if not known or h != last_hash:
                 b, pos = _seek(words_at, starts, fence, stride, time_word, density, b, pos, h, _BEGINNING)
                 last_hash = h
@@ -276,9 +283,9 @@ def match(
                 i = count
                 break
             row = step(words_at[b], (pos - starts[b]) * stride)
-            if i + _AHEAD < count:
+            if i + _PREFETCH_DISTANCE < count:
                 near = b
-                ahead = pos + _AHEAD * 2
+                ahead = pos + _PREFETCH_DISTANCE * 2
                 if ahead < starts[near + 1]:
                     prefetch(step(words_at[near], (ahead - starts[near]) * stride), 0)
             if word(row, 0) != h:
@@ -295,23 +302,23 @@ def match(
             if word(row, 0) != h or np.int64(word(row, time_word)) > hi[i]:
                 break
             if _same_key(probe, probe_heap, probe_start, row, heap_at[qb], places):
-                if found == room:
+                if pair_count == room:
                     state[0] = i
                     state[1] = b
                     state[2] = pos
                     state[3] = q
                     state[4] = qb
-                    return found
-                out_probe[found] = i
-                out_at[found] = row
-                out_heap[found] = heap_at[qb]
-                out_position[found] = bases[qb] + (q - starts[qb])
-                found += 1
+                    return pair_count
+                out_probe[pair_count] = i
+                out_at[pair_count] = row
+                out_heap[pair_count] = heap_at[qb]
+                out_position[pair_count] = bases[qb] + (q - starts[qb])
+                pair_count += 1
             q += 1
         i += 1
     state[0] = count
     state[3] = -1
-    return found
+    return pair_count
 
 
 @kernel(
@@ -334,13 +341,16 @@ def mark_named(
     marks: NDArray[np.uint64],
     missing: NDArray[np.int64],
 ) -> int:
-    """Mark rows of a part by name (hash, time and number, in this order).
+    """Set the matched bits of rows that are named by (hash, time, number), in this order.
 
     Args:
-        missing: filled with the names that are not in the part.
+        hashes, times, numbers, count: the names.
+        words_at, starts, bases, fence, stride, time_word, seq_word, density: the part's blocks and layout.
+        marks: matched bits of the part, by row position.
+        missing: filled with the indices of names that are not in the part.
 
     Returns:
-        How many those are.
+        Number of missing names.
     """
     b = 0
     pos = 0
@@ -362,7 +372,7 @@ def mark_named(
                 position = bases[qb] + (q - starts[qb])
                 marks[position >> 6] |= np.uint64(1) << np.uint64(position & 63)
                 found = True
-                # Names come in order: the next one is further on.
+                # Names are sorted, so the search for the next one starts here.
                 b = qb
                 pos = q
                 break
@@ -374,5 +384,5 @@ def mark_named(
 
 
 def density_of(count: int, lowest: Any, highest: Any) -> float:
-    """Rows a unit of hash, for guesses."""
+    """Return the rows per unit of hash, for interpolation."""
     return count / max(1.0, float(highest) - float(lowest))

@@ -1,4 +1,4 @@
-"""Passes over rows ordered by (hash, time) (see `kernels.ordered.order`): marking, choosing by time, merging."""
+"""Scans of rows ordered by (hash, time) (see `kernels.ordered.order`): mark, select by time, merge."""
 
 # mypy: disable-error-code="untyped-decorator,assignment,return-value"
 
@@ -22,17 +22,17 @@ def mark(
     keep: NDArray[np.uint8],
     fresh: NDArray[np.int64],
 ) -> int:
-    """Mark the rows of pairs as matched, in the bits beside their part.
+    """Set the matched bits of pairs' rows.
 
     Args:
-        rows_at, positions, count: addresses of the rows and their positions in the part.
-        marks: a bit for each row of the part.
-        once: whether a row counts only the first time; then `keep` is cleared where it was matched before.
-        keep: which pairs count.
-        fresh: filled with the positions of rows that were not matched before.
+        rows_at, positions, count: addresses of the rows, their positions in the part, number of pairs.
+        marks: matched bits of the part, by row position.
+        once: clear `keep` for pairs whose row had matched before.
+        keep: which pairs to process.
+        fresh: filled with the positions of rows that had not matched before.
 
     Returns:
-        How many those are.
+        Number of those rows.
     """
     new = 0
     for i in range(count):
@@ -51,8 +51,8 @@ def mark(
 
 
 @kernel("void(uint64, int64, int64, uint64[::1])")
-def burn(rows: int, count: int, stride: int, marks: NDArray[np.uint64]) -> None:
-    """Move marks into the meta words of rows that lie one after another, and clear them."""
+def set_deleted(rows: int, count: int, stride: int, marks: NDArray[np.uint64]) -> None:
+    """Move matched bits into the meta words of contiguous rows, and clear the bits."""
     for i in range(count):
         if marks[i >> 6] >> np.uint64(i & 63) & np.uint64(1) != 0:
             row = step(rows, i * stride)
@@ -62,7 +62,7 @@ def burn(rows: int, count: int, stride: int, marks: NDArray[np.uint64]) -> None:
 
 @kernel("void(uint64, int64, int64, int64[::1])")
 def flag(rows: int, count: int, stride: int, positions: NDArray[np.int64]) -> None:
-    """Set the flag of matched rows at some positions, in rows that lie one after another."""
+    """Set the matched flag of contiguous rows at the given positions."""
     for i in range(count):
         row = step(rows, positions[i] * stride)
         put_word(row, 1, word(row, 1) | np.uint64(MATCHED))
@@ -85,18 +85,21 @@ def between(
     highest: int,
     out: NDArray[np.int64],
 ) -> int:
-    """The rows of a block with a time in (`after`, `until`], perhaps only those without a partner.
+    """Select the rows of a block with a time in (`after`, `until`].
 
     Args:
-        rows, count, stride, time_word: the block. marks, base: bits beside its part (may be empty), and the position of
-            the block's first row.
-        lowest, highest: hashes that count, both included.
+        rows, count, stride, time_word: the block.
+        marks: matched bits of the part; may be empty.
+        base: position of the block's first row in the part.
+        after, until: the time interval.
+        unmatched: select only rows that have not matched.
+        lowest, highest: range of hashes, both included.
         out: filled with row numbers within the block.
 
     Returns:
-        How many there are.
+        Number of rows.
     """
-    found = 0
+    selected = 0
     for i in range(count):
         row = step(rows, i * stride)
         t = np.int64(word(row, time_word))
@@ -110,9 +113,9 @@ def between(
                 continue
             if len(marks) and marks[position >> 6] >> np.uint64(position & 63) & np.uint64(1) != 0:
                 continue
-        out[found] = i
-        found += 1
-    return found
+        out[selected] = i
+        selected += 1
+    return selected
 
 
 @kernel(
@@ -138,22 +141,26 @@ def merge_parts(
     out_heap: NDArray[np.uint64],
     out_matched: NDArray[np.int64],
 ) -> int:
-    """The rows of some parts in order, with hashes from `lowest` to `highest` and times in (`after`, `until`].
+    """Merge parts in the order of (hash, time, number), restricted to a hash range and a time interval.
 
     Args:
         first: the first block of each part, and the number of blocks at the end.
-        rows_in, bases, words_at, heap_at: of each block: rows, position of the first one in its part, addresses.
-        marks_at: address of each part's bits (0: none).
+        rows_in, bases, words_at, heap_at: of each block: number of rows, position of the first one in its part,
+            addresses.
+        marks_at: address of each part's matched bits (0: none).
+        lowest, highest: range of hashes, both included.
+        stride, time_word, seq_word: layout of rows; `seq_word` 0 means no number.
+        after, until: the time interval, (`after`, `until`].
         drop_matched: leave out matched rows.
-        out_at, out_heap, out_matched: addresses of the rows and of their heaps, and whether they are marked beside
-            their part; as long as there are rows.
+        out_at, out_heap: filled with the addresses of the rows and of their heaps; as long as there are rows.
+        out_matched: filled with whether the rows' matched bits are set.
 
     Returns:
-        The number of rows.
+        Number of rows.
     """
     parts = len(first) - 1
     block = np.empty(parts, np.int64)
-    at = np.empty(parts, np.int64)
+    current = np.empty(parts, np.int64)
     heads = np.empty(parts, np.uint64)
     times = np.empty(parts, np.int64)
     numbers = np.empty(parts, np.int64)
@@ -174,13 +181,13 @@ def merge_parts(
             row = step(words_at[b], i * stride)
             if word(row, 0) <= highest:
                 block[p] = b
-                at[p] = i
+                current[p] = i
                 heads[p] = word(row, 0)
                 times[p] = np.int64(word(row, time_word))
                 numbers[p] = np.int64(word(row, seq_word)) if seq_word else 0
                 live[alive] = p
                 alive += 1
-    found = 0
+    filled = 0
     while alive > 0:
         best = 0
         p = live[0]
@@ -192,7 +199,7 @@ def merge_parts(
                 best = k
                 p = c
         b = block[p]
-        i = at[p]
+        i = current[p]
         row = step(words_at[b], i * stride)
         if times[p] > after and times[p] <= until:
             marked = np.int64(0)
@@ -200,10 +207,10 @@ def merge_parts(
                 position = bases[b] + i
                 marked = np.int64(word(marks_at[p], position >> 6) >> np.uint64(position & 63) & np.uint64(1))
             if not drop_matched or (marked == 0 and word(row, 1) & np.uint64(MATCHED) == 0):
-                out_at[found] = row
-                out_heap[found] = heap_at[b]
-                out_matched[found] = marked
-                found += 1
+                out_at[filled] = row
+                out_heap[filled] = heap_at[b]
+                out_matched[filled] = marked
+                filled += 1
         i += 1
         if i >= rows_in[b]:
             b += 1
@@ -214,11 +221,11 @@ def merge_parts(
             row = step(words_at[b], i * stride)
             prefetch(row, 4 * stride)
             block[p] = b
-            at[p] = i
+            current[p] = i
             heads[p] = word(row, 0)
             times[p] = np.int64(word(row, time_word))
             numbers[p] = np.int64(word(row, seq_word)) if seq_word else 0
         else:
             alive -= 1
             live[best] = live[alive]
-    return found
+    return filled

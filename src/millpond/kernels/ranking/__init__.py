@@ -1,1 +1,1 @@
-"""Rows packed into one value by key: ranks, frames and comparisons."""
+"""Rows of a key packed into one value: ranks, frames and comparisons."""

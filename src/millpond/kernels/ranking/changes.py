@@ -1,4 +1,4 @@
-"""What a batch changed in the ranks of rows that stand in slots."""
+"""Changelog of ranks: the changes of a batch to the ranks of rows in slots."""
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,call-overload"
 
@@ -15,7 +15,7 @@ from millpond.kernels.ranking.packed_rows import visible
 from millpond.kernels.ranking.top_n import DENSE_RANK, KINDS, RANKING_IN, ROW_NUMBER
 
 INSERT, UPDATE_AFTER, DELETE, UPDATE_BEFORE = 1, 2, -1, -2
-"""The kinds of a change: a new row, a row's new image, a row that is gone, a row's image before its new one."""
+"""Kinds of changes: insert, update (new row), delete, update (old row)."""
 
 
 @helper
@@ -29,17 +29,20 @@ def _note(at, row, slot, rank, kind, rows, slots, ranks, kinds):
 
 @kernel(I64(WORDS, U64, I64, RANKING_IN, I64, types.boolean, INTS, INTS, SHORTS, KINDS))
 def changes(words, heap, blob, ranking, version, before_images, rows, slots, ranks, kinds):
-    """What the batch changed in the ranks of some keys' rows.
+    """List the changes of a batch to the ranks of keys' rows.
 
-    Of row numbers, an image is told by its key and its number; of other ranks, by the row.
+    A result is identified by key and row number for `ROW_NUMBER`, and by the row for other ranks.
 
     Args:
-        words: rows of the table. heap: address of their long values. blob, ranking: as for `decide`.
-        before_images: whether before_images that are gone are wanted too.
-        rows, slots, ranks, kinds: filled with the changes: the table's row, the slot, its rank, the kind of change.
+        words: rows of the table.
+        heap: address of their long values.
+        blob, ranking: as for `decide`.
+        version: of the batch.
+        before_images: include deletes and the old rows of updates.
+        rows, slots, ranks, kinds: filled with the changes: row of the table, slot, rank, kind of change.
 
     Returns:
-        The number of changes.
+        Number of changes.
     """
     ranked = ranking[0]
     columns = ranked.columns
@@ -48,7 +51,7 @@ def changes(words, heap, blob, ranking, version, before_images, rows, slots, ran
     limit = ranked.limit
     function = ranked.function
     now = np.uint64(version + 1)
-    found = 0
+    filled = 0
     for i in range(len(words)):
         row = np.uint64(words.ctypes.data + i * words.shape[1] * 8)
         held = np.int64(word(row, blob + 2))
@@ -67,16 +70,16 @@ def changes(words, heap, blob, ranking, version, before_images, rows, slots, ran
                     break
                 if after >= held:
                     if before_images:
-                        found = _note(found, i, before, number, DELETE, rows, slots, ranks, kinds)
+                        filled = _note(filled, i, before, number, DELETE, rows, slots, ranks, kinds)
                 elif before >= held:
-                    found = _note(found, i, after, number, INSERT, rows, slots, ranks, kinds)
+                    filled = _note(filled, i, after, number, INSERT, rows, slots, ranks, kinds)
                 elif before != after and (
                     compare_rows(step(base, before * stride), base, step(base, after * stride), base, columns, 0, count)
                     != 0
                 ):
                     if before_images:
-                        found = _note(found, i, before, number, UPDATE_BEFORE, rows, slots, ranks, kinds)
-                    found = _note(found, i, after, number, UPDATE_AFTER, rows, slots, ranks, kinds)
+                        filled = _note(filled, i, before, number, UPDATE_BEFORE, rows, slots, ranks, kinds)
+                    filled = _note(filled, i, after, number, UPDATE_AFTER, rows, slots, ranks, kinds)
                 before += 1
                 after += 1
             continue
@@ -86,7 +89,7 @@ def changes(words, heap, blob, ranking, version, before_images, rows, slots, ran
         last = np.full(2, -1)
         for s in range(held):
             slot = step(base, s * stride)
-            there = np.zeros(2, np.int64)
+            side_ranks = np.zeros(2, np.int64)
             for side in range(2):
                 if not visible(slot, now, side == 0):
                     continue
@@ -99,13 +102,13 @@ def changes(words, heap, blob, ranking, version, before_images, rows, slots, ran
                 last[side] = s
                 rank = dense[side] if function == DENSE_RANK else current[side]
                 if rank <= limit:
-                    there[side] = rank
-            if there[0] == there[1]:
+                    side_ranks[side] = rank
+            if side_ranks[0] == side_ranks[1]:
                 continue
-            if there[0] != 0 and before_images:
-                kind = UPDATE_BEFORE if there[1] != 0 else DELETE
-                found = _note(found, i, s, there[0], kind, rows, slots, ranks, kinds)
-            if there[1] != 0:
-                kind = UPDATE_AFTER if there[0] != 0 else INSERT
-                found = _note(found, i, s, there[1], kind, rows, slots, ranks, kinds)
-    return found
+            if side_ranks[0] != 0 and before_images:
+                kind = UPDATE_BEFORE if side_ranks[1] != 0 else DELETE
+                filled = _note(filled, i, s, side_ranks[0], kind, rows, slots, ranks, kinds)
+            if side_ranks[1] != 0:
+                kind = UPDATE_AFTER if side_ranks[0] != 0 else INSERT
+                filled = _note(filled, i, s, side_ranks[1], kind, rows, slots, ranks, kinds)
+    return filled

@@ -1,8 +1,7 @@
-"""Order of rows by some of their columns, as Spark's ORDER BY has it.
+"""Comparison of rows by columns, in the order of Spark's ORDER BY.
 
-A column is five words of a descriptor: its machine form, its first word in a row, the word and the number of the bit
-that say that it is null, and flags. NaN is the greatest number and −0.0 equals 0.0; byte strings compare as unsigned
-bytes.
+A column has a descriptor of five words: its physical type, its first word in a row, the null word and the number of
+the null bit, and flags. NaN is the greatest number, and −0.0 equals 0.0. Byte strings compare as unsigned bytes.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,call-overload"
@@ -26,7 +25,7 @@ _ONE = np.uint64(1)
 
 @helper
 def _swapped(bits):
-    """The bytes of a word reversed, so that words compare as their bytes do."""
+    """Reverse the bytes of a word, so that comparison of words equals that of their bytes."""
     bits = ((bits & np.uint64(0x00FF00FF00FF00FF)) << np.uint64(8)) | (
         (bits >> np.uint64(8)) & np.uint64(0x00FF00FF00FF00FF)
     )
@@ -38,7 +37,7 @@ def _swapped(bits):
 
 @kernel("int64(uint64, uint64, uint64, uint64, uint64, uint64)")
 def compare_bytes(left, left_tail, left_heap, right, right_tail, right_heap):
-    """Order of two packed byte strings: negative, zero or positive."""
+    """Compare two packed byte strings: negative, zero or positive."""
     a = _swapped(left >> HALF)
     b = _swapped(right >> HALF)
     if a != b:
@@ -80,19 +79,21 @@ def compare_bytes(left, left_tail, left_heap, right, right_tail, right_heap):
 
 @kernel("int64(uint64, uint64, uint64, uint64, uint64, int64, int64)")
 def compare_rows(left, left_heap, right, right_heap, columns, first, last):
-    """Order of two rows by columns `first` to `last` (excluded) of a descriptor: negative, zero or positive.
+    """Compare two rows by columns `first` to `last` (excluded) of a descriptor: negative, zero or positive.
 
     Args:
-        left, right: addresses of rows. left_heap, right_heap: what their long byte strings point into.
+        left, right: addresses of the rows.
+        left_heap, right_heap: addresses of their heaps.
         columns: address of the descriptor.
+        first, last: the columns.
     """
     for c in range(first, last):
-        at = step(columns, c * COLUMN * 8)
-        kind = np.int64(word(at, 0))
-        offset = np.int64(word(at, 1))
-        null_word = np.int64(word(at, 2))
-        null_bit = word(at, 3)
-        flags = np.int64(word(at, 4))
+        descriptor = step(columns, c * COLUMN * 8)
+        kind = np.int64(word(descriptor, 0))
+        offset = np.int64(word(descriptor, 1))
+        null_word = np.int64(word(descriptor, 2))
+        null_bit = word(descriptor, 3)
+        flags = np.int64(word(descriptor, 4))
         left_null = (word(left, null_word) >> null_bit) & _ONE
         right_null = (word(right, null_word) >> null_bit) & _ONE
         if left_null != right_null:
@@ -128,11 +129,16 @@ def compare_rows(left, left_heap, right, right_heap, columns, first, last):
 
 @kernel("void(int64[::1], int64, int64, int64[::1], uint64, int64, uint64, uint64, int64)")
 def sort_rows(positions, low, high, spare, rows, stride, heap, columns, count):
-    """Order `positions[low:high]`, row numbers, by all `count` columns of a descriptor (stable: a merge sort).
+    """Sort `positions[low:high]`, row numbers, by all `count` columns of a descriptor (stable merge sort).
 
     Args:
-        spare: as long as `positions`.
-        rows: address of row 0. stride: bytes from one row to the next. heap: what their long byte strings point into.
+        positions: row numbers.
+        low, high: the range to sort.
+        spare: scratch, as long as `positions`.
+        rows: address of row 0.
+        stride: bytes from one row to the next.
+        heap: address of the rows' heap.
+        columns, count: address of the descriptor, number of columns.
     """
     run = 8
     start = low
@@ -140,10 +146,11 @@ def sort_rows(positions, low, high, spare, rows, stride, heap, columns, count):
         stop = min(start + run, high)
         for i in range(start + 1, stop):
             moved = positions[i]
-            at = step(rows, moved * stride)
+            address = step(rows, moved * stride)
             j = i
             while (
-                j > start and compare_rows(at, heap, step(rows, positions[j - 1] * stride), heap, columns, 0, count) < 0
+                j > start
+                and compare_rows(address, heap, step(rows, positions[j - 1] * stride), heap, columns, 0, count) < 0
             ):
                 positions[j] = positions[j - 1]
                 j -= 1

@@ -1,7 +1,7 @@
-"""Rows of a key in order, and frames over them: whose results a batch may have changed, and what it changed.
+"""Window frames over the ordered rows of a key: rows whose results a batch may have changed, and the changes.
 
-Rows stand in slots, as in `kernels.ranking.packed_rows`. Before the batch and after it a key has a *sequence* of rows
-each: the slots that were there, and those that are.
+Rows are in slots, as in `kernels.ranking.packed_rows`. A key has two *sequences* of rows: the slots that existed
+before the batch, and those that exist after it.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,call-overload"
@@ -17,12 +17,12 @@ from millpond.kernels.ranking.compare import compare_rows
 from millpond.kernels.ranking.packed_rows import BORN, GONE
 
 IN_BEFORE, IN_AFTER, ASKED = 1, 2, 4
-"""Marks of a slot: its row is read in the sequence before the batch, in that after it; its own result is asked for."""
+"""Marks of a slot: its row is read in the sequence before the batch; in that after it; its own result is needed."""
 
 
 @helper
 def _sides(slot, now):
-    """In which sequences a slot's row is."""
+    """Return in which sequences a slot's row is."""
     gone = word(slot, GONE)
     sides = 0
     if gone == 0:
@@ -34,17 +34,19 @@ def _sides(slot, now):
 
 @kernel("void(uint64[:, ::1], uint64, int64, int64, int64, int64, uint8[::1], int64[:, ::1])")
 def mark(words, heap, blob, stride, version, most, marks, counts):
-    """Mark the rows whose results a batch may have changed, and those in their frames.
+    """Mark the rows whose results a batch may have changed, and the rows in their frames.
 
-    A result may have changed where a row came or went, and of the next `most` rows that stayed.
+    The result of an inserted or deleted row changes, and may change for the next `most` rows that stayed.
 
     Args:
-        words: rows of the table. heap: address of their long values. blob: the word of a table row at which its slots
-            are; the word after these two counts them. stride: bytes of a slot.
+        words: rows of the table.
+        heap: address of their long values.
+        blob: first of the two words of the slots in a table row; the word after these is the number of slots.
+        stride: bytes of a slot.
         version: of the batch.
-        most: how many rows before the current one are in the longest frame.
+        most: number of preceding rows in the longest frame.
         marks: filled for all slots of all keys, one after another.
-        counts: filled for each key and sequence with how many rows are read.
+        counts: filled, by key and sequence, with the number of rows to read.
     """
     now = np.uint64(version + 1)
     first = np.int64(0)
@@ -52,7 +54,7 @@ def mark(words, heap, blob, stride, version, most, marks, counts):
         row = np.uint64(words.ctypes.data + i * words.shape[1] * 8)
         held = np.int64(word(row, blob + 2))
         base = step(heap, np.int64(word(row, blob + 1)))
-        stayed = most + 1  # rows since the last that came or went
+        stayed = most + 1  # rows since the last inserted or deleted one
         for s in range(held):
             sides = _sides(step(base, s * stride), now)
             marks[first + s] = sides
@@ -63,19 +65,19 @@ def mark(words, heap, blob, stride, version, most, marks, counts):
                 marks[first + s] |= ASKED
         for side in range(2):
             bit = IN_AFTER if side else IN_BEFORE
-            wanted = np.int64(0)
-            found = np.int64(0)
+            pending = np.int64(0)
+            read = np.int64(0)
             for s in range(held - 1, -1, -1):
                 if marks[first + s] & bit == 0:
                     continue
                 if marks[first + s] & ASKED != 0:
-                    wanted = most + 1
-                if wanted > 0:
-                    found += 1
-                    wanted -= 1
+                    pending = most + 1
+                if pending > 0:
+                    read += 1
+                    pending -= 1
                 else:
                     marks[first + s] ^= bit
-            counts[i, side] = found
+            counts[i, side] = read
         first += held
 
 
@@ -102,20 +104,22 @@ def sequence(
     runs,
     base_of,
 ):
-    """List the marked rows of one sequence, for some keys.
+    """List the marked rows of one sequence, for a range of keys.
 
     Args:
-        words, heap, blob, stride, version, most: as for `mark`. marks: from the first slot of the first key on.
-        descriptor: the columns of a row, those of the order first, then the rest.
+        words, heap, blob, stride, version, most: as for `mark`.
+        descriptor: columns of a row, those of the order first.
+        marks: from the first slot of the first key on.
         start, stop: the keys.
         side: 0 for the sequence before the batch, 1 for that after it.
-        rows, slots: filled with the key's row in the table and the slot of each row that is read.
-        asked: filled with those of them whose results are asked for, counted from `base_of` on; before: with how many
-            rows stand before each, `most` at most; runs: with a number that rows have in common, on both sides, whose
-            columns are all equal. Runs are numbered in the order of the rows.
+        rows, slots: filled with the table row and the slot of each row to read.
+        asked: filled with the indices of those whose results are needed, plus `base_of`.
+        before: filled with the number of rows before each of these, at most `most`.
+        runs: filled with a number that is equal, in both sequences, for rows with equal columns; ascending.
+        base_of: first index.
 
     Returns:
-        How many results are asked for.
+        Number of results needed.
     """
     columns = np.uint64(descriptor.ctypes.data)
     count = len(descriptor)
@@ -123,7 +127,7 @@ def sequence(
     bit = IN_AFTER if side else IN_BEFORE
     first = np.int64(0)
     run = np.int64(-1)
-    found = np.int64(0)
+    result_count = np.int64(0)
     filled = np.int64(0)
     for i in range(start, stop):
         row = np.uint64(words.ctypes.data + i * words.shape[1] * 8)
@@ -135,7 +139,7 @@ def sequence(
             slot = step(base, s * stride)
             marked = marks[first + s]
             if marked & ASKED != 0:
-                # Equal rows follow each other, whichever sequence they are in.
+                # Equal rows are adjacent, in whichever sequence they are.
                 if last < 0 or compare_rows(step(base, last * stride), base, slot, base, columns, 0, count) != 0:
                     run += 1
                 last = s
@@ -143,26 +147,27 @@ def sequence(
                 rows[filled] = i
                 slots[filled] = s
                 if marked & ASKED != 0:
-                    asked[found] = base_of + filled
-                    before[found] = min(passed, most)
-                    runs[found] = run
-                    found += 1
+                    asked[result_count] = base_of + filled
+                    before[result_count] = min(passed, most)
+                    runs[result_count] = run
+                    result_count += 1
                 filled += 1
             if _sides(slot, now) & bit != 0:
                 passed += 1
         first += held
-    return found
+    return result_count
 
 
 @kernel("void(int64[::1], int64[::1], uint64, int64, int64[:, ::1], int8[::1])")
 def differences(old_runs, new_runs, results, stride, descriptor, kinds):
-    """What becomes of rows whose results were asked for: of equal rows with equal results as many as in both remain.
+    """Compute the changes of results. Equal rows with equal results on both sides cancel each other out.
 
     Args:
-        old_runs, new_runs: runs of the rows before the batch and after it, ascending.
-        results: address of the results, those before the batch first; stride: bytes of one.
+        old_runs, new_runs: runs of the rows before and after the batch, ascending.
+        results: address of the results, those before the batch first.
+        stride: bytes of a result.
         descriptor: the columns of a result.
-        kinds: filled for each result with the kind of the change, 0 where there is none.
+        kinds: filled, for each result, with the kind of the change, 0 for none.
     """
     columns = np.uint64(descriptor.ctypes.data)
     count = len(descriptor)
@@ -177,9 +182,9 @@ def differences(old_runs, new_runs, results, stride, descriptor, kinds):
         new_stop = j
         while new_stop < len(new_runs) and new_runs[new_stop] == run:
             new_stop += 1
-        # All that a batch leaves changed among equal rows comes or goes, so that one side is no longer than frames are.
-        gone = old_stop - i
-        come = new_stop - j
+        # All changes among equal rows are inserts or deletes. So one of the two sides is no longer than a frame.
+        removed = old_stop - i
+        added = new_stop - j
         for new in range(j, new_stop):
             kinds[olds + new] = INSERT
         for old in range(i, old_stop):
@@ -199,10 +204,10 @@ def differences(old_runs, new_runs, results, stride, descriptor, kinds):
                 ):
                     kinds[old] = 0
                     kinds[olds + new] = 0
-                    gone -= 1
-                    come -= 1
+                    removed -= 1
+                    added -= 1
                     break
-        pairs = min(gone, come)
+        pairs = min(removed, added)
         changed = pairs
         for old in range(i, old_stop):
             if kinds[old] != 0 and changed > 0:

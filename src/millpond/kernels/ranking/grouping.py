@@ -1,4 +1,4 @@
-"""Rows by their keys: which of a block's rows have the same one, and rows put in order within each."""
+"""Grouping of rows: a block's rows by key, and sorted rows by key."""
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,call-overload"
 
@@ -22,7 +22,8 @@ class KeyBlock(NamedTuple):
     """Rows of a block by key.
 
     Attributes:
-        groups: the row id of each key; starts: where its members begin, and their number at the end.
+        groups: row id of each key.
+        starts: first member of each key, and the number of members at the end.
         members: positions of rows.
     """
 
@@ -32,21 +33,22 @@ class KeyBlock(NamedTuple):
 
 
 KEY_BLOCK = types.NamedUniTuple(INTS, 3, KeyBlock)
-"""The type of a `KeyBlock`."""
+"""Numba type of a `KeyBlock`."""
 
 
 @kernel("int64(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])")
 def group(rows, table, groups, starts, members):
-    """Group the positions of a block by row id, in the order of their first occurrence.
+    """Group the positions of a block by row id, in the order of first occurrence.
 
     Args:
         rows: row ids.
-        table: scratch, zero throughout, a power of two of at least twice as many entries as rows.
-        groups: filled with the row id of each group; starts: with the first of its `members`, one more at the end;
-            members: with positions.
+        table: scratch, zeroed; its length is a power of two, at least twice the number of rows.
+        groups: filled with the row id of each group.
+        starts: filled with the first of its `members`, and one more entry at the end.
+        members: filled with positions.
 
     Returns:
-        The number of groups.
+        Number of groups.
     """
     mask = len(table) - 1
     count = 0
@@ -54,15 +56,15 @@ def group(rows, table, groups, starts, members):
     number = np.empty(n, np.int64)
     sizes = np.zeros(n + 1, np.int64)
     for i in range(n):
-        at = np.int64((np.uint64(rows[i]) * _MIX) >> HALF) & mask
-        while table[at] != 0 and groups[table[at] - 1] != rows[i]:
-            at = (at + 1) & mask
-        if table[at] == 0:
+        entry = np.int64((np.uint64(rows[i]) * _MIX) >> HALF) & mask
+        while table[entry] != 0 and groups[table[entry] - 1] != rows[i]:
+            entry = (entry + 1) & mask
+        if table[entry] == 0:
             groups[count] = rows[i]
             count += 1
-            table[at] = count
-        number[i] = table[at] - 1
-        sizes[table[at]] += 1
+            table[entry] = count
+        number[i] = table[entry] - 1
+        sizes[table[entry]] += 1
     starts[0] = 0
     for g in range(count):
         starts[g + 1] = starts[g] + sizes[g + 1]
@@ -76,22 +78,24 @@ def group(rows, table, groups, starts, members):
 
 @kernel("int64(int64[::1], int64[::1], uint64, int64, uint64, int64[:, ::1], int64, int64[::1])")
 def order_rows(hashes, positions, rows, stride, heap, descriptor, keys, starts):
-    """Order rows that are ordered by hash already by all their columns, and find where each key begins.
+    """Sort rows, which are sorted by hash already, by all their columns, and find the first row of each key.
 
     Args:
-        hashes: of the rows, in order. positions: row numbers in that order; put in order within equal hashes.
-        rows, stride, heap: address of row 0, bytes from one to the next, and their long values.
-        descriptor: the columns, those of the key first. keys: how many of them are the key.
-        starts: filled with the first place of each key, and the number of rows at the end.
+        hashes: of the rows, ascending.
+        positions: row numbers in that order; sorted within equal hashes here.
+        rows, stride, heap: address of row 0, bytes from one to the next, and the address of their heap.
+        descriptor: the columns, those of the key first.
+        keys: number of key columns.
+        starts: filled with the first index of each key, and the number of rows at the end.
 
     Returns:
-        The number of keys.
+        Number of keys.
     """
     columns = np.uint64(descriptor.ctypes.data)
     spare = np.empty(len(positions), np.int64)
-    found = 0
+    key_count = 0
     low = 0
-    before = rows
+    previous = rows
     n = len(positions)
     while low < n:
         high = low + 1
@@ -100,11 +104,11 @@ def order_rows(hashes, positions, rows, stride, heap, descriptor, keys, starts):
         if high - low > 1:
             sort_rows(positions, low, high, spare, rows, stride, heap, columns, len(descriptor))
         for i in range(low, high):
-            at = step(rows, positions[i] * stride)
-            if i == low or compare_rows(before, heap, at, heap, columns, 0, keys) != 0:
-                starts[found] = i
-                found += 1
-            before = at
+            address = step(rows, positions[i] * stride)
+            if i == low or compare_rows(previous, heap, address, heap, columns, 0, keys) != 0:
+                starts[key_count] = i
+                key_count += 1
+            previous = address
         low = high
-    starts[found] = n
-    return found
+    starts[key_count] = n
+    return key_count

@@ -1,8 +1,8 @@
-"""The rows of a key in *slots*: how they are told apart, written and read.
+"""Rows of a key in *slots*: layout, visibility, write and read.
 
-A slot is a row of some layout whose first two words are the version in which the row came, plus one, and the version in
-which it went, plus one (0: it is there). A row that goes stays as a tombstone for the rest of the batch, so that what
-was there before can still be told. The slots of a key stand together in the heap, in an order, then their long values.
+A slot is a row whose first two words are the version that inserted the row, plus one, and the version that deleted
+it, plus one (0: not deleted). A deleted row stays as a tombstone for the rest of the batch, so that the state before
+the batch can still be read. The slots of a key are contiguous in the heap, sorted, and followed by their long values.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,call-overload"
@@ -17,16 +17,16 @@ from millpond.kernels.pointers import copy_bytes, prefetch, put_word, step, word
 from millpond.layout import INLINE, LENGTH
 
 STAYS, GOES, RETURNS = 0, 1, 2
-"""What becomes of an entry: it is there, it goes in this batch, it comes back that had gone in this batch."""
+"""Fate of an entry: it stays, is deleted in this batch, or is restored after it was deleted in this batch."""
 
 BORN, GONE = 0, 1
 
-_AHEAD = 6
+_PREFETCH_DISTANCE = 6
 
 
 @helper
 def visible(slot, now, before):
-    """Whether a slot's row was there before the batch, or is there after it."""
+    """Return whether a slot's row existed before the batch (`before`), or exists after it."""
     gone = word(slot, GONE)
     if before:
         return word(slot, BORN) != now and (gone == 0 or gone == now)
@@ -35,7 +35,7 @@ def visible(slot, now, before):
 
 @helper
 def long_bytes(row, blobs, count):
-    """Bytes of a row's values that do not fit into it; `blobs`: the address of the first words of `count` columns."""
+    """Return the bytes of a row's long values; `blobs` is the address of the first words of `count` byte columns."""
     total = np.int64(0)
     for c in range(count):
         size = np.int64(word(row, np.int64(word(blobs, c))) & LENGTH)
@@ -46,7 +46,7 @@ def long_bytes(row, blobs, count):
 
 @helper
 def _put(out, at, tail, row, heap, words, blobs):
-    """Copy a row to `out + at`, its long values to `out + tail`; they are referred to from `out` on."""
+    """Copy a row to `out + at` and its long values to `out + tail`; their heap offsets are relative to `out`."""
     target = step(out, at)
     copy_bytes(target, row, words * 8)
     for c in range(len(blobs)):
@@ -85,17 +85,21 @@ def write_slots(
     """Write the slots of changed groups.
 
     Args:
-        changed: the numbers of the groups. groups: for each, the row id of its key.
-        firsts, ends: of each group's entries, by the number of the group.
-        out: address of the memory that takes them. starts: for each changed group, where in it; one more at the end.
-        pairs: for each changed group, the value of the table's column.
-        The others are as for `top_n.decide`.
+        slab, slab_stride, arena, blob, rows, heap, blobs, version: as for `top_n.decide`.
+        changed: numbers of the changed groups.
+        groups: row id of the key, for each of these.
+        firsts, ends: first and last + 1 entry of each group, by group number.
+        fates, sources: the entries.
+        stride: bytes of a slot.
+        out: address of the memory to write to.
+        pairs: filled, for each changed group, with the value of the blob column.
+        starts: offset in `out` of each changed group, and one more at the end.
     """
     now = np.uint64(version + 1)
     words = stride >> 3
     for k in range(len(changed)):
-        if k + _AHEAD < len(changed):
-            ahead = step(slab, groups[k + _AHEAD] * slab_stride)
+        if k + _PREFETCH_DISTANCE < len(changed):
+            ahead = step(slab, groups[k + _PREFETCH_DISTANCE] * slab_stride)
             prefetch(step(arena, np.int64(word(ahead, blob + 1))), 0)
         g = changed[k]
         row = step(slab, groups[k] * slab_stride)
@@ -129,7 +133,7 @@ def write_slots(
 
 @kernel("int64(uint64[:, ::1], uint64, int64, int64, int64[::1], int64[::1], int64[::1])")
 def long_slots(words, heap, blob, stride, blobs, rows, slots):
-    """Bytes of the long values of some slots."""
+    """Return the bytes of the long values of slots."""
     total = np.int64(0)
     blobs_at = np.uint64(blobs.ctypes.data)
     for i in range(len(rows)):
@@ -141,7 +145,7 @@ def long_slots(words, heap, blob, stride, blobs, rows, slots):
 
 @kernel("void(uint64[:, ::1], uint64, int64, int64, int64[::1], int64[::1], int64[::1], uint64[:, ::1], uint8[::1])")
 def read_slots(words, heap, blob, stride, blobs, rows, slots, out, out_heap):
-    """Copy slots out of their keys' rows: their words and, into a heap of their own, their long values."""
+    """Copy slots out of their keys' rows: the words to `out`, and the long values to `out_heap`."""
     tail = np.int64(0)
     for i in range(len(rows)):
         row = np.uint64(words.ctypes.data + rows[i] * words.shape[1] * 8)
@@ -161,7 +165,7 @@ def read_slots(words, heap, blob, stride, blobs, rows, slots, out, out_heap):
 
 @kernel("void(uint64, int64, int64, int64[::1], int64[::1], uint64, int64, int64[::1], int64)")
 def put_best(slab, slab_stride, place, groups, winners, rows, stride, skipped, version):
-    """Write winning rows over those held, but for the words in which `skipped` is not 0 (byte strings)."""
+    """Write winning rows over the stored ones, except the words whose `skipped` is not 0 (byte strings)."""
     now = np.uint64(version + 1)
     width = stride >> 3
     for k in range(len(groups)):

@@ -1,4 +1,4 @@
-"""The first rows of each key in an order, which stand in slots (see `packed_rows`): what a block of rows changes."""
+"""Top-N rows of each key in slots (see `packed_rows`): decide the changes by a block of rows."""
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,call-overload"
 
@@ -21,29 +21,30 @@ from millpond.layout import LENGTH
 ROW_NUMBER, RANK, DENSE_RANK = 0, 1, 2
 
 ALL_ROWS, TOMBSTONES = 1, 2
-"""Flags of a ranking: keep rows beyond the limit too, since others may go; keep tombstones."""
+"""Flags of a ranking: keep rows beyond the limit, because others may be deleted; keep tombstones."""
 
 RANKING = np.dtype(
     [
         ("columns", np.uint64),  # address of the descriptor of a row's columns, those of the order first
-        ("count", np.int64),  # how many columns there are
-        ("ordering", np.int64),  # how many of them belong to the order
+        ("count", np.int64),  # number of columns
+        ("ordering", np.int64),  # number of those that belong to the order
         ("stride", np.int64),  # bytes of a row
-        ("limit", np.int64),  # rows are wanted whose rank
-        ("function", np.int64),  # of this kind is at most the limit
+        ("limit", np.int64),  # greatest rank to keep
+        ("function", np.int64),  # ROW_NUMBER, RANK or DENSE_RANK
         ("flags", np.int64),
     ]
 )
-"""How rows are ranked: the one record of an array, made once for an operator."""
+"""Parameters of a ranking: one record in an array, made once per operator."""
 
 
 class Entries(NamedTuple):
-    """What groups have from now on, one group's entries after the other's.
+    """Resulting entries of groups, one group after another.
 
     Attributes:
-        sources: in order, the number of a row that comes, or −1 − the number of a slot; fates: what becomes of each.
-        ends: for each group the end of its entries; sizes: the bytes that they take; 0 where nothing changes and −1
-            where nothing remains.
+        sources: in order, the number of an inserted row, or −1 − the number of a slot.
+        fates: the fate of each entry.
+        ends: end of each group's entries.
+        sizes: bytes of each group's entries; 0 if nothing changes, −1 if no entry remains.
     """
 
     sources: NDArray[np.int64]
@@ -54,15 +55,15 @@ class Entries(NamedTuple):
 
 KINDS = types.Array(types.int8, 1, "C")
 RANKING_IN = types.Array(from_dtype(RANKING), 1, "C")
-"""The types of signs, fates and kinds of change, and of a ranking."""
+"""Numba types of signs, fates and kinds of change, and of a ranking."""
 _ENTRIES = types.NamedTuple((INTS, KINDS, INTS, INTS), Entries)
 _FORGOTTEN = 3
-"""Beside the fates of entries: a slot that no longer tells anything."""
-_AHEAD = 6
+"""Additional fate: the slot is removed, because no change depends on it any more."""
+_PREFETCH_DISTANCE = 6
 
 
 class _Ranking(NamedTuple):
-    """The fields of a ranking as values of their own, which a kernel does not read from memory again and again."""
+    """The fields of a ranking as scalars, so that kernels do not read them from memory repeatedly."""
 
     columns: int
     count: int
@@ -88,13 +89,17 @@ def _in_registers(record):
 
 @helper
 def _same_order(left, left_heap, right, right_heap, ranking):
-    """Whether two rows are equal in the order."""
+    """Return whether two rows are equal in the ranking's order."""
     return compare_rows(left, left_heap, right, right_heap, ranking.columns, 0, ranking.ordering) == 0
 
 
 @helper
 def _old_order(old, old_heap, new, heap, ranking, by_arrival, now):
-    """Order of a row that is held and one that comes: of equal ones the earlier first, within a batch by the rest."""
+    """Compare a stored row with a new one.
+
+    If they are equal in the order, a row of an earlier batch is first with `by_arrival`; else the other columns
+    decide.
+    """
     order = compare_rows(old, old_heap, new, heap, ranking.columns, 0, ranking.ordering)
     if order == 0:
         if by_arrival and word(old, BORN) != now:
@@ -105,25 +110,26 @@ def _old_order(old, old_heap, new, heap, ranking, by_arrival, now):
 
 @helper
 def _equals_born(slots, start, held, row, heap, ranking, now):
-    """How many of the slots from `start` on, equal to a row that goes, came in this batch: these go before older ones.
+    """Count the slots from `start` on that equal a deleted row and were inserted in this batch.
 
-    So a row that comes and goes within a batch leaves no trace beside its equals.
+    These are deleted before older ones. So a row that is inserted and deleted within a batch leaves no trace among
+    its equals.
     """
-    found = np.int64(0)
+    count = np.int64(0)
     s = start
     while s < held:
         slot = step(slots, s * ranking.stride)
         if _old_order(slot, slots, row, heap, ranking, False, now) != 0:
             break
         if word(slot, GONE) == 0 and word(slot, BORN) == now:
-            found += 1
+            count += 1
         s += 1
-    return found
+    return count
 
 
 @helper
 def _ask_for_slots(row, arena, blob):
-    """Ask for the lines of the slots of a table's row."""
+    """Prefetch the slots of a table row, up to 1 KB."""
     start = step(arena, np.int64(word(row, blob + 1)))
     for line in range(0, min(np.int64(word(row, blob) & LENGTH), 1024), 64):
         prefetch(start, line)
@@ -131,9 +137,9 @@ def _ask_for_slots(row, arena, blob):
 
 @helper
 def _drop_worse(slots, held, members, low, high, rows, heap, ranking, now):
-    """Leave out rows of a group that come behind the last one wanted, if so many are held; the end of the others.
+    """Remove a group's rows that sort behind the last of `limit` live slots; return the new end.
 
-    `members`, as in all phases, is an address, from which on the group's are those from `low` to `high`.
+    `members` is an address, as in all phases; the group's members are those from `low` to `high`.
     """
     live = 0
     last = np.int64(-1)
@@ -159,7 +165,7 @@ def _drop_worse(slots, held, members, low, high, rows, heap, ranking, now):
 
 @helper
 def _count_equals(members, low, high, signs, net, rows, heap, ranking):
-    """Make rows of a group that are equal, in order, one with a count in `net`; the end of what is left."""
+    """Merge equal rows of a sorted group into one with a count in `net`; return the new end."""
     fresh = low
     for m in range(low, high):
         sign = np.int64(1)
@@ -179,15 +185,16 @@ def _count_equals(members, low, high, signs, net, rows, heap, ranking):
 
 @helper
 def _fate(slots, s, held, order, row, heap, count, ranking, now):
-    """What becomes of a slot beside the next row that comes.
+    """Determine the fate of a slot, given the next row of the batch.
 
     Args:
-        slots, s, held: the slots of the group, the one asked for, how many there are.
-        order: of the slot and the row; below 0 also if there is no row.
-        row, heap, count: the row; how many of it come, or go if below 0.
+        slots, s, held: the group's slots, the slot, number of slots.
+        order: comparison of slot and row; negative if there is no row.
+        row, heap, count: the row, its heap, and how many of it are inserted, or deleted if negative.
+        ranking, now: the ranking, and the batch's mark.
 
     Returns:
-        The fate, `_FORGOTTEN` if the slot has none, and what it adds to the row's count.
+        The fate, or `_FORGOTTEN`, and the number to add to the row's count.
     """
     slot = step(slots, s * ranking.stride)
     gone = word(slot, GONE)
@@ -206,19 +213,20 @@ def _fate(slots, s, held, order, row, heap, count, ranking, now):
 
 @helper
 def _merge(slots, held, members, net, low, high, rows, heap, ranking, blobs, long_columns, now, sources, fates, start):
-    """Merge the slots of a group with the rows that come, and cut off what is not wanted.
+    """Merge the slots of a group with the batch's rows, and cut off rows beyond the limit.
 
     Args:
-        slots, held: of the group.
-        members, net, low, high: its rows in order, with their counts.
-        blobs, long_columns: the columns of byte strings, for `long_bytes`.
-        sources, fates, start: of the entries, filled from there on.
+        slots, held: the group's slots.
+        members, net, low, high: its rows, sorted, with their counts.
+        rows, heap, ranking, now: as for `_fate`; `rows` is the address of the first row.
+        blobs, long_columns: the byte columns, for `long_bytes`.
+        sources, fates, start: the entries, filled from `start` on.
 
     Returns:
-        The end of the entries (−1 if a row is to go that is not there), their bytes, whether anything changed.
+        End of the entries (−1 if a deleted row does not exist), their bytes, whether anything changed.
     """
     stride = ranking.stride
-    everything = (ranking.flags & ALL_ROWS) != 0
+    keep_all = (ranking.flags & ALL_ROWS) != 0
     filled = start
     size = np.int64(0)
     changed = False
@@ -227,13 +235,13 @@ def _merge(slots, held, members, net, low, high, rows, heap, ranking, blobs, lon
     position = np.int64(0)
     rank = np.int64(0)
     dense = np.int64(0)
-    last = np.uint64(0)  # the last row that is there
+    last = np.uint64(0)  # the last row that exists
     last_heap = np.uint64(0)
-    over = False
+    beyond = False
     while True:
         while m < high and word(net, m) == np.uint64(0):
             m += 1
-        if over:
+        if beyond:
             m = high
         if s >= held and m >= high:
             break
@@ -245,10 +253,10 @@ def _merge(slots, held, members, net, low, high, rows, heap, ranking, blobs, lon
             new = step(rows, np.int64(word(members, m)) * stride)
             count = np.int64(word(net, m))
             if s < held:
-                order = _old_order(step(slots, s * stride), slots, new, heap, ranking, not everything, now)
+                order = _old_order(step(slots, s * stride), slots, new, heap, ranking, not keep_all, now)
         if order <= 0:
             entry = step(slots, s * stride)
-            at = slots
+            entry_heap = slots
             source = -1 - s
             fate, taken = _fate(slots, s, held, order, new, heap, count, ranking, now)
             s += 1
@@ -261,7 +269,7 @@ def _merge(slots, held, members, net, low, high, rows, heap, ranking, blobs, lon
             if count < 0:
                 return np.int64(-1), size, changed
             entry = new
-            at = heap
+            entry_heap = heap
             source = np.int64(word(members, m))
             fate = STAYS
             put_word(net, m, np.uint64(count - 1))
@@ -269,16 +277,16 @@ def _merge(slots, held, members, net, low, high, rows, heap, ranking, blobs, lon
             position += 1
             if ranking.function == ROW_NUMBER:
                 rank = position
-            elif last == 0 or not _same_order(last, last_heap, entry, at, ranking):
+            elif last == 0 or not _same_order(last, last_heap, entry, entry_heap, ranking):
                 dense += 1
                 rank = dense if ranking.function == DENSE_RANK else position
-            if everything or rank <= ranking.limit:
+            if keep_all or rank <= ranking.limit:
                 last = entry
-                last_heap = at
+                last_heap = entry_heap
                 if source >= 0:
                     changed = True
             else:
-                over = True
+                beyond = True
                 if source >= 0:
                     continue
                 changed = True
@@ -294,29 +302,31 @@ def _merge(slots, held, members, net, low, high, rows, heap, ranking, blobs, lon
 
 @kernel(I64(U64, I64, U64, I64, KEY_BLOCK, U64, U64, KINDS, RANKING_IN, INTS, I64, INTS, INTS, _ENTRIES))
 def decide(slab, slab_stride, arena, blob, block, rows, heap, signs, ranking, blobs, version, net, spare, entries):
-    """Decide what a block's rows change in the slots of their keys.
+    """Decide the changes of a block's rows to the slots of their keys.
 
     Args:
-        slab, slab_stride, arena: where the table's rows and their long values are.
-        blob: the word of a table row at which its slots are; the word after these two counts them.
-        block: what `grouping.group` gave; members are put in order here.
-        rows, heap: address of the first row that comes, and of their long values.
-        signs: 1 or −1 for each row (comes, goes); empty if all come.
-        ranking: as `RANKING`. blobs: first words of the columns of byte strings.
+        slab, slab_stride, arena: address of the table's rows, bytes of a row, address of the heap of their long
+            values.
+        blob: first of the two words of the slots in a table row; the word after these is the number of slots.
+        block: result of `grouping.group`; members are sorted here.
+        rows, heap: address of the batch's first row, and of their long values.
+        signs: 1 (insert) or −1 (delete) for each row; empty if all are inserts.
+        ranking: as `RANKING`.
+        blobs: first words of the byte columns.
         version: of the batch.
-        net, spare: room for a number for each row.
+        net, spare: scratch, a number per row.
         entries: filled.
 
     Returns:
-        The number of changed groups, or −1 if a row is to go that is not there.
+        Number of changed groups, or −1 if a deleted row does not exist.
     """
     groups, starts, members = block
     _, _, ends, sizes = entries
     ranked = _in_registers(ranking[0])
     now = np.uint64(version + 1)
     cuts = (ranked.flags & ALL_ROWS) == 0 and ranked.function != DENSE_RANK
-    # Phases take addresses: references to arrays would be counted for each group. They are of the caller's arrays: one
-    # that is made here is freed behind its last mention, though its address is still in use.
+    # Phases take addresses: references to arrays would be counted for each group. The arrays must be the caller's,
+    # because Numba frees a local array after its last use, even if its address is still used.
     members_at = np.uint64(members.ctypes.data)
     net_at = np.uint64(net.ctypes.data)
     signs_at = np.uint64(signs.ctypes.data) if len(signs) != 0 else np.uint64(0)
@@ -326,8 +336,8 @@ def decide(slab, slab_stride, arena, blob, block, rows, heap, signs, ranking, bl
     changed_groups = 0
     filled = np.int64(0)
     for g in range(len(groups)):
-        if g + _AHEAD < len(groups):
-            _ask_for_slots(step(slab, groups[g + _AHEAD] * slab_stride), arena, blob)
+        if g + _PREFETCH_DISTANCE < len(groups):
+            _ask_for_slots(step(slab, groups[g + _PREFETCH_DISTANCE] * slab_stride), arena, blob)
         row = step(slab, groups[g] * slab_stride)
         held = np.int64(word(row, blob + 2))
         slots = step(arena, np.int64(word(row, blob + 1)))
@@ -368,15 +378,15 @@ def decide(slab, slab_stride, arena, blob, block, rows, heap, signs, ranking, bl
 
 @kernel(I64(U64, I64, U64, I64, KEY_BLOCK, U64, U64, RANKING_IN, I64, INTS))
 def best(slab, slab_stride, arena, place, block, rows, heap, ranking, version, winners):
-    """For each group of a block, the first of its rows in the order, if it comes before the one held.
+    """Find, for each group of a block, its first row in the order, if it sorts before the stored one.
 
     Args:
-        place: the word of a table row from which on the one row of its key is held.
-        winners: filled with the row that wins for each group, or −1.
-        The others are as for `decide`.
+        slab, slab_stride, arena, block, rows, heap, ranking, version: as for `decide`.
+        place: first word, in a table row, of the stored row.
+        winners: filled with the winning row of each group, or −1.
 
     Returns:
-        The number of groups that change.
+        Number of changed groups.
     """
     groups, starts, members = block
     ranked = _in_registers(ranking[0])

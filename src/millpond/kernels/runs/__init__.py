@@ -1,1 +1,1 @@
-"""Runs: search, filters, sorting, merging, compression."""
+"""Runs: search, filters, sort, merge, compression."""

@@ -1,4 +1,4 @@
-"""Byte shuffling: the bytes of equal place in all rows stand together, so that a compressor sees runs of them."""
+"""Byte shuffling: groups the bytes of equal position in all rows, which makes rows more compressible."""
 
 # mypy: disable-error-code="untyped-decorator,assignment,return-value"
 
@@ -22,7 +22,7 @@ _8 = np.uint64(8)
 
 @kernel()
 def _transpose(a: int, b: int, c: int, d: int, e: int, f: int, g: int, h: int) -> _Eight:
-    # An 8 × 8 matrix of bytes in eight words, by swapping ever smaller halves (Hacker's Delight, 7-3).
+    # Transpose an 8 × 8 matrix of bytes in eight words by swapping ever smaller halves (Hacker's Delight, 7-3).
     a, e = (a & _LOW32) | (e << HALF), (a >> HALF) | (e & ~_LOW32)
     b, f = (b & _LOW32) | (f << HALF), (b >> HALF) | (f & ~_LOW32)
     c, g = (c & _LOW32) | (g << HALF), (c >> HALF) | (g & ~_LOW32)
@@ -45,16 +45,16 @@ def shuffle(rows: int, count: int, width: int, planes: int) -> None:
     for w in range(width):
         p = w * 8 * count
         for i in range(0, whole, 8):
-            at = i * width + w
+            first = i * width + w
             a, b, c, d, e, f, g, h = _transpose(
-                word(rows, at),
-                word(rows, at + width),
-                word(rows, at + 2 * width),
-                word(rows, at + 3 * width),
-                word(rows, at + 4 * width),
-                word(rows, at + 5 * width),
-                word(rows, at + 6 * width),
-                word(rows, at + 7 * width),
+                word(rows, first),
+                word(rows, first + width),
+                word(rows, first + 2 * width),
+                word(rows, first + 3 * width),
+                word(rows, first + 4 * width),
+                word(rows, first + 5 * width),
+                word(rows, first + 6 * width),
+                word(rows, first + 7 * width),
             )
             put_word_at(planes, p + i, a)
             put_word_at(planes, p + count + i, b)
@@ -86,16 +86,16 @@ def unshuffle(planes: int, count: int, width: int, rows: int) -> None:
                 word_at(planes, p + 6 * count + i),
                 word_at(planes, p + 7 * count + i),
             )
-            at = (i * width + w) * 8
+            target = (i * width + w) * 8
             stride = width * 8
-            put_word_at(rows, at, a)
-            put_word_at(rows, at + stride, b)
-            put_word_at(rows, at + 2 * stride, c)
-            put_word_at(rows, at + 3 * stride, d)
-            put_word_at(rows, at + 4 * stride, e)
-            put_word_at(rows, at + 5 * stride, f)
-            put_word_at(rows, at + 6 * stride, g)
-            put_word_at(rows, at + 7 * stride, h)
+            put_word_at(rows, target, a)
+            put_word_at(rows, target + stride, b)
+            put_word_at(rows, target + 2 * stride, c)
+            put_word_at(rows, target + 3 * stride, d)
+            put_word_at(rows, target + 4 * stride, e)
+            put_word_at(rows, target + 5 * stride, f)
+            put_word_at(rows, target + 6 * stride, g)
+            put_word_at(rows, target + 7 * stride, h)
         for i in range(whole, count):
             for k in range(8):
                 put_byte_at(rows, (i * width + w) * 8 + k, byte_at(planes, p + k * count + i))
@@ -112,14 +112,16 @@ def pack(
     raw_at: NDArray[np.uint64],
     shuffled_at: NDArray[np.uint64],
 ) -> None:
-    """Copy rows that stand one after another into blocks, each with its own heap behind its words.
+    """Copy contiguous rows into blocks, each with its own heap behind its words.
 
     Args:
-        rows, heap: addresses of the first row, and of the heap that rows point into.
-        counts, heaps: of each block, rows, and bytes of their long values. width: words of a row; blobs: first words of
-            bytes columns.
-        raw_at: addresses that the blocks are copied to; of none if rows without long values are to stay where they are.
-        shuffled_at: addresses that they are copied to with shuffled words (see `shuffle`); of none if not.
+        rows, heap: addresses of the first row, and of the rows' heap.
+        counts: rows of each block.
+        heaps: bytes of long values of each block.
+        width: words of a row.
+        blobs: first words of byte columns.
+        raw_at: target addresses of the blocks; empty if rows without long values need not be copied.
+        shuffled_at: target addresses of the blocks with shuffled words (see `shuffle`); empty if not needed.
     """
     stride = width * 8
     source = rows
@@ -148,15 +150,19 @@ def unpack(
     words_at: NDArray[np.uint64],
     heap_at: NDArray[np.uint64],
 ) -> int:
-    """Copy decompressed blocks to where their words and heaps belong.
+    """Copy decompressed blocks to the addresses of their words and heaps.
 
     Args:
-        plain_at: the address of each block, words then heap. shuffled: whether its words are (see `shuffle`).
-        counts, heaps: of each, rows, and bytes of heap. width: words of a row; blobs: first words of bytes columns.
-        words_at, heap_at: addresses that words and heap of each are copied to.
+        plain_at: address of each block, words then heap.
+        shuffled: whether the block's words are shuffled (see `shuffle`).
+        counts: rows of each block.
+        heaps: bytes of each block's heap.
+        width: words of a row.
+        blobs: first words of byte columns.
+        words_at, heap_at: target addresses of each block's words and heap.
 
     Returns:
-        The first block of which a long value lies beyond its heap, or -1.
+        The first block with a long value outside of its heap, or −1.
     """
     for b in range(len(plain_at)):
         size = counts[b] * width * 8

@@ -1,4 +1,4 @@
-"""Copying rows from anywhere into one array, their long values packed into one heap."""
+"""Copies of scattered rows into one array, with their long values packed into one heap."""
 
 # mypy: disable-error-code="untyped-decorator,assignment,return-value"
 
@@ -11,16 +11,16 @@ from millpond.kernels.compiled import inlined, kernel
 from millpond.kernels.pointers import address, copy_bytes, prefetch, put_word, step, word
 from millpond.layout import INLINE, LENGTH
 
-_AHEAD = 12
+_PREFETCH_DISTANCE = 12
 
 
 @kernel("int64(uint64[::1], int64, int64[::1])")
 def heap_bytes(rows_at: NDArray[np.uint64], count: int, blobs: NDArray[np.int64]) -> int:
-    """Bytes that the long values of the first `count` rows (addresses) take; `blobs`: first words of bytes columns."""
+    """Return the bytes of long values of the first `count` rows (addresses); `blobs`: first words of byte columns."""
     total = 0
     for i in range(count):
-        if i + _AHEAD < count:
-            prefetch(rows_at[i + _AHEAD], blobs[0] * 8)
+        if i + _PREFETCH_DISTANCE < count:
+            prefetch(rows_at[i + _PREFETCH_DISTANCE], blobs[0] * 8)
         for c in range(len(blobs)):
             size = np.int64(word(rows_at[i], blobs[c]) & LENGTH)
             if size > INLINE:
@@ -32,7 +32,7 @@ def heap_bytes(rows_at: NDArray[np.uint64], count: int, blobs: NDArray[np.int64]
 def copy_row(
     source: int, source_heap: int, target: int, width: int, blobs: NDArray[np.int64], heap: int, used: int
 ) -> int:
-    """Copy a row, and its long values behind the first `used` bytes of a heap; returns the bytes now used."""
+    """Copy a row, and its long values behind the first `used` bytes of a heap; return the bytes now used."""
     for w in range(width):
         put_word(target, w, word(source, w))
     for c in range(len(blobs)):
@@ -58,18 +58,21 @@ def gather(
     """Copy rows one after another, and their long values behind the first `used` bytes of a heap.
 
     Args:
-        rows_at, heaps_at: addresses of `count` rows and of the heaps they point into.
-        width: words per row; blobs: first words of the bytes columns.
-        target, heap: addresses of the words and of the heap written to; both are large enough.
+        rows_at, heaps_at: addresses of `count` rows and of their heaps.
+        count: number of rows.
+        width: words per row.
+        blobs: first words of the byte columns.
+        target, heap: addresses of the target words and heap; both are large enough.
+        used: bytes of the target heap in use.
 
     Returns:
-        The bytes of the heap now used.
+        Bytes of the target heap in use afterwards.
     """
     lines = (width * 8 + 63) // 64
     for i in range(count):
-        if i + _AHEAD < count:
+        if i + _PREFETCH_DISTANCE < count:
             for line in range(lines):
-                prefetch(rows_at[i + _AHEAD], line * 64)
+                prefetch(rows_at[i + _PREFETCH_DISTANCE], line * 64)
         used = copy_row(rows_at[i], heaps_at[i], step(target, i * width * 8), width, blobs, heap, used)
     return used
 
@@ -88,7 +91,7 @@ def gather_to(
     heap: int,
     used: int,
 ) -> int:
-    """Copy rows, each to a place (row number) of its own; the rest is as for `gather`."""
+    """Copy rows to the given row numbers (`places`) of the target; see `gather`."""
     for i in range(count):
         used = copy_row(rows_at[i], heaps_at[i], step(target, places[i] * width * 8), width, blobs, heap, used)
     return used
@@ -105,29 +108,33 @@ def spread_ranges(
     rows: NDArray[np.int64],
     places: NDArray[np.int64],
 ) -> int:
-    """The single rows from `low` to `high` (excluded) of ascending ranges, counted from `low`, and where each goes.
+    """Expand ascending row ranges, clipped to `low` … `high` (excluded), into rows and their targets.
 
     Args:
-        starts, counts: the ranges. targets: where the first row of each goes. begin: the first range to look at.
-        rows, places: filled.
+        starts, counts: the ranges.
+        targets: target of each range's first row.
+        begin: the first range to process.
+        low, high: the rows to include.
+        rows: filled with the rows, counted from `low`.
+        places: filled with their targets.
 
     Returns:
-        How many rows there are.
+        Number of rows.
     """
-    found = 0
+    filled = 0
     for i in range(begin, len(starts)):
         if starts[i] >= high:
             break
         for row in range(max(starts[i], low), min(starts[i] + counts[i], high)):
-            rows[found] = row - low
-            places[found] = targets[i] + row - starts[i]
-            found += 1
-    return found
+            rows[filled] = row - low
+            places[filled] = targets[i] + row - starts[i]
+            filled += 1
+    return filled
 
 
 @kernel("int64(uint64, int64, int64, int64[::1], uint64)")
 def stray(rows: int, count: int, width: int, blobs: NDArray[np.int64], limit: int) -> int:
-    """The first of `count` rows with a long value beyond `limit` bytes of heap, or -1."""
+    """Find the first of `count` rows with a long value outside of `limit` bytes of heap, else −1."""
     for i in range(count):
         for c in range(len(blobs)):
             size = word(rows, i * width + blobs[c]) & LENGTH
@@ -140,7 +147,7 @@ def stray(rows: int, count: int, width: int, blobs: NDArray[np.int64], limit: in
 
 @kernel("void(uint64, int64, int64, int64[::1], int64)")
 def rebase(rows: int, count: int, width: int, blobs: NDArray[np.int64], shift: int) -> None:
-    """Add `shift` to the heap offsets of `count` rows in place, for a heap that was appended to another."""
+    """Add `shift` to the heap offsets of `count` rows in place, after their heap was appended to another."""
     for i in range(count):
         for c in range(len(blobs)):
             if (word(rows, i * width + blobs[c]) & LENGTH) > INLINE:
@@ -159,13 +166,16 @@ def cut(
     stops: NDArray[np.int64],
     heaps: NDArray[np.int64],
 ) -> int:
-    """Cut rows into blocks of at most so many rows and, unless it is a single row, bytes of long values, and of both.
+    """Split rows into blocks with limits on rows, bytes of long values and total bytes; a single row may exceed them.
 
     Args:
-        stops, heaps: filled with the row behind each block, and its bytes of long values; as large as `count`.
+        rows, count, width, blobs: address and number of the rows, words per row, first words of byte columns.
+        most_rows, most_heap, most: limits of a block: rows, bytes of long values, and bytes of both together.
+        stops: filled with the end of each block; as long as `count`.
+        heaps: filled with each block's bytes of long values; as long as `count`.
 
     Returns:
-        The number of blocks.
+        Number of blocks.
     """
     blocks = 0
     begin = 0
@@ -176,8 +186,8 @@ def cut(
             length = np.int64(word(rows, i * width + blobs[c]) & LENGTH)
             if length > INLINE:
                 size += length
-        together = (i - begin + 1) * width * 8 + heap + size
-        if i > begin and (i - begin == most_rows or heap + size > most_heap or together > most):
+        total = (i - begin + 1) * width * 8 + heap + size
+        if i > begin and (i - begin == most_rows or heap + size > most_heap or total > most):
             stops[blocks], heaps[blocks] = i, heap
             blocks += 1
             begin = i
@@ -192,7 +202,7 @@ def cut(
 def gather_rows(
     rows_at: NDArray[np.uint64], heaps_at: NDArray[np.uint64], width: int, blobs: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
-    """The rows at some addresses (of words and heaps) as fresh words and a fresh compact heap."""
+    """Copy the rows at the given addresses (of words and heaps) into a new array with a new compact heap."""
     count = len(rows_at)
     words = np.empty((count, width), np.uint64)
     heap = np.empty(heap_bytes(rows_at, count, blobs) if len(blobs) else 0, np.uint8)
@@ -201,7 +211,7 @@ def gather_rows(
 
 
 def addresses(words: NDArray[np.uint64], heap: NDArray[np.uint8]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """The address of each row of an array, and of the heap for each."""
+    """Return the address of each row of an array, and of the heap for each row."""
     first = np.uint64(address(words))
-    at = first + np.arange(len(words), dtype=np.uint64) * np.uint64(words.strides[0])
-    return at, np.full(len(words), address(heap), np.uint64)
+    rows_at = first + np.arange(len(words), dtype=np.uint64) * np.uint64(words.strides[0])
+    return rows_at, np.full(len(words), address(heap), np.uint64)

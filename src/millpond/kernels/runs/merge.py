@@ -1,4 +1,4 @@
-"""Merging hash-ordered runs: the newest version of each key, in hash order."""
+"""Merge of hash-ordered runs: the newest version of each key, in hash order."""
 
 # mypy: disable-error-code="untyped-decorator,assignment,return-value"
 
@@ -29,7 +29,7 @@ def _settle(
     head: NDArray[np.uint64],
     live: NDArray[np.uint8],
 ) -> None:
-    # Move a source to the block that holds its next row, and see whether that row is still in the interval.
+    # Advance a source to the block with its next row, and check whether that row is in the range.
     while row[s] == end[s]:
         block[s] += 1
         if block[s] == first[s + 1]:
@@ -62,18 +62,18 @@ def merge_order(
     rows_out: NDArray[np.uint64],
     heaps_out: NDArray[np.uint64],
 ) -> int:
-    """Which rows of some sources survive a merge, in hash order.
+    """Merge sources: list the surviving rows in hash order.
 
     Args:
-        first: source *s*, newest first, consists of blocks `first[s]` to `first[s + 1]` of the next three.
-        rows_in, words_at, heap_at: per block, rows and addresses of words and heap.
-        lowest, highest: the interval of hashes to merge, both ends included.
-        width, null_mask, key_start, key_stop, references: the layout, as for `probe`.
+        first: source *s*, newest first, has the blocks `first[s]` to `first[s + 1]`.
+        rows_in, words_at, heap_at: per block: number of rows, addresses of words and heap.
+        lowest, highest: range of hashes to merge, both ends included.
+        width, null_mask, key_start, key_stop, references: the layout, as for `same_key`; `width` in words.
         drop: leave out tombstones.
         rows_out, heaps_out: filled with the addresses of the surviving rows and of their heaps; large enough for all.
 
     Returns:
-        How many rows survive.
+        Number of surviving rows.
     """
     sources = len(first) - 1
     block = np.empty(sources, np.int64)
@@ -93,7 +93,7 @@ def merge_order(
             _settle(s, first, rows_in, words_at, width, highest, block, row, end, base, head, live)
     n = 0
     while True:
-        # The lowest head, its newest source, and the next head after it.
+        # Find the lowest head, its newest source, and the next higher head.
         best = -1
         h = _END
         following = _END
@@ -114,20 +114,22 @@ def merge_order(
         if best < 0:
             return n
         if alone:
-            # Rows below the next head belong to this source alone; a key occurs once in it.
+            # Rows below the next head are in this source only, and a key occurs once per source: no keys need
+            # comparing.
             heap = heap_at[block[best]]
-            at = base[best]
+            base_at = base[best]
             r = row[best]
             stop = end[best]
             while True:
-                source = step(at, r * width * 8)
+                source = step(base_at, r * width * 8)
+                # Branch-free append: a dropped tombstone's entry is overwritten by the next row.
                 rows_out[n] = source
                 heaps_out[n] = heap
                 n += 1 - np.int64(drop and (word(source, 1) & np.uint64(1)) != np.uint64(0))
                 r += 1
                 if r == stop:
                     break
-                h = word(at, r * width)
+                h = word(base_at, r * width)
                 if h >= following or h > highest:
                     break
             row[best] = r
@@ -135,6 +137,7 @@ def merge_order(
             if r == stop or h > highest:
                 _settle(best, first, rows_in, words_at, width, highest, block, row, end, base, head, live)
             continue
+        # Several sources have rows of this hash. A row survives unless a newer source has a row with the same key.
         group = n
         for s in range(best, sources):
             newer = n

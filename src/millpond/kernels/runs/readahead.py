@@ -1,4 +1,4 @@
-"""Asking the system for pages of mapped files before they are touched, so that a batch's reads go on side by side."""
+"""Readahead for mapped files: request pages before they are accessed, so that a batch's reads overlap."""
 
 # mypy: disable-error-code="untyped-decorator,import-untyped"
 
@@ -22,7 +22,7 @@ _PAGE_MASK = np.uint64(PAGE - 1)
 _WILL_NEED = 3  # MADV_WILLNEED
 _SAMPLE = 8
 _REQUEST = 128 << 10
-"""Bytes to ask for at a time: of a longer request, Linux reads only as much as the device likes to be asked for."""
+"""Bytes per request: of a longer one, Linux reads only the device's preferred size."""
 
 _mincore = ctypes.CDLL(None, use_errno=True).mincore
 _mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
@@ -41,25 +41,25 @@ def _will_need(typing_context: Any, start: Any, size: Any) -> Any:
 
 @kernel("void(uint64, int64)")
 def ask_for_range(start: int, size: int) -> None:
-    """Ask for all pages of a range of addresses in mapped files, without waiting for them."""
-    at = np.uint64(start) & ~_PAGE_MASK
+    """Request all pages of an address range in mapped files, without waiting."""
+    page = np.uint64(start) & ~_PAGE_MASK
     end = step(np.uint64(start), size)
-    while at < end:
-        _will_need(at, min(np.int64(end - at), _REQUEST))
-        at = step(at, _REQUEST)
+    while page < end:
+        _will_need(page, min(np.int64(end - page), _REQUEST))
+        page = step(page, _REQUEST)
 
 
 @kernel("int64(uint64[::1], int64, int64, int64)")
 def ask_for(at: NDArray[np.uint64], before: int, after: int, gap: int) -> int:
-    """Ask for the pages around some addresses, without waiting for them.
+    """Request the pages around addresses, without waiting.
 
     Args:
         at: addresses in mapped files, roughly ascending.
-        before, after: bytes before and after each address that may be touched.
-        gap: bytes between two wanted pages up to which those between them are asked for as well.
+        before, after: bytes before and after each address that may be accessed.
+        gap: largest gap, in bytes, between two requested pages that is requested as well.
 
     Returns:
-        The number of ranges asked for.
+        Number of requested ranges.
     """
     ranges = 0
     count = len(at)
@@ -77,9 +77,9 @@ def ask_for(at: NDArray[np.uint64], before: int, after: int, gap: int) -> int:
 
 
 def probably_cached(at: NDArray[np.uint64]) -> bool:
-    """Whether the pages of a few of some addresses in mapped files are all in memory."""
-    found = ctypes.create_string_buffer(1)
+    """Return whether the pages of a sample of addresses in mapped files are all in memory."""
+    residency = ctypes.create_string_buffer(1)
     for address in at[:: max(1, len(at) // _SAMPLE)].tolist():
-        if _mincore(address & ~(PAGE - 1), PAGE, found) == 0 and not found.raw[0] & 1:
+        if _mincore(address & ~(PAGE - 1), PAGE, residency) == 0 and not residency.raw[0] & 1:
             return False
     return True

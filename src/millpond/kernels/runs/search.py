@@ -1,7 +1,7 @@
-"""Finding keys in hash-ordered runs: which block, which row of it, and is it the key.
+"""Search for keys in hash-ordered runs: find the block, the row in it, and compare the key.
 
-Hashes are uniform, so a row's place in its block follows from its hash to within a few rows. Memory is far: the kernels
-work on groups of keys and ask for the lines that they will need before they need them.
+Hashes are uniform, so a row's position in its block follows from its hash to within a few rows. To hide memory
+latency, kernels process keys in groups and prefetch the cache lines that they will need.
 """
 
 # mypy: disable-error-code="untyped-decorator,assignment,return-value"
@@ -19,12 +19,14 @@ from millpond.kernels.memory import BYTES, I64, INTS, SHORTS, U64, UINTS
 from millpond.kernels.pointers import prefetch, same_key, step, word
 
 
-class Sought(NamedTuple):
-    """Keys that are looked up together, in the order of their hashes, and what has been found of them.
+class PrefetchKeys(NamedTuple):
+    """Keys that are looked up together, in hash order, and the rows found for them.
 
     Attributes:
-        hashes: ascending; order: the row of the key table that each comes from.
-        found_at, found_heap: addresses of the rows found and of their heaps; 0: not found yet, `DELETED`: a tombstone.
+        hashes: ascending.
+        order: row of the key table for each hash.
+        found_at, found_heap: addresses of the found rows and of their heaps; 0 if not found yet, `DELETED` for a
+            tombstone.
     """
 
     hashes: NDArray[np.uint64]
@@ -37,8 +39,9 @@ class RunBlocks(NamedTuple):
     """The blocks of a run.
 
     Attributes:
-        fence: first hash of each; starts: number of rows before each, and at the end of all.
-        words_at, heap_at: addresses of their words and of their heaps.
+        fence: first hash of each block.
+        starts: number of rows before each block, and of all blocks at the end.
+        words_at, heap_at: addresses of the blocks' words and heaps.
     """
 
     fence: NDArray[np.uint64]
@@ -50,24 +53,24 @@ class RunBlocks(NamedTuple):
 KEY_PLACES = np.dtype(
     [
         ("null_mask", np.uint64),  # the key's null bits
-        ("start", np.int64),  # its first word, and the one behind its last
+        ("start", np.int64),  # its first word, and the one after its last
         ("stop", np.int64),
         ("width", np.int64),  # words of a row
         ("references", np.uint64),  # address of a byte for each word: whether it is a heap offset
     ]
 )
-"""Where the key stands in the rows of a run: the one record of an array, made once for each layout."""
+"""Position of the key in the rows of a run: one record in an array, made once per layout."""
 
-_SOUGHT = types.NamedTuple((UINTS, INTS, UINTS, UINTS), Sought)
+_SOUGHT = types.NamedTuple((UINTS, INTS, UINTS, UINTS), PrefetchKeys)
 _BLOCKS = types.NamedTuple((UINTS, INTS, UINTS, UINTS), RunBlocks)
 _PLACES = types.Array(from_dtype(KEY_PLACES), 1, "C")
 
 DELETED = np.uint64(1)
-"""Stands for a row's address when the newest version of the key is a tombstone."""
+"""Replaces a row's address if the newest version of the key is a tombstone."""
 
 _GROUP = 32
 _REFINEMENTS = 2
-_AHEAD = 8
+_PREFETCH_DISTANCE = 8
 
 
 @kernel("void(uint64[::1], int32[::1], int64, uint64[::1], int32[::1])")
@@ -78,16 +81,16 @@ def locate(
     fence: NDArray[np.uint64],
     blocks: NDArray[np.int32],
 ) -> None:
-    """For each of the first `count` selected hashes (ascending), the first block that may hold it.
+    """Find, for each of the first `count` selected hashes (ascending), the first block that may contain it.
 
-    That is the last block whose first hash is smaller, since rows of one hash may begin at the end of a block.
+    That is the last block whose first hash is smaller, since rows of one hash may start at the end of a block.
     """
     last = len(fence) - 1
     block = 0
     for i in range(count):
         h = hashes[select[i]]
         if block < last and fence[block + 1] < h:
-            # Gallop: the next block is usually near, and always found in logarithmic time.
+            # Gallop: the next block is usually near, and is always found in logarithmic time.
             stride = 1
             low = block + 1
             while low + stride <= last and fence[low + stride] < h:
@@ -106,7 +109,7 @@ def locate(
 
 @kernel()
 def lower_bound(rows_at: int, width: int, count: int, guess: int, h: int) -> int:
-    """The first of `count` rows at an address whose hash is not below `h`, sought from a guess outwards."""
+    """Find the first of `count` rows whose hash is not below `h`, galloping from a guess, then bisecting."""
     if count == 0:
         return 0
     guess = min(max(guess, 0), count - 1)
@@ -134,7 +137,8 @@ def lower_bound(rows_at: int, width: int, count: int, guess: int, h: int) -> int
 
 @kernel()
 def _match(h: int, rows_at: int, heap: int, row: int, rows: int, key: int, keys_heap: int, places: Any) -> int:
-    # The first of a block's rows, from `row` on, with the hash and the key; `rows` if they end without, -1 if none has.
+    # Find the first row of a block, from `row` on, with the hash and the key; `rows` at the end of the block, else
+    # -1.
     while row < rows:
         candidate = step(rows_at, row * places.width * 8)
         if word(candidate, 0) != h:
@@ -147,7 +151,7 @@ def _match(h: int, rows_at: int, heap: int, row: int, rows: int, key: int, keys_
 
 @helper
 def _guess(h: int, low: int, high: int, rows: int) -> int:
-    """The likely place of a hash among the rows of a block with hashes from `low` to `high`."""
+    """Interpolate the position of a hash among the rows of a block with hashes from `low` to `high`."""
     if h <= low:
         return 0
     return min(np.int64(np.float64(h - low) * (np.float64(rows) / (np.float64(high - low) + 1.0))), rows - 1)
@@ -155,7 +159,7 @@ def _guess(h: int, low: int, high: int, rows: int) -> int:
 
 @helper
 def _version(row_at: int) -> int:
-    """What is noted of the newest version of a key, given its address."""
+    """Return a row's address, or `DELETED` for a tombstone."""
     return DELETED if (word(row_at, 1) & np.uint64(1)) != np.uint64(0) else row_at
 
 
@@ -166,7 +170,7 @@ _SIGNATURE = I64(
 
 @kernel(_SIGNATURE)
 def probe(
-    sought: Sought,
+    sought: PrefetchKeys,
     select: NDArray[np.int32],
     blocks: NDArray[np.int32],
     admitted: NDArray[np.int32],
@@ -178,19 +182,22 @@ def probe(
     layout: NDArray[Any],
     done: NDArray[np.uint8],
 ) -> int:
-    """Look for keys in the blocks of one run, all of which that are needed are in memory.
+    """Search keys in the blocks of one run; all blocks that are needed must be in memory.
 
     Args:
-        sought: the keys; what is found is noted there, which is left alone if the run holds no version of the key.
-        select: positions of those still sought; blocks: first block to search, by position in `select`.
-        admitted: the positions in `select` to look for.
-        run, highest: its blocks, and its highest hash.
+        sought: the keys; results are written to `found_at` and `found_heap`, unless the run has no version of the
+            key.
+        select: positions of the keys still searched.
+        blocks: first block to search, by position in `select`.
+        admitted: positions in `select` to search.
+        run: the run's blocks.
+        highest: the run's highest hash.
         keys_at, keys_width, keys_heap: the key table: address of its words, words per row, address of its heap.
         layout: of the run, as `KEY_PLACES`.
-        done: by position in `select`, set to 1 if the run holds a version of the key.
+        done: set to 1, by position in `select`, if the run has a version of the key.
 
     Returns:
-        How many were found or deleted.
+        Number of keys that were found or deleted.
     """
     hashes, order, found_at, found_heap = sought
     fence, starts, words_at, heap_at = run
@@ -211,6 +218,7 @@ def probe(
             nearby[j] = guess
             prefetch(words_at[block], guess * width * 8)
             prefetch(keys_at, order[select[i]] * keys_width * 8)
+        # Refine the guess by interpolation from the probed row, and prefetch the next one.
         for refinement in range(_REFINEMENTS):
             for j in range(size):
                 i = admitted[begin + j]
@@ -220,12 +228,12 @@ def probe(
                 high = fence[block + 1] if block < last else highest
                 rows = starts[block + 1] - starts[block]
                 guess = nearby[j]
-                there = word(words_at[block], guess * width)
+                probed = word(words_at[block], guess * width)
                 rate = np.float64(rows) / (np.float64(high - low) + 1.0)
-                if there < h:
-                    guess = min(guess + np.int64(np.float64(h - there) * rate), rows - 1)
+                if probed < h:
+                    guess = min(guess + np.int64(np.float64(h - probed) * rate), rows - 1)
                 else:
-                    guess = max(guess - np.int64(np.float64(there - h) * rate), 0)
+                    guess = max(guess - np.int64(np.float64(probed - h) * rate), 0)
                 nearby[j] = guess
                 prefetch(words_at[block], guess * width * 8)
                 if refinement == _REFINEMENTS - 1:
@@ -233,23 +241,23 @@ def probe(
                     prefetch(words_at[block], guess * width * 8 + 64)
         for j in range(size):
             i = admitted[begin + j]
-            at = select[i]
-            h = hashes[at]
+            position = select[i]
+            h = hashes[position]
             block = np.int64(blocks[i])
             rows = starts[block + 1] - starts[block]
             row = lower_bound(words_at[block], width, rows, nearby[j], h)
-            key = step(keys_at, order[at] * keys_width * 8)
+            key = step(keys_at, order[position] * keys_width * 8)
             while True:
                 row = _match(h, words_at[block], heap_at[block], row, rows, key, keys_heap, places)
-                # Rows of one hash may go on in the next block.
+                # Rows of one hash may continue in the next block.
                 if row < rows or block == last or fence[block + 1] != h:
                     break
                 block += 1
                 rows = starts[block + 1] - starts[block]
                 row = 0
             if row >= 0 and row < rows:
-                found_at[at] = _version(step(words_at[block], row * width * 8))
-                found_heap[at] = heap_at[block]
+                found_at[position] = _version(step(words_at[block], row * width * 8))
+                found_heap[position] = heap_at[block]
                 done[i] = 1
                 hits += 1
     return hits
@@ -257,7 +265,7 @@ def probe(
 
 @kernel(_SIGNATURE)
 def walk(
-    sought: Sought,
+    sought: PrefetchKeys,
     select: NDArray[np.int32],
     blocks: NDArray[np.int32],
     admitted: NDArray[np.int32],
@@ -269,7 +277,7 @@ def walk(
     layout: NDArray[Any],
     done: NDArray[np.uint8],
 ) -> int:
-    """Look for keys like `probe`, reading all rows of the blocks touched: quicker for many keys a block."""
+    """Search keys by a scan of all rows of the accessed blocks; faster than `probe` for many keys per block."""
     hashes, order, found_at, found_heap = sought
     fence, starts, words_at, heap_at = run
     places = layout[0]
@@ -281,11 +289,11 @@ def walk(
     row = np.int64(0)
     rows = np.int64(0)
     for j in range(count):
-        if j + _AHEAD < count:
-            prefetch(keys_at, order[select[admitted[j + _AHEAD]]] * keys_width * 8)
+        if j + _PREFETCH_DISTANCE < count:
+            prefetch(keys_at, order[select[admitted[j + _PREFETCH_DISTANCE]]] * keys_width * 8)
         i = admitted[j]
-        at = select[i]
-        h = hashes[at]
+        position = select[i]
+        h = hashes[position]
         block = np.int64(blocks[i])
         if block != current:
             current = block
@@ -294,19 +302,19 @@ def walk(
         base = words_at[block]
         while row < rows and word(base, row * width) < h:
             row += 1
-        key = step(keys_at, order[at] * keys_width * 8)
+        key = step(keys_at, order[position] * keys_width * 8)
         while True:
-            found = _match(h, words_at[block], heap_at[block], row, rows, key, keys_heap, places)
-            # Rows of one hash may go on in the next block.
-            if found < rows or block == last or fence[block + 1] != h:
+            match_row = _match(h, words_at[block], heap_at[block], row, rows, key, keys_heap, places)
+            # Rows of one hash may continue in the next block.
+            if match_row < rows or block == last or fence[block + 1] != h:
                 break
             block += 1
             current = block
             rows = starts[block + 1] - starts[block]
             row = 0
-        if found >= 0 and found < rows:
-            found_at[at] = _version(step(words_at[block], found * width * 8))
-            found_heap[at] = heap_at[block]
+        if match_row >= 0 and match_row < rows:
+            found_at[position] = _version(step(words_at[block], match_row * width * 8))
+            found_heap[position] = heap_at[block]
             done[i] = 1
             hits += 1
     return hits
@@ -323,7 +331,7 @@ def likely_places(
     width: int,
     places: NDArray[np.uint64],
 ) -> None:
-    """Fill `places` with the addresses near which `probe` will look (its arguments), touching none of them."""
+    """Fill `places` with the addresses near which `probe` will search, without accessing them; arguments as there."""
     fence, starts, words_at, _ = run
     last = len(fence) - 1
     for j in range(len(admitted)):

@@ -1,4 +1,4 @@
-"""Order of hashes: a radix sort over the bits in which they differ most."""
+"""Radix sort of hashes over the bits in which they differ."""
 
 # mypy: disable-error-code="untyped-decorator,assignment,return-value"
 
@@ -16,13 +16,13 @@ _PASSES = 3
 
 @kernel("int64(uint64[::1], uint64[::1], int64[::1])")
 def sort_hashes(hashes: NDArray[np.uint64], ordered: NDArray[np.uint64], order: NDArray[np.int64]) -> int:
-    """Fill `ordered` with the hashes in ascending order and `order` with the positions they come from (stable).
+    """Sort hashes into `ordered`, and the positions from which they come into `order` (stable).
 
-    Hashes of one partition share their top bits, so these are skipped; three digits of 11 bits then place nearly all
-    of them, and an insertion pass the rest. Hashes too clustered for that are sorted by all their digits.
+    Hashes of one partition share their top bits, which are skipped. Three digits of 11 bits then place nearly all of
+    them, and insertion sort the rest. Hashes too clustered for that are sorted by all their digits.
 
     Returns:
-        The number of digit passes made.
+        Number of digit passes.
     """
     n = len(hashes)
     if n == 0:
@@ -61,10 +61,10 @@ def sort_hashes(hashes: NDArray[np.uint64], ordered: NDArray[np.uint64], order: 
                 starts[d + 1] += starts[d]
             for i in range(n):
                 d = np.int64(((ordered[i] - low) >> np.uint64(shift)) & np.uint64(_SIZE - 1))
-                to = starts[d]
-                starts[d] = to + 1
-                spare[to] = ordered[i]
-                spare_order[to] = order[i]
+                target = starts[d]
+                starts[d] = target + 1
+                spare[target] = ordered[i]
+                spare_order[target] = order[i]
             for i in range(n):
                 ordered[i] = spare[i]
                 order[i] = spare_order[i]
@@ -91,7 +91,7 @@ def sort_hashes(hashes: NDArray[np.uint64], ordered: NDArray[np.uint64], order: 
                 break
         if moves <= limit:
             return passes
-        # The order so far is stable within equal hashes only when all digits were used: start again from the input.
+        # The order so far is stable within equal hashes only if all digits were used: restart from the input.
         bottom = 0
         for i in range(n):
             ordered[i] = hashes[i]
@@ -99,7 +99,7 @@ def sort_hashes(hashes: NDArray[np.uint64], ordered: NDArray[np.uint64], order: 
 
 
 def order_by_hash(hashes: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """The hashes in ascending order, and the positions they come from."""
+    """Return the hashes in ascending order, and the positions from which they come."""
     ordered = np.empty(len(hashes), np.uint64)
     order = np.empty(len(hashes), np.int64)
     sort_hashes(np.ascontiguousarray(hashes), ordered, order)

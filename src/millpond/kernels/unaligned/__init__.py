@@ -1,1 +1,1 @@
-"""FlowKV's Stat table."""
+"""The Stat table of FlowKV."""

@@ -1,7 +1,7 @@
-"""The Stat table of the unaligned append store (FlowKV §4.2): what is known of every open window, in memory.
+"""The Stat table of the unaligned append store (FlowKV §4.2): statistics of every open window, in memory.
 
-An open-addressing table of records, probed linearly. A window is known by a 64-bit id made from its key's hash and its
-initial boundary.
+It is an open-addressing hash table with linear probing. A window has a 64-bit id, computed from its key's hash and
+its initial boundary.
 """
 
 # mypy: disable-error-code="untyped-decorator,assignment,return-value,attr-defined"
@@ -23,21 +23,21 @@ WINDOW = np.dtype(
     [
         ("id", np.uint64),  # 0: no window
         ("time", np.int64),  # estimated trigger time, ms
-        ("rows", np.int32),  # in segments
-        ("born", np.int32),  # entries of older segments are of another, taken window
+        ("rows", np.int32),  # number of rows in segments
+        ("born", np.int32),  # entries of older segments belong to an earlier window with this id, which has been taken
         ("head", np.int32),  # first and last row in the write buffer, or -1
         ("tail", np.int32),
-        ("chunk", np.int32),  # of the prefetch buffer, or what the constants below say
-        ("at", np.int32),  # first row there
+        ("chunk", np.int32),  # chunk of the prefetch buffer, or one of the constants below
+        ("at", np.int32),  # first row in that chunk
     ]
 )
 NOWHERE = -1
 WANTED = -2
-"""In `chunk`: not in the prefetch buffer; being brought there, `at` being its number among those."""
+"""Values of `chunk`: not in the prefetch buffer; being loaded into it (`at` is then its index in the request)."""
 
 _GROUP = np.uint64(((1 << KEY_GROUP_BITS) - 1) << (64 - KEY_GROUP_BITS))
 _BINS = 4096
-_AHEAD = 8
+_PREFETCH_DISTANCE = 8
 
 Array = NDArray[Any]
 _TABLE = types.Array(from_dtype(WINDOW), 1, "C")
@@ -45,9 +45,9 @@ _TABLE = types.Array(from_dtype(WINDOW), 1, "C")
 
 @kernel(types.void(types.Array(types.uint64, 1, "A"), types.Array(types.uint64, 1, "A"), UINTS))
 def window_ids(hashes: Array, windows: Array, out: Array) -> None:
-    """The ids of windows: their key's hash and initial boundary, mixed; never 0.
+    """Compute the ids of windows: key hash and initial boundary, mixed; never 0.
 
-    The first bits are those of the hash, so that an id lies in the range of its key's partition.
+    The key group bits are those of the hash, so that an id is in the range of its key's partition.
     """
     for i in range(len(hashes)):
         x = (windows[i] + np.uint64(0x632BE59BD9B4E019)) * np.uint64(0xFF51AFD7ED558CCD)
@@ -63,19 +63,19 @@ def window_ids(hashes: Array, windows: Array, out: Array) -> None:
 
 @inlined
 def _slot(table: Array, id_: int) -> int:
-    """Where a window is, or the free slot where it would go."""
+    """Find the slot of a window, or the free slot for it."""
     mask = np.uint64(len(table) - 1)
-    at = id_ & mask
+    slot = id_ & mask
     while True:
-        found = table[np.int64(at)].id
-        if found == id_ or found == np.uint64(0):
-            return np.int64(at)
-        at = (at + np.uint64(1)) & mask
+        other = table[np.int64(slot)].id
+        if other == id_ or other == np.uint64(0):
+            return np.int64(slot)
+        slot = (slot + np.uint64(1)) & mask
 
 
 @kernel(I64(_TABLE, _TABLE))
 def move(old: Array, new: Array) -> int:
-    """Fill a larger, empty table."""
+    """Copy all records into a larger, empty table."""
     count = 0
     for i in range(len(old)):
         if old[i].id != np.uint64(0):
@@ -86,101 +86,106 @@ def move(old: Array, new: Array) -> int:
 
 @kernel(I64(_TABLE, UINTS, INTS, I64, I64, SHORTS, SHORTS))
 def append(table: Array, ids: Array, times: Array, first: int, born: int, following: Array, evicted: Array) -> int:
-    """Note rows that were put into the write buffer, from its row `first` on.
+    """Add rows that were appended to the write buffer, from its row `first` on.
 
     Args:
-        following: of each row in the buffer, the next one of its window (-1: none).
-        evicted: for each chunk of the prefetch buffer, how many windows left it; added to.
+        table: the table.
+        ids, times: window and estimated trigger time of each row.
+        first: first of the rows in the buffer.
+        born: sequence number for new windows; entries of older segments do not belong to them.
+        following: by row of the buffer, the next row of its window (−1: none).
+        evicted: by chunk of the prefetch buffer, number of windows that left it; incremented.
 
     Returns:
-        How many windows are new.
+        Number of new windows.
     """
     new = 0
     for i in range(len(ids)):
-        if i + _AHEAD < len(ids):
-            at = np.int64(ids[i + _AHEAD] & np.uint64(len(table) - 1))
-            prefetch(np.uint64(table.ctypes.data), at * 40)
-        at = _slot(table, ids[i])
+        if i + _PREFETCH_DISTANCE < len(ids):
+            slot = np.int64(ids[i + _PREFETCH_DISTANCE] & np.uint64(len(table) - 1))
+            prefetch(np.uint64(table.ctypes.data), slot * 40)  # bytes of a record
+        slot = _slot(table, ids[i])
         row = np.int32(first + i)
         following[row] = -1
-        if table[at].id == np.uint64(0):
+        if table[slot].id == np.uint64(0):
             new += 1
-            table[at].id = ids[i]
-            table[at].time = times[i]
-            table[at].rows = 0
-            table[at].born = born
-            table[at].head = row
-            table[at].tail = row
-            table[at].chunk = NOWHERE
-            table[at].at = 0
+            table[slot].id = ids[i]
+            table[slot].time = times[i]
+            table[slot].rows = 0
+            table[slot].born = born
+            table[slot].head = row
+            table[slot].tail = row
+            table[slot].chunk = NOWHERE
+            table[slot].at = 0
             continue
-        table[at].time = max(table[at].time, times[i])
-        if table[at].tail >= 0:
-            following[table[at].tail] = row
+        table[slot].time = max(table[slot].time, times[i])
+        if table[slot].tail >= 0:
+            following[table[slot].tail] = row
         else:
-            table[at].head = row
-        table[at].tail = row
-        if table[at].chunk >= 0:  # a wrong guess: the window lives on
-            evicted[table[at].chunk] += 1
-            table[at].chunk = NOWHERE
+            table[slot].head = row
+        table[slot].tail = row
+        if table[slot].chunk >= 0:  # the predicted trigger time was wrong: the window continues
+            evicted[table[slot].chunk] += 1
+            table[slot].chunk = NOWHERE
     return new
 
 
 @kernel(types.void(_TABLE, UINTS, INTS, SHORTS))
 def postpone(table: Array, ids: Array, times: Array, evicted: Array) -> None:
-    """Note that windows are expected to be triggered later than was thought; `evicted` as for `append`."""
+    """Raise the estimated trigger times of windows; `evicted` as for `append`."""
     for i in range(len(ids)):
-        at = _slot(table, ids[i])
-        if table[at].id != np.uint64(0) and table[at].time < times[i]:
-            table[at].time = times[i]
-            if table[at].chunk >= 0:
-                evicted[table[at].chunk] += 1
-                table[at].chunk = NOWHERE
+        slot = _slot(table, ids[i])
+        if table[slot].id != np.uint64(0) and table[slot].time < times[i]:
+            table[slot].time = times[i]
+            if table[slot].chunk >= 0:
+                evicted[table[slot].chunk] += 1
+                table[slot].chunk = NOWHERE
 
 
 @kernel(I64(_TABLE, UINTS, UINTS, INTS, I64))
 def add_entries(table: Array, ids: Array, places: Array, times: Array, seq: int) -> int:
-    """Note the entries of a segment's index, when a store is opened; returns how many windows are new."""
+    """Add the entries of a segment's index when a store is opened; return the number of new windows."""
     new = 0
     for i in range(len(ids)):
-        at = _slot(table, ids[i])
-        if table[at].id == np.uint64(0):
+        slot = _slot(table, ids[i])
+        if table[slot].id == np.uint64(0):
             new += 1
-            table[at].id = ids[i]
-            table[at].time = times[i]
-            table[at].rows = 0
-            table[at].born = seq
-            table[at].head = -1
-            table[at].tail = -1
-            table[at].chunk = NOWHERE
-            table[at].at = 0
-        table[at].time = max(table[at].time, times[i])
-        table[at].rows += np.int32(places[i] & LOW_HALF)
+            table[slot].id = ids[i]
+            table[slot].time = times[i]
+            table[slot].rows = 0
+            table[slot].born = seq
+            table[slot].head = -1
+            table[slot].tail = -1
+            table[slot].chunk = NOWHERE
+            table[slot].at = 0
+        table[slot].time = max(table[slot].time, times[i])
+        table[slot].rows += np.int32(places[i] & LOW_HALF)
     return new
 
 
 @kernel(types.void(_TABLE, UINTS, _TABLE))
 def look(table: Array, ids: Array, out: Array) -> None:
-    """Copy the records of some windows; those that are not there have the id 0."""
+    """Copy the records of windows; absent windows have the id 0."""
     for i in range(len(ids)):
-        at = _slot(table, ids[i])
-        out[i] = table[at]
+        slot = _slot(table, ids[i])
+        out[i] = table[slot]
 
 
 @kernel(I64(_TABLE, UINTS, SHORTS))
 def remove(table: Array, ids: Array, left: Array) -> int:
-    """Remove windows; `left` is added to as `evicted` in `append`. Returns how many were there."""
+    """Remove windows; `left` is incremented like `evicted` in `append`. Return the number of removed windows."""
     mask = len(table) - 1
     count = 0
     for i in range(len(ids)):
-        at = _slot(table, ids[i])
-        if table[at].id == np.uint64(0):
+        slot = _slot(table, ids[i])
+        if table[slot].id == np.uint64(0):
             continue
         count += 1
-        if table[at].chunk >= 0:
-            left[table[at].chunk] += 1
-        hole = at
-        scan = (at + 1) & mask
+        if table[slot].chunk >= 0:
+            left[table[slot].chunk] += 1
+        # Shift later records of the probe sequence back, so that no gap hides them.
+        hole = slot
+        scan = (slot + 1) & mask
         while table[scan].id != np.uint64(0):
             home = np.int64(table[scan].id & np.uint64(mask))
             if ((scan - home) & mask) >= ((scan - hole) & mask):
@@ -193,13 +198,18 @@ def remove(table: Array, ids: Array, left: Array) -> int:
 
 @kernel(I64(_TABLE, I64, I64, UINTS))
 def nearest(table: Array, most: int, most_rows: int, out: Array) -> int:
-    """The windows nearest to their trigger time that have rows in segments and none in the prefetch buffer.
+    """Select the windows nearest to their trigger time that have rows in segments and none in the prefetch buffer.
+
+    Ties are resolved by position in the table.
 
     Args:
-        most: how many at most; most_rows: how many rows they may have together.
+        table: the table.
+        most: largest number of windows.
+        most_rows: largest total number of rows.
+        out: filled with ids.
 
     Returns:
-        How many ids were put into `out`. Of windows of equal time, which are taken depends on the table's order.
+        Number of ids.
     """
     low = np.int64(1) << 62
     high = -low
@@ -209,12 +219,14 @@ def nearest(table: Array, most: int, most_rows: int, out: Array) -> int:
             high = max(high, table[i].time)
     if high < low or most <= 0:
         return 0
+    # Find the cut-off time by repeated histograms: windows before `low` are taken; then as many of the bin at `low`
+    # as fit.
     counts = np.empty(_BINS, np.int64)
     rows = np.empty(_BINS, np.int64)
     taken = 0
     taken_rows = 0
     while True:
-        # All below `low` are in; those from `low` to `high` are not all wanted, or it is not known yet.
+        # All windows before `low` are taken. Those from `low` to `high` are not all taken, or this is not known yet.
         width = (high - low) // _BINS + 1
         counts[:] = 0
         rows[:] = 0
@@ -237,7 +249,7 @@ def nearest(table: Array, most: int, most_rows: int, out: Array) -> int:
         high = min(high, low + width - 1)
         if width == 1 or counts[b] <= 1:
             break
-    found = 0
+    count = 0
     rows_found = 0
     for pass_ in range(2):
         for i in range(len(table)):
@@ -246,34 +258,34 @@ def nearest(table: Array, most: int, most_rows: int, out: Array) -> int:
             time = table[i].time
             if (pass_ == 0 and time >= low) or (pass_ == 1 and not low <= time <= high):
                 continue
-            if found == most or rows_found + table[i].rows > most_rows:
+            if count == most or rows_found + table[i].rows > most_rows:
                 continue
-            out[found] = table[i].id
-            found += 1
+            out[count] = table[i].id
+            count += 1
             rows_found += table[i].rows
-    return found
+    return count
 
 
 @kernel(I64(_TABLE, UINTS, INTS))
 def want(table: Array, ids: Array, rows: Array) -> int:
-    """Mark windows that are about to be brought in, `rows` being filled; returns their latest trigger time."""
+    """Mark windows as being loaded, and fill `rows` with their number of rows; return their latest trigger time."""
     latest = np.int64(0)
     for i in range(len(ids)):
-        at = _slot(table, ids[i])
-        table[at].chunk = WANTED
-        table[at].at = i
-        rows[i] = table[at].rows
-        latest = max(latest, table[at].time)
+        slot = _slot(table, ids[i])
+        table[slot].chunk = WANTED
+        table[slot].at = i
+        rows[i] = table[slot].rows
+        latest = max(latest, table[slot].time)
     return latest
 
 
 @kernel(types.void(_TABLE, UINTS, INTS, I64))
 def arrived(table: Array, ids: Array, starts: Array, chunk: int) -> None:
-    """The rows of wanted windows are in a chunk (or, if it is negative, nowhere), from these rows on."""
+    """Record that the rows of requested windows are in a chunk (if negative, in none), from the given rows on."""
     for i in range(len(ids)):
-        at = _slot(table, ids[i])
-        table[at].chunk = chunk
-        table[at].at = starts[i]
+        slot = _slot(table, ids[i])
+        table[slot].chunk = chunk
+        table[slot].at = starts[i]
 
 
 @kernel(
@@ -291,39 +303,41 @@ def scan(
     counts: Array,
     dests: Array,
 ) -> int:
-    """Scan blocks of a segment's index: which entries are of open windows, and where are the rows of those wanted?
+    """Scan blocks of a segment's index: mark entries of open windows, and list the rows of requested ones.
 
     Args:
+        table: the table.
         entries: the blocks' entries: id, axis, first row << 32 | rows.
-        bounds: entries before each block, and their number.
-        fill: for each wanted window, where its next rows go; advanced.
-        alive: for each block, how many rows of open windows it has; filled.
-        bits: for each entry, whether its window is open; filled.
-        starts, counts, dests: filled with the first row, number of rows and destination of wanted entries.
+        bounds: number of entries before each block, and in total.
+        seq: sequence number of the segment.
+        fill: by requested window, the destination of its next rows; advanced.
+        alive: filled, by block, with the number of rows of open windows.
+        bits: filled, by entry, with whether its window is open.
+        starts, counts, dests: filled with first row, number of rows and destination of requested entries.
 
     Returns:
-        How many of these there are.
+        Number of requested entries.
     """
-    found = 0
+    requested = 0
     for block in range(len(bounds) - 1):
         rows_alive = 0
         for i in range(bounds[block], bounds[block + 1]):
-            at = _slot(table, entries[i, 0])
+            slot = _slot(table, entries[i, 0])
             bits[i] = 0
-            if table[at].id == np.uint64(0) or table[at].born > seq:
+            if table[slot].id == np.uint64(0) or table[slot].born > seq:
                 continue
             bits[i] = 1
             count = np.int64(entries[i, 2] & LOW_HALF)
             rows_alive += count
-            if table[at].chunk == WANTED:
-                window = table[at].at
-                starts[found] = np.int64(entries[i, 2] >> HALF)
-                counts[found] = count
-                dests[found] = fill[window]
+            if table[slot].chunk == WANTED:
+                window = table[slot].at
+                starts[requested] = np.int64(entries[i, 2] >> HALF)
+                counts[requested] = count
+                dests[requested] = fill[window]
                 fill[window] += count
-                found += 1
+                requested += 1
         alive[block] = rows_alive
-    return found
+    return requested
 
 
 @kernel(I64(_TABLE, UINTS, UINTS, types.uint64, types.uint64, I64, SHORTS, UINTS, UINTS))
@@ -338,17 +352,20 @@ def collect(
     rows_at: Array,
     heaps_at: Array,
 ) -> int:
-    """The addresses of all rows of some windows, one after another: prefetched ones, then those in the write buffer.
+    """List the addresses of windows' rows, window by window: prefetched rows, then those in the write buffer.
 
     Args:
         records: copies of the windows' records.
         chunk_words, chunk_heaps: addresses of the chunks of the prefetch buffer.
         buffer, buffer_heap: addresses of the write buffer's rows and heap.
+        width: words of a row.
+        following: as for `append`.
+        rows_at, heaps_at: filled with addresses; if empty, rows are only counted.
 
     Returns:
-        How many rows there are. With no room in `rows_at`, they are only counted.
+        Number of rows.
     """
-    found = 0
+    count = 0
     room = len(rows_at)
     for i in range(len(records)):
         if records[i].id == np.uint64(0):
@@ -357,38 +374,38 @@ def collect(
         if records[i].rows > 0 and chunk >= 0:
             if room:
                 for row in range(records[i].rows):
-                    rows_at[found + row] = step(chunk_words[chunk], (records[i].at + row) * width * 8)
-                    heaps_at[found + row] = chunk_heaps[chunk]
-            found += records[i].rows
+                    rows_at[count + row] = step(chunk_words[chunk], (records[i].at + row) * width * 8)
+                    heaps_at[count + row] = chunk_heaps[chunk]
+            count += records[i].rows
         row = np.int64(records[i].head)
         while row >= 0:
             if room:
-                rows_at[found] = step(buffer, row * width * 8)
-                heaps_at[found] = buffer_heap
-            found += 1
+                rows_at[count] = step(buffer, row * width * 8)
+                heaps_at[count] = buffer_heap
+            count += 1
             row = np.int64(following[row])
-    return found
+    return count
 
 
 @kernel(I64(_TABLE))
 def count_lists(table: Array) -> int:
-    """How many windows have rows in the write buffer."""
-    found = 0
+    """Count the windows that have rows in the write buffer."""
+    count = 0
     for i in range(len(table)):
         if table[i].id != np.uint64(0) and table[i].head >= 0:
-            found += 1
-    return found
+            count += 1
+    return count
 
 
 @kernel(types.void(_TABLE, INTS, UINTS))
 def list_slots(table: Array, slots: Array, axis: Array) -> None:
-    """The slots of the windows that have rows in the write buffer, and where each goes on the axis of time."""
-    found = 0
+    """List the slots of windows with rows in the write buffer, and their sort keys by time."""
+    count = 0
     for i in range(len(table)):
         if table[i].id != np.uint64(0) and table[i].head >= 0:
-            slots[found] = i
-            axis[found] = np.uint64(table[i].time) << np.uint64(16) | table[i].id >> np.uint64(48)
-            found += 1
+            slots[count] = i
+            axis[count] = np.uint64(table[i].time) << np.uint64(16) | table[i].id >> np.uint64(48)
+            count += 1
 
 
 @kernel(I64(_TABLE, INTS, UINTS, types.uint64, I64, SHORTS, SHORTS, UINTS, UINTS, WORDS))
@@ -404,24 +421,24 @@ def unlist(
     row_axis: Array,
     entries: Array,
 ) -> int:
-    """Take the rows of some windows (slots, in order) out of the write buffer: addresses, and the segment's index."""
-    found = 0
+    """Remove the rows of windows (slots, in order) from the write buffer; list addresses and index entries."""
+    count = 0
     for i in range(len(slots)):
-        at = slots[i]
-        begin = found
-        row = np.int64(table[at].head)
+        slot = slots[i]
+        begin = count
+        row = np.int64(table[slot].head)
         while row >= 0:
-            rows_at[found] = step(buffer, row * width * 8)
-            row_axis[found] = axis[i]
-            found += 1
+            rows_at[count] = step(buffer, row * width * 8)
+            row_axis[count] = axis[i]
+            count += 1
             row = np.int64(following[row])
-        entries[i, 0] = table[at].id
+        entries[i, 0] = table[slot].id
         entries[i, 1] = axis[i]
-        entries[i, 2] = np.uint64(begin) << HALF | np.uint64(found - begin)
-        table[at].rows += np.int32(found - begin)
-        table[at].head = -1
-        table[at].tail = -1
-        if table[at].chunk >= 0:  # what was brought in is not all any more
-            evicted[table[at].chunk] += 1
-            table[at].chunk = NOWHERE
-    return found
+        entries[i, 2] = np.uint64(begin) << HALF | np.uint64(count - begin)
+        table[slot].rows += np.int32(count - begin)
+        table[slot].head = -1
+        table[slot].tail = -1
+        if table[slot].chunk >= 0:  # the prefetched rows are no longer all rows of the window
+            evicted[table[slot].chunk] += 1
+            table[slot].chunk = NOWHERE
+    return count

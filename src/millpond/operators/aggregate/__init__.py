@@ -1,1 +1,1 @@
-"""Grouping: running groups, windows of event time, buffered rows, and groups that choose while they run."""
+"""Grouping: running groups, event-time windows, buffered rows, and groups that choose their store at run time."""

@@ -1,12 +1,12 @@
-"""Grouped aggregation of distinct inputs over windows, kept in the store that suits how often these repeat.
+"""Grouped aggregation of distinct inputs over windows, with a store chosen by how often the inputs repeat.
 
-A slice of event time begins with groups, in memory: a read-modify-write table, and side tables of distinct inputs. When
-the observer says so, the rows that come from then on are appended instead, and when it changes its mind, go to groups
-again; what was appended becomes groups then, some of it with every batch. A window that closes before all has moved,
-and one whose groups were left, is read from both.
+A slice of event time begins with groups in memory: a read-modify-write table, and side tables of distinct inputs. If
+the observer decides so, the following rows are appended instead. If it decides for groups later, following rows go to
+groups again, and each batch turns some of the appended rows into groups. A window that closes during this, or whose
+slice has left groups, is read from both.
 
-What was chosen is part of the state, and lies in the names of its tables: see `AdaptiveSlice`. New slices append if one
-of the others does.
+The choice is part of the state: the names of a slice's tables record it (see `AdaptiveSlice`). A new slice appends if
+any live slice does.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class AdaptiveAggregate(WindowedAggregate):
 
     Args:
         spec: keys, inputs and calls.
-        make_table: opens the partition's tables, and tables that live for a moment.
-        existing: the names of the tables that there are.
+        make_table: opens the partition's tables, and temporary ones.
+        existing: the names of the tables that exist.
         memory: bytes that the state may take in memory, roughly.
     """
 
@@ -54,13 +54,13 @@ class AdaptiveAggregate(WindowedAggregate):
 
     def _sliced(self, make_table: MakeTable, existing: Iterable[str]) -> SlicedState[AdaptiveSlice]:  # type: ignore[override]
         assert self.spec.time is not None
-        known: dict[str, set[str]] = {}
+        base_names: dict[str, set[str]] = {}
         for name in existing:
-            base, _, one = name.partition(SLICE)
-            known.setdefault(SLICE + one, set()).add(base)
+            base, _, slice_ = name.partition(SLICE)
+            base_names.setdefault(SLICE + slice_, set()).add(base)
 
         def make(suffix: str) -> AdaptiveSlice:
-            return AdaptiveSlice(self.spec, make_table, suffix, known.pop(suffix, ()), append=self._appending)
+            return AdaptiveSlice(self.spec, make_table, suffix, base_names.pop(suffix, ()), append=self._appending)
 
         return SlicedState(self.spec.time, make, existing)
 
@@ -70,11 +70,13 @@ class AdaptiveAggregate(WindowedAggregate):
 
     @property
     def figures(self) -> Mapping[str, float]:
-        """What the observer has chosen for what comes (`appending`: 1 for appending), and how far what it began has
-        come: rows that the batch has made groups of, and appended rows that are still to become groups.
+        """The observer's choice and its progress.
+
+        `appending` is 1 if new rows are appended. `moved_rows` counts the rows that the batch turned into groups, and
+        `left_rows` the appended rows that are still to become groups.
         """
-        left = sum(part.backlog for part in self._parts.live.values())
-        return {"appending": float(self._appends), "moved_rows": float(self._backfilled), "left_rows": float(left)}
+        backlog = sum(part.backlog for part in self._parts.live.values())
+        return {"appending": float(self._appends), "moved_rows": float(self._backfilled), "left_rows": float(backlog)}
 
     def begin(self, version: int, times: Times) -> None:
         """Start the batch that reads state `version`."""
@@ -84,16 +86,17 @@ class AdaptiveAggregate(WindowedAggregate):
         self._appending = self._appends
 
     def process(self, batch: pa.RecordBatch) -> None:
-        """Take rows of the batch: the column `__hash`, then keys and inputs in the order of the spec."""
+        """Process rows of the batch: the column `__hash`, then keys and inputs in the order of the spec."""
         self._bytes += batch.nbytes
         self._rows += batch.num_rows
         super().process(batch)
 
     def finish(self) -> dict[str, TableDelta]:
-        """End the batch: look at what it did, move some rows, forget what is closed, seal the rest of what changed."""
-        staying = {one: part for one, part in self._parts.live.items() if not self._closes(one.last)}
+        """End the batch: observe it, backfill some rows, drop what is closed, and seal the other changes."""
+        staying = {slice_: part for slice_, part in self._parts.live.items() if not self._closes(slice_.last)}
         self._choose(staying.values())
-        moving = [one for one, part in staying.items() if part.backlog]
+        moving = [slice_ for slice_, part in staying.items() if part.backlog]
+        # Each batch backfills one piece of one slice, the latest, which bounds what it costs.
         if moving:
             self._backfilled = self._parts.open(max(moving)).backfill()
         sealed = super().finish()
@@ -105,12 +108,12 @@ class AdaptiveAggregate(WindowedAggregate):
         return bool(self._parts.closing_now(np.array([time]))[0])
 
     def _choose(self, parts: Collection[AdaptiveSlice]) -> None:
-        """Change the store of some slices, if the observer says so."""
+        """Change the store of slices if the observer decides so."""
         wide = self._bytes // max(1, self._rows)
         seen = Observation.total(part.observe(wide) for part in parts)
         if self._appending:
-            heaviest = max((part.heaviest for part in parts), default=0)
-            if self._observer.groups(seen, heaviest):
+            largest_hash_bytes = max((part.largest_hash_bytes for part in parts), default=0)
+            if self._observer.groups(seen, largest_hash_bytes):
                 self._log("keeps groups again", seen)
                 for part in parts:
                     part.switch_to_groups()
@@ -130,8 +133,8 @@ class AdaptiveAggregate(WindowedAggregate):
         )
 
     def output(self) -> Iterator[pa.RecordBatch]:
-        """The groups that the batch's watermark closed."""
-        for one, part in self._parts.closing.items():
-            whole = self._closes(one.low) and self._closes(one.last)
+        """Yield the groups that the batch's watermark closed."""
+        for slice_, part in self._parts.closing.items():
+            whole = self._closes(slice_.low) and self._closes(slice_.last)
             for groups, rows in part.emit(scratch(self._make_table)):
                 yield from self._decoded(groups, rows if whole else self._closing_now(groups, rows))

@@ -1,4 +1,4 @@
-"""One slice of event time that is kept as groups, as rows, or as both."""
+"""One slice of event time, kept as groups, as rows, or as both."""
 
 from __future__ import annotations
 
@@ -19,26 +19,30 @@ from millpond.operators.protocol import MAIN, ROWS, MakeRows, MakeTable
 from millpond.operators.tables.input_rows import StoredRows
 from millpond.operators.tables.keyed import Keyed
 from millpond.spec.kinds.aggregate import AggregateSpec
-from millpond.stores.aligned.hash_intervals import gradually, heaviest
+from millpond.stores.aligned.hash_intervals import gradually, largest_hash_bytes
 from millpond.stores.aligned.table import AlignedTable
 from millpond.stores.rmw.table import RmwTable
 
 if TYPE_CHECKING:
     from millpond.stores.protocol import TableDelta
 
-_INDEX = 24  # bytes that an entry takes beside its words, roughly
+_INDEX = 24  # approximate overhead of an entry beside its words, in bytes
 
 
 class AdaptiveSlice:
-    """The state of one slice. Its tables say how it is kept.
+    """The state of one slice, whose set of tables records how it is kept.
 
-    `MAIN` and side tables: it has groups. `ROWS` and `SAMPLE`: it has rows that were appended. `BACKFILLED`, which has
-    no rows: it appends no more, and rows up to a hash, `ROWS` says which, have become groups. That table stays when all
-    have, and `ROWS` is gone: a slice appends once at most, so that no pattern makes it go to and fro.
+    `MAIN` and side tables hold groups. `ROWS` and `SAMPLE` exist while the slice holds appended rows. `BACKFILLED`,
+    which has no rows, marks a slice that appends no more: its rows become groups, up to a hash that `ROWS` records.
+    `BACKFILLED` stays when all rows have become groups and `ROWS` is gone. So a slice appends at most once, and no
+    pattern makes it oscillate.
 
     Args:
-        spec: keys, inputs and calls. make_table: opens the partition's tables. suffix: of their names.
-        known: the base names of the tables that there are. append: how it begins if there are none.
+        spec: keys, inputs and calls.
+        make_table: opens the partition's tables.
+        suffix: the suffix of their names.
+        known: the base names of the tables that exist.
+        append: whether a slice without tables begins by appending rows.
     """
 
     def __init__(
@@ -51,12 +55,12 @@ class AdaptiveSlice:
         layouts = [table.layout for _, table, _ in distincts(spec)]
         self._entry = 8 * max(layout.width for layout in layouts) + _INDEX
         self._long = any(layout.bytes_columns for layout in layouts)
-        self._version: int | None = None  # of the running batch, if it has to do with the slice
+        self._version: int | None = None  # the running batch, if the slice takes part in it
         self._groups: Groups | None = None
         self._rows: tuple[AlignedTable, Sample] | None = None
         self._backfilled: RmwTable | None = None
-        self._appended = False  # in this batch
-        self._before = 0  # entries
+        self._appended = False  # whether the running batch appended rows
+        self._before = 0  # entries at the start of the batch
         self._size = 0  # bytes
         self._retired: list[AlignedTable | RmwTable] = []
         if MAIN in known or not (known or append):
@@ -68,19 +72,19 @@ class AdaptiveSlice:
 
     @property
     def appends(self) -> bool:
-        """Whether rows that come are appended."""
+        """Whether new rows are appended."""
         return self._rows is not None and self._backfilled is None
 
     @property
     def backlog(self) -> int:
-        """How many rows are still to become groups, roughly."""
+        """Approximate number of rows that are still to become groups."""
         if self._rows is None or self._backfilled is None:
             return 0
         return max(1, int(self._rows[0].rows * (1 - self._rows[0].lowest / (LAST_HASH + 1))))
 
     @property
     def table(self) -> AlignedTable | RmwTable:
-        """Where rows that come go."""
+        """The table that new rows go to."""
         if self.appends:
             assert self._rows is not None
             return self._rows[0]
@@ -88,13 +92,13 @@ class AdaptiveSlice:
 
     @property
     def tables(self) -> dict[str, AlignedTable | RmwTable]:
-        """Its tables by name."""
-        found: dict[str, AlignedTable | RmwTable] = {} if self._groups is None else {**self._groups.tables}
+        """The slice's tables by name."""
+        tables: dict[str, AlignedTable | RmwTable] = {} if self._groups is None else {**self._groups.tables}
         if self._rows is not None:
-            found |= {ROWS + self._suffix: self._rows[0], self._rows[1].name: self._rows[1].table}
+            tables |= {ROWS + self._suffix: self._rows[0], self._rows[1].name: self._rows[1].table}
         if self._backfilled is not None:
-            found[BACKFILLED + self._suffix] = self._backfilled
-        return found
+            tables[BACKFILLED + self._suffix] = self._backfilled
+        return tables
 
     def begin(self, version: int) -> None:
         """Start the batch that reads state `version`."""
@@ -104,14 +108,14 @@ class AdaptiveSlice:
         if self._groups is not None:
             self._groups.begin(version)
         if self._rows is not None:
-            for each in self._rows:
-                each.begin(version)
+            for part in self._rows:
+                part.begin(version)
         if self._backfilled is not None:
             self._backfilled.begin(version)
         self._before = self._entries
 
     def fold(self, batch: pa.RecordBatch) -> None:
-        """Take rows: the column `__hash`, then keys and inputs."""
+        """Append rows or fold them into groups: the column `__hash`, then keys and inputs."""
         if not self.appends:
             self._open_groups().fold(batch)
             return
@@ -127,44 +131,44 @@ class AdaptiveSlice:
         return 0 if self._groups is None else sum(side.stats()["keys"] for _, side in self._groups.sides)
 
     def observe(self, wide: int) -> Observation:
-        """What the running batch did to the slice's distinct inputs, and what they take.
+        """Return the running batch's accesses to the slice's distinct inputs, and their size.
 
         Args:
-            wide: bytes of a row of the input, for what is longer than a row of state.
+            wide: bytes of an input row, which estimate values that do not fit into a state row.
         """
-        asked = made = groups = entries = 0
+        accessed = created = groups = entries = 0
         if self._rows is not None:
             sample = self._rows[1]
             entries = sample.entries
             if self.appends and self._version is not None:
-                asked, made = sample.asked, sample.made
+                accessed, created = sample.asked, sample.made
         if self._groups is not None:
             groups = self._groups.table.stats()["keys"]
             entries += self._entries
             if not self.appends and self._version is not None:
                 stats = [side.stats() for _, side in self._groups.sides]
-                asked = sum(each["cache_hits"] + each["cache_misses"] for each in stats)
-                made = self._entries - self._before
-        return Observation(asked, made, entries * (self._entry + (wide if self._long else 0)), groups)
+                accessed = sum(stat["cache_hits"] + stat["cache_misses"] for stat in stats)
+                created = self._entries - self._before
+        return Observation(accessed, created, entries * (self._entry + (wide if self._long else 0)), groups)
 
     @property
-    def heaviest(self) -> int:
-        """Bytes of the appended rows of one group, at most."""
-        return 0 if self._rows is None else heaviest(self._rows[0].readable())
+    def largest_hash_bytes(self) -> int:
+        """Upper bound of the bytes of one group's appended rows."""
+        return 0 if self._rows is None else largest_hash_bytes(self._rows[0].readable())
 
     def switch_to_rows(self) -> None:
-        """Append rows from now on, if the slice never did."""
+        """Append rows from now on, unless the slice has ever appended."""
         if self._rows is not None or self._backfilled is not None:
             return
         layout = self._stored.layout
         rows = self._make_table(ROWS + self._suffix, layout.schema, self._stored.initial, kind="aligned")
         self._rows = rows, Sample(self._spec, self._make_table, self._suffix)
         if self._version is not None:
-            for each in self._rows:
-                each.begin(self._version)
+            for part in self._rows:
+                part.begin(self._version)
 
     def switch_to_groups(self) -> None:
-        """Keep groups from now on, also of what was appended."""
+        """Keep groups from now on, and turn appended rows into groups."""
         if self.appends:
             self._open_backfill()
 
@@ -184,30 +188,34 @@ class AdaptiveSlice:
     # From rows to groups
 
     def backfill(self) -> int:
-        """Make groups of some of the appended rows; how many. The running batch has to have to do with the slice."""
+        """Turn some of the appended rows into groups; the slice must take part in the running batch.
+
+        Returns:
+            The number of rows.
+        """
         assert self._rows is not None
         assert self._backfilled is not None
         assert self._version is not None
         pieces = self._backlog_rows()
-        some = next(pieces, None)
+        piece = next(pieces, None)
         pieces.close()
-        last = LAST_HASH if some is None else int(some.words[-1, HASH])
-        if some is not None:
+        last = LAST_HASH if piece is None else int(piece.words[-1, HASH])
+        if piece is not None:
             groups = self._open_groups()
-            groups.table.widen()
-            groups.table.rest(False)
-            groups.fold(self._stored.decode(some))
+            groups.table.unrestrict()
+            groups.table.set_idle(False)
+            groups.fold(self._stored.decode(piece))
         if last == LAST_HASH:
             rows, sample = self._rows
             self._retired += [rows, sample.table]
             self._rows = None
-            return 0 if some is None else some.count
-        assert some is not None
+            return 0 if piece is None else piece.count
+        assert piece is not None
         self._rows[0].lowest = last + 1
-        return some.count
+        return piece.count
 
     def _backlog_rows(self) -> Generator[Rows]:
-        """The rows that have not become groups, in hash order, in pieces that have all rows of their hashes."""
+        """Yield the rows that are not groups yet, in hash order; a piece has all rows of its hashes."""
         assert self._rows is not None
         rows = self._rows[0]
         yield from gradually([rows.readable()], self._stored.layout, max(1, rows.portion // 2), HashRange(rows.lowest))
@@ -215,46 +223,46 @@ class AdaptiveSlice:
     # Closing
 
     def measure(self) -> None:
-        """Learn how large the slice is, before `emit`, which gives the same pieces until this is called again."""
+        """Measure the slice's size for `emit`, which yields the same pieces until the next call."""
         self._size = sum(_size(table) for table in self.tables.values())
 
     def emit(self, make_scratch: MakeRows) -> Iterator[tuple[Groups, Rows]]:
-        """All groups, with the rows that are no groups yet, in pieces of hash order."""
+        """Yield all groups in hash order, with the rows that are not groups yet folded in."""
         if self._rows is None:
             groups = self._open_groups()
             for rows in groups.scan():
                 yield groups, rows
             return
         with ExitStack() as open_:
-            for found in self._ranges(open_):
+            for content in self._ranges(open_):
                 groups = Groups(self._spec, make_scratch)
                 try:
                     groups.begin(0)
-                    self._merge_rows(groups, *found)
-                    for some in groups.scan():
-                        yield groups, some
+                    self._merge_rows(groups, *content)
+                    for result in groups.scan():
+                        yield groups, result
                 finally:
                     groups.close()
 
     def _merge_rows(
         self, groups: Groups, held: Sequence[Rows], entries: Sequence[Sequence[Rows]], rows: Sequence[Rows]
     ) -> None:
-        """Fold rows into what is held of groups of the same range, in fresh tables."""
-        ranges = [key_groups(some) for some in (*held, *rows)]
+        """Fold rows into the groups of the same hash range, in new tables."""
+        ranges = [key_groups(piece) for piece in (*held, *rows)]
         if not ranges:
             return
-        groups.narrow(HashRange(min(each.lo for each in ranges), max(each.hi for each in ranges)))
-        groups.table.expect(sum(len(some.words) for some in (*held, *rows)))
-        for some in held:
-            groups.table.load(some)
-        for (table, side), found in zip(groups.sides, entries, strict=False):
-            for some in found:
-                side.load(_with_hash_swapped(some, table))
-        for some in rows:
-            groups.fold(self._stored.decode(some))
+        groups.restrict(HashRange(min(range_.lo for range_ in ranges), max(range_.hi for range_ in ranges)))
+        groups.table.expect(sum(len(piece.words) for piece in (*held, *rows)))
+        for piece in held:
+            groups.table.load(piece)
+        for (table, side), pieces in zip(groups.sides, entries, strict=False):
+            for piece in pieces:
+                side.load(_with_hash_swapped(piece, table))
+        for piece in rows:
+            groups.fold(self._stored.decode(piece))
 
     def _ranges(self, open_: ExitStack) -> Iterator[tuple[Sequence[Rows], Sequence[Sequence[Rows]], Sequence[Rows]]]:
-        """Range after range of the hash: groups, their distinct inputs in each side table, rows."""
+        """Yield groups, the distinct inputs of each side table, and rows, for one hash range after the other."""
         groups = self._groups
         if groups is None:
             for piece in self._backlog_rows():
@@ -266,11 +274,11 @@ class AdaptiveSlice:
         sides = [self._by_group(table, side, open_) for table, side in groups.sides]
         entries = [gradually([side.readable()], side.layout, portion // 4) for side in sides]
         sources = [groups.scan(), self._backlog_rows(), *entries]
-        for held, left, *found in zip(*(by_range(each, ends) for each in sources), strict=True):
-            yield held, found, left
+        for stored, backlog, *inputs in zip(*(by_range(source, ends) for source in sources), strict=True):
+            yield stored, inputs, backlog
 
     def _by_group(self, table: Keyed, side: RmwTable, open_: ExitStack) -> AlignedTable:
-        """A side table's entries in the order of their groups' hashes, for a moment."""
+        """Copy a side table's entries to a temporary table in the order of their groups' hashes."""
         name = f"{MAIN}{self._suffix} by group"
         spool = self._make_table(name, table.layout.schema, table.initial, kind="spool")
         open_.callback(spool.close)
@@ -297,7 +305,7 @@ class AdaptiveSlice:
         self._retired = []
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Release all memory."""
         self._close_retired()
         for table in self.tables.values():
             table.close()
@@ -309,7 +317,7 @@ def _size(table: AlignedTable | RmwTable) -> int:
 
 
 def _with_hash_swapped(rows: Rows, table: Keyed) -> Rows:
-    """Entries of a side table with the hash of their group in place of their own, which takes its place; and back."""
+    """Swap the hash of a side table's entries with the hash of their group; twice is the identity."""
     words = np.array(rows.words)
     group = table.values[0].offset
     words[:, [HASH, group]] = words[:, [group, HASH]]

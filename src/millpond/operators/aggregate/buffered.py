@@ -1,9 +1,8 @@
-"""Grouped aggregation over whole windows: rows are appended as they come, and aggregated once their window closes.
+"""Grouped aggregation over whole windows: appends rows as they come, and aggregates them when their window closes.
 
-For functions that need all values of a group at once (FlowKV's append pattern). A row is stored once, in its pane, also
-where windows overlap. When the watermark closes windows, the panes that they are made of are read together, gradually
-and in hash order, so that each piece has all rows of its keys; a piece is aggregated like a small batch, in tables that
-live for it alone.
+This serves functions that need all values of a group at once (FlowKV's append pattern). A row is stored once, in its
+pane, even where windows overlap. When the watermark closes windows, their panes are read together, gradually and in
+hash order, so that a piece has all rows of its keys. A piece is aggregated like a small batch, in tables of its own.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ if TYPE_CHECKING:
 
 
 _ARRIVAL = "__arrival"
-_IN_BATCH = 32  # bits of an arrival that count the rows of its batch; those above tell the batch
+_IN_BATCH = 32  # bits of an arrival that number the rows of a batch; the bits above number the batch
 
 
 class _Appended:
-    """The rows of one slice of event time; if `in_order`, what their last column tells is in the word `META`."""
+    """The rows of one slice of event time; if `in_order`, the arrival in their last column goes to the word `META`."""
 
     def __init__(self, stored: StoredRows, make_table: MakeTable, suffix: str, *, in_order: bool) -> None:
         self._stored = stored
@@ -47,7 +46,7 @@ class _Appended:
 
     @property
     def tables(self) -> Mapping[str, AlignedTable]:
-        """Its one table."""
+        """The single table, by name."""
         return {self._name: self.table}
 
     def begin(self, version: int) -> None:
@@ -67,17 +66,17 @@ class _Appended:
         return {self._name: self.table.seal()}
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Release all memory."""
         self.table.close()
 
 
 class BufferedAggregate(WindowedAggregate):
-    """An `AggregateSpec` with `time`, in append mode, on one partition, whose rows are kept until their windows close.
+    """An `AggregateSpec` with `time` in append mode on one partition, which keeps rows until their windows close.
 
     Args:
         spec: keys, inputs and calls.
-        make_table: opens the partition's tables, and tables that live for one piece of rows.
-        existing: the names of the tables that there are.
+        make_table: opens the partition's tables, and temporary ones for a piece of rows.
+        existing: the names of the tables that exist.
     """
 
     def __init__(self, spec: AggregateSpec, make_table: MakeTable, existing: Iterable[str]) -> None:
@@ -85,7 +84,7 @@ class BufferedAggregate(WindowedAggregate):
         self._make_table = make_table
         self._in_order = spec.in_order
         super().__init__(spec, make_table, existing)
-        self._arrived = 0  # rows of the running batch, above them the batch
+        self._arrived = 0  # the batch, and in the low bits the number of its rows so far
 
     def _sliced(self, make_table: MakeTable, existing: Iterable[str]) -> SlicedState[_Appended]:  # type: ignore[override]
         assert self.spec.time is not None
@@ -113,8 +112,8 @@ class BufferedAggregate(WindowedAggregate):
             part.fold(rows)
 
     def output(self) -> Iterator[pa.RecordBatch]:
-        """The groups of the windows that the batch's watermark closed."""
-        tables: list[Any] = [self._parts.closing[one].table for one in sorted(self._parts.closing)]
+        """Yield the groups of the windows that the batch's watermark closed."""
+        tables: list[Any] = [self._parts.closing[slice_].table for slice_ in sorted(self._parts.closing)]
         if not tables:
             return
         files = [table.readable() for table in tables]
@@ -122,45 +121,45 @@ class BufferedAggregate(WindowedAggregate):
             yield from self._piece(_as_they_came(rows) if self._in_order else rows)
 
     def _piece(self, rows: Rows) -> Iterator[pa.RecordBatch]:
-        """The results of all keys of a piece."""
+        """Yield the results of all keys of a piece."""
         batch = self._stored.decode(rows)
         times = times_of(batch.column(self._column), self._type)
         for low, high in self._together(times):
             groups = Groups(self.spec, scratch(self._make_table), whole=True)
             try:
                 groups.begin(0)
-                groups.narrow(key_groups(rows))
+                groups.restrict(key_groups(rows))
                 groups.table.expect(rows.count)
                 for placed in self._placed(batch, times, low, high):
                     groups.fold(placed)
-                for some in groups.scan():
-                    yield from self._decoded(groups, some)
+                for result in groups.scan():
+                    yield from self._decoded(groups, result)
             finally:
                 groups.close()
 
     def _begins(self, times: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-        """The beginnings of the windows that rows of some times are in, one after the other."""
+        """Yield, for each overlapping window in turn, its beginnings for rows of these times."""
         for number in range(1 if self._windows is None else self._windows.overlap):
             yield times if self._windows is None else times - number * self._windows.slide
 
     def _placed(self, batch: pa.RecordBatch, times: NDArray[np.int64], low: int, high: int) -> Iterator[pa.RecordBatch]:
-        """A batch's rows as those of the windows that begin from `low` to `high`."""
-        found = []
+        """Yield a batch's rows as rows of the windows that begin from `low` to `high`."""
+        placed = []
         for begins in self._begins(times):
             chosen = np.flatnonzero((begins >= low) & (begins <= high))
             if len(chosen):
-                found.append((chosen, begins[chosen]))
-        if self._in_order:  # one row after the other, each into all its windows
-            chosen, begins = (np.concatenate(some) for some in zip(*found, strict=True))
+                placed.append((chosen, begins[chosen]))
+        if self._in_order:  # row by row, each into all its windows
+            chosen, begins = (np.concatenate(arrays) for arrays in zip(*placed, strict=True))
             turns = np.argsort(chosen, kind="stable")
-            found = [(chosen[turns], begins[turns])]
-        for chosen, begins in found:
+            placed = [(chosen[turns], begins[turns])]
+        for chosen, begins in placed:
             every = len(chosen) == len(times) and not self._in_order
             kept = batch if every else batch.take(pa.array(chosen))
             yield in_windows(kept, self._column, begins) if self._sliding else kept
 
     def _together(self, times: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-        """The windows that are closing, first and last beginnings of so many as take about every row once."""
+        """Yield closing windows in groups that hold about every row once, as their first and last beginnings."""
         if not self._sliding:
             if self._parts.closing_now(times).any():
                 yield self._parts.closing_times
@@ -168,16 +167,16 @@ class BufferedAggregate(WindowedAggregate):
         closing = [begins[self._parts.closing_now(begins)] for begins in self._begins(times)]
         windows, counts = np.unique(np.concatenate(closing), return_counts=True)
         turns = (np.cumsum(counts) - counts) // max(1, len(times))
-        for some in np.split(windows, np.flatnonzero(np.diff(turns)) + 1):
-            if len(some):
-                yield int(some[0]), int(some[-1])
+        for group in np.split(windows, np.flatnonzero(np.diff(turns)) + 1):
+            if len(group):
+                yield int(group[0]), int(group[-1])
 
 
 def _as_they_came(rows: Rows) -> Rows:
-    """Rows in hash order, those of one hash in the order in which they came, whatever their panes."""
+    """Sort rows in hash order by arrival within each hash, whatever their panes."""
     hashes, arrivals = np.ascontiguousarray(rows.words[:, HASH]), np.ascontiguousarray(rows.words[:, META])
     if ((hashes[:-1] != hashes[1:]) | (arrivals[:-1] < arrivals[1:])).all():
         return rows
-    _, came = order_by_hash(arrivals)
-    _, order = order_by_hash(hashes[came])
-    return Rows(rows.words[came[order]], rows.heap)
+    _, by_arrival = order_by_hash(arrivals)
+    _, order = order_by_hash(hashes[by_arrival])
+    return Rows(rows.words[by_arrival[order]], rows.heap)

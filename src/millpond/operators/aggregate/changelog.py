@@ -1,7 +1,7 @@
-"""Groups that come and go: how many rows each has, how it stood before the batch, and the changes that follow.
+"""Groups that appear and disappear: their row counts, their state before the batch, and the changelog.
 
-See docs/changes.md. Beside its accumulators a group's row holds the number of its rows; where changes are asked for,
-also a copy of all that from before the batch, made when the batch first touches the group.
+See docs/changes.md. Beside its accumulators a group's row holds its number of rows. If changes are asked for, it also
+holds a copy of all this from before the batch, made when the batch first touches the group.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from millpond.stores.protocol import Writable
 
 Decode = Callable[[Rows, bool], Iterator[pa.RecordBatch]]
-"""Decodes rows, from their accumulators or from the copies of before the batch."""
+"""Decodes rows, from their accumulators or, if the flag is set, from the copies from before the batch."""
 
 
 def changelog_columns(
     columns: Sequence[tuple[Column, bool]], *, retracts: bool, changes: bool
 ) -> list[tuple[Column, bool]]:
-    """The columns that a group's row has besides those of its accumulators."""
+    """Return the columns that a group's row has beside those of its accumulators."""
     more = [(Column("rows", "word"), False)] if retracts or changes else []
     if changes:
         more += [(Column(f"before.{column.name}", column.kind), null) for column, null in [*columns, *more]]
@@ -41,7 +41,7 @@ def changelog_columns(
 
 
 class GroupChangelog:
-    """What a table's rows hold of their groups' comings and goings.
+    """The changelog columns of a table's rows: row counts, and copies of the state from before the batch.
 
     Args:
         spec: the aggregate, with `retracts` or `changes`.
@@ -51,7 +51,7 @@ class GroupChangelog:
 
     def __init__(self, spec: AggregateSpec, values: Sequence[Place], kinds: Sequence[str]) -> None:
         self._changes = spec.changes
-        self._always = not spec.keys  # the one group of an aggregate without keys is always there
+        self._always = not spec.keys  # the one group of an aggregate without keys always exists
         count = (len(values) - 2) // 2 if spec.changes else len(values) - 1
         self.accumulators = tuple(values[:count])
         self.before = tuple(values[count + 1 : 2 * count + 1])
@@ -72,7 +72,7 @@ class GroupChangelog:
         self._blobs = [index for index in range(count) if kinds[index] == "bytes"]
 
     def open_global(self, table: Writable, row: int, version: int, *, created: bool) -> None:
-        """Begin a batch for the group without keys."""
+        """Begin a batch for the group of an aggregate without keys."""
         if self._changes:
             self.snapshot(table, np.array([row], dtype=np.int64), version)
             table.words[row, self._rows_before.offset] = 0 if created else 1
@@ -80,57 +80,60 @@ class GroupChangelog:
     def update(
         self, table: Writable, rows: NDArray[np.int64], start: int, version: int, signs: NDArray[np.int8]
     ) -> None:
-        """Note rows of a block before they are folded in.
+        """Count the rows of a block, before they are folded in.
 
         Args:
-            rows: the row ids of their groups. start: the block's first row in the batch.
-            version: of the batch.
-            signs: of the batch's rows.
+            table: the table of the groups.
+            rows: the row ids of the groups.
+            start: the block's first row in the batch.
+            version: the state version that the batch reads.
+            signs: the signs of the batch's rows.
         """
         if self._changes:
             self.snapshot(table, rows, version)
         retract.count(table.words, rows, start, self._rows.offset, ALL, signs)
 
     def snapshot(self, table: Writable, rows: NDArray[np.int64], version: int) -> None:
-        """Copy how groups stood before the batch, unless that was done."""
+        """Copy the groups' state from before the batch, unless the batch has done so."""
         fresh = np.empty(len(rows), dtype=np.int64)
-        found = retract.snapshot(table.words, rows, self._stamp.offset, version + 1, self._columns, fresh)
-        for index in self._blobs if found else ():
-            at, ids = self.accumulators[index].offset, fresh[:found]
-            pairs = np.ascontiguousarray(table.words[ids, at : at + 2])
+        count = retract.snapshot(table.words, rows, self._stamp.offset, version + 1, self._columns, fresh)
+        for index in self._blobs if count else ():
+            offset, ids = self.accumulators[index].offset, fresh[:count]
+            pairs = np.ascontiguousarray(table.words[ids, offset : offset + 2])
             table.put_bytes(ids, self.before[index].offset, pairs, table.heap.data)
 
     def check(self, rows: Rows, counts: Sequence[int]) -> None:
-        """See that no group has lost more rows than it had.
+        """Check that no group has lost more rows than it had.
 
         Args:
-            rows: groups that the batch has changed. counts: words in which they count some of their rows.
+            rows: groups that the batch has changed.
+            counts: offsets of words that count some of a group's rows.
 
         Raises:
-            StateDamagedError: a row was taken back that was never there.
+            StateDamagedError: a row was retracted that was never inserted.
         """
-        held = ints(rows, self._rows.offset)
+        row_counts = ints(rows, self._rows.offset)
         for count in (ints(rows, offset) for offset in counts):
-            if ((count < 0) | (count > held)).any():
+            if ((count < 0) | (count > row_counts)).any():
                 raise unknown_retraction()
-        if (held < 0).any():
+        if (row_counts < 0).any():
             raise unknown_retraction()
 
     def there(self, rows: Rows) -> Rows:
-        """The rows of groups that are there."""
+        """Return the rows of groups that exist."""
         return rows if self._always else _select(rows, ints(rows, self._rows.offset) != 0)
 
     def changes(self, rows: Rows, decode: Decode) -> Iterator[pa.RecordBatch]:
-        """The changes of groups that a batch touched: images that are gone, then those that are new."""
+        """Yield the changes of groups that a batch touched: old images first, then new ones."""
         before = ints(rows, self._rows_before.offset) != 0
         after = np.ones(rows.count, dtype=np.bool_) if self._always else ints(rows, self._rows.offset) != 0
         changed = (before != after) | ~self._same(rows)
-        for there, other, lone, paired, old in (
+        for present, counterpart, lone, paired, old in (
             (before, after, DELETE, UPDATE_BEFORE, True),
             (after, before, INSERT, UPDATE_AFTER, False),
         ):
-            which = there & changed
-            kinds = np.where(other[which], paired, lone).astype(np.int8)
+            which = present & changed
+            kinds = np.where(counterpart[which], paired, lone).astype(np.int8)
             start = 0
             for batch in decode(_select(rows, which), old) if which.any() else ():
                 stop = start + batch.num_rows
@@ -138,15 +141,15 @@ class GroupChangelog:
                 start = stop
 
     def _same(self, rows: Rows) -> NDArray[np.bool_]:
-        """Groups of which the accumulators are, word for word, as before the batch."""
-        if self._blobs:  # long values would have to be compared where they are
+        """Return a mask of the groups whose accumulators are unchanged, word for word."""
+        if self._blobs:  # long values would have to be compared in the heap
             return np.zeros(rows.count, dtype=np.bool_)
         same = np.ones(rows.count, dtype=np.bool_)
         for old, width, null_word, null_bit, new, new_null_word, new_null_bit in self._columns[:-1]:
-            one = np.uint64(1)
+            bit = np.uint64(1)
             same &= (rows.words[:, old : old + width] == rows.words[:, new : new + width]).all(axis=1)
-            nulls = (rows.words[:, null_word] >> np.uint64(null_bit)) & one
-            same &= nulls == (rows.words[:, new_null_word] >> np.uint64(new_null_bit)) & one
+            nulls = (rows.words[:, null_word] >> np.uint64(null_bit)) & bit
+            same &= nulls == (rows.words[:, new_null_word] >> np.uint64(new_null_bit)) & bit
         return same
 
 

@@ -1,4 +1,4 @@
-"""The groups of an aggregate: the tables that hold them, and how rows are folded in, block by block."""
+"""The groups of an aggregate: their tables, and folding rows in block by block."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from millpond.operators.columns.encode import (
     Mask,
     both,
     flatten,
+    flatten_all,
     hashes_of,
     key_rows,
     normalised,
@@ -43,19 +44,21 @@ if TYPE_CHECKING:
 
 
 class Groups:
-    """Groups by key: a row of the main table for each, and side tables of their distinct inputs.
+    """Groups by key: one row each in the main table, and side tables of their distinct inputs.
 
     Args:
         spec: keys, inputs and calls.
         make_table: opens the partition's tables.
-        suffix: of the tables' names.
-        whole: the rows of each group come all in one batch.
+        suffix: the suffix of the tables' names.
+        whole: whether all rows of each group come in one batch.
 
     Attributes:
-        main: the main table's layout. calls: the accumulators, bound to it.
-        table: the main table. tables: all tables by name.
-        images: what the main table holds of groups that come and go; None where they only come.
-        before: accumulators that read how groups stood before the batch, where the spec asks for changes.
+        main: the main table's layout.
+        calls: the accumulators, bound to it.
+        table: the main table.
+        tables: all tables by name.
+        images: the changelog columns of the main table; None if groups cannot disappear and changes are not asked for.
+        before: accumulators of the groups' state before the batch, where the spec asks for changes.
         sides: the side tables of distinct inputs, each with its layout.
     """
 
@@ -85,7 +88,7 @@ class Groups:
         self._by_value = [
             _Folds([fold for fold in folds if spec.value_set(fold.call) == inputs]) for inputs in spec.value_sets
         ]
-        # Partial states that are put together only when they are shown are not final when a batch ends.
+        # Partial states that are merged only for output are not final at the end of a batch.
         windows = None if spec.time is None else spec.time.windows
         self._settles = not (windows is not None and windows.shared) and not spec.observed
         self._version = 0
@@ -99,16 +102,16 @@ class Groups:
             for call in self.calls:
                 call.begin(version)
 
-    def announce(self, hashes: Words, needed: int) -> None:
-        """Let groups be read that a later batch will ask for (see `operators.protocol.Announced`)."""
-        self.table.announce(hashes, needed, needed)
+    def prefetch(self, hashes: Words, needed: int) -> None:
+        """Prefetch groups that a later batch will read (see `operators.protocol.Prefetchable`)."""
+        self.table.prefetch(hashes, needed, needed)
 
-    def narrow(self, range_: HashRange) -> None:
-        """Until the next call, or the next batch, all rows will have hashes of this range."""
-        self.table.narrow(range_)
+    def restrict(self, range_: HashRange) -> None:
+        """Restrict the rows that follow to a hash range, until the next call or the next batch."""
+        self.table.restrict(range_)
 
     def show_global(self) -> None:
-        """Have the one group of an aggregate without keys, changed in this batch."""
+        """Ensure that the one group of an aggregate without keys exists, and mark it as changed in this batch."""
         header = np.array([GLOBAL_HASH], dtype=np.int64)
         (row,), (created,) = self.table.upsert(key_rows(header, [], [], self.main.layout.key_stop), self._version)
         if self.images is not None:
@@ -134,11 +137,11 @@ class Groups:
                 self._fold(portion, folds)
 
     def adopt(self, batch: pa.RecordBatch) -> None:
-        """Take up partial results: the column `__hash`, then keys and the state columns of all calls."""
+        """Adopt partial results: the column `__hash`, then keys and the state columns of all calls."""
         self._merge(batch, self.calls)
 
     def _merge(self, batch: pa.RecordBatch, calls: Sequence[Accumulator], skipped: int = 0) -> None:
-        """Fold in partial results of some calls, whose states come behind the keys and columns to skip."""
+        """Fold in partial results of `calls`, whose state columns follow the keys and `skipped` further columns."""
         for portion in portions(batch, self.table.portion, self.table.ahead):
             rows = partial_rows(portion, self.main, self.main.types, self.main.keys, calls, skipped)
             keys = Rows(np.ascontiguousarray(rows.words[:, : self.main.layout.key_stop]), rows.heap)
@@ -146,22 +149,18 @@ class Groups:
             signs = np.ones(rows.count if self.images is not None else 0, dtype=np.int8)
             for start in range(0, rows.count, BLOCK):
                 block = slice(start, start + BLOCK)
-                found = self.table.upsert(Rows(keys.words[block], keys.heap), self._version).rows
-                if self.images is not None:  # it counts a combined row as one, and asks only whether there are any
-                    self.images.update(self.table, found, start, self._version, signs)
+                ids = self.table.upsert(Rows(keys.words[block], keys.heap), self._version).rows
+                # A combined row counts as one row: only whether a group has rows matters, not how many.
+                if self.images is not None:
+                    self.images.update(self.table, ids, start, self._version, signs)
                 for call in calls:
-                    call.combine(self.table, found, Rows(rows.words[block], rows.heap))
+                    call.combine(self.table, ids, Rows(rows.words[block], rows.heap))
 
     def _fold(self, batch: pa.RecordBatch, folds: _Folds) -> None:
         count = batch.num_rows
         hashes = hashes_of(batch)
-        first = 1  # columns are taken by position: names may repeat
-        leaves = [
-            leaf
-            for position, dtype in enumerate(self.main.types)
-            for leaf in flatten(batch.column(first + position), dtype)
-        ]
-        first += len(self.main.types)
+        first = 1 + len(self.main.types)  # columns are taken by position: names may repeat
+        leaves = flatten_all(batch.columns[1:first], self.main.types)
         operands = {
             p: operand(batch.column(first + p), self._input_types[p], counted=p in folds.counted)
             for p in folds.used | folds.filters
@@ -197,7 +196,7 @@ class Groups:
                 fold.accumulator.update(self.table, rows, start)
 
     def _signs(self, batch: pa.RecordBatch) -> NDArray[np.int8]:
-        """Which rows come (1) and which go (−1)."""
+        """Return 1 for each row that is inserted and −1 for each that is retracted."""
         if self._spec.retracts:
             kinds: NDArray[np.int8] = batch.column(batch.num_columns - 1).to_numpy()
             return np.sign(kinds)
@@ -207,7 +206,7 @@ class Groups:
         """End the batch: seal all tables.
 
         Raises:
-            StateDamagedError: a row was taken back that was never there.
+            StateDamagedError: a row was retracted that was never inserted.
         """
         if self.images is not None and self._spec.retracts:
             for rows in self.table.touched():
@@ -215,29 +214,31 @@ class Groups:
         return {name: table.seal() for name, table in self.tables.items()}
 
     def touched(self) -> Iterator[Rows]:
-        """The rows of the groups that the batch changed."""
+        """Yield the rows of the groups that the batch changed."""
         return self.table.touched()
 
     def scan(self, size: int | None = None) -> Iterator[Rows]:
-        """The rows of all groups, in pieces of about `size` rows (if not given, as the memory allows)."""
+        """Yield the rows of all groups, in pieces of about `size` rows, or by default as the memory allows."""
         return self.table.scan(size)
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Release all memory."""
         for table in self.tables.values():
             table.close()
 
 
 def combined_rows(batch: pa.RecordBatch) -> int:
-    """How many rows some combined rows stand for, by their last column."""
+    """Return the number of source rows that combined rows stand for, by their last column."""
     return int(np.asarray(batch.column(batch.num_columns - 1)).sum())
 
 
 class _Fold(NamedTuple):
-    """How rows are folded into one call.
+    """An aggregate call with its accumulator.
 
     Attributes:
-        call: as the spec has it. accumulator: of the call. side: knows which rows count, if its inputs are distinct.
+        call: the call in the spec.
+        accumulator: the accumulator of the call.
+        side: for distinct inputs, the side table that determines which rows count.
     """
 
     call: AggregateCall
@@ -246,11 +247,14 @@ class _Fold(NamedTuple):
 
 
 class _Folds:
-    """How rows are folded into some calls.
+    """The folds of several calls, with the inputs that they load.
 
     Attributes:
-        folds: how they are folded into each. sides: the side tables.
-        used, counted, filters: inputs that are loaded, those of which only nulls matter, and those that are filters.
+        folds: the fold of each call.
+        sides: the side tables.
+        used: positions of inputs that are loaded.
+        counted: positions of inputs of which only nulls matter.
+        filters: positions of inputs that are filters.
     """
 
     def __init__(self, folds: Sequence[_Fold]) -> None:
@@ -263,10 +267,14 @@ class _Folds:
 
 
 class _Side:
-    """The side table of distinct inputs: tells for every row whether its inputs are new to its group.
+    """A side table of distinct inputs: determines for each row whether its inputs are new to its group.
 
     Args:
-        groups: how many columns the groups' own keys take, before those of the inputs.
+        spec: the aggregate.
+        distinct: the distinct inputs and the filters of their calls.
+        keyed: the layout of the table.
+        table: the table.
+        groups: the number of flattened columns of the groups' own keys, which precede those of the inputs.
 
     Attributes:
         masks: for each filter, the rows of the batch whose inputs are the first in their group to pass it.
@@ -295,7 +303,15 @@ class _Side:
         filters: Mapping[int, Mask],
         version: int,
     ) -> None:
-        """Take up a batch: the rows of the side table that its rows ask for."""
+        """Load a batch: encode the entries of the side table that its rows read.
+
+        Args:
+            hashes: the hashes of the rows' groups.
+            groups: the flattened columns of the groups' keys.
+            columns: the columns of the distinct inputs, by position.
+            filters: the masks of the filters, by position.
+            version: the state version that the batch reads.
+        """
         leaves, valid, count = list(groups), ALL, len(hashes)
         for position in self.distinct.inputs:
             flat = flatten(columns[position], self._types[position])
@@ -305,7 +321,7 @@ class _Side:
         passed = _bits(masks, count) if len(masks) > 1 else np.empty(0, dtype=np.uint64)
         counts = (passed != 0).view(np.uint8) if len(masks) > 1 else masks[0]
         words, heap = key_rows(hashes, leaves, self._keyed.keys, self._stop + 1)
-        words[:, self._stop] = hashes.view(np.uint64)  # of the group: by it, rows belong to the partition
+        words[:, self._stop] = hashes.view(np.uint64)  # the hash of the group, which assigns rows to partitions
         self._selected = np.flatnonzero(counts) if counts.size else None
         if self._selected is not None:
             words, hashes = words[self._selected], hashes[self._selected]
@@ -324,8 +340,8 @@ class _Side:
         rows, created = self._table.upsert(Rows(self._rows.words[low:high], self._rows.heap), version, touch="created")
         new = created.view(np.uint8)
         place = self._keyed.values[0]
-        at = (place.offset, place.null_word, place.null_bit)
-        numeric.assign_words(self._table.words, rows, 0, *at, self._groups[low:high], ALL, new)
+        null_place = (place.offset, place.null_word, place.null_bit)
+        numeric.assign_words(self._table.words, rows, 0, *null_place, self._groups[low:high], ALL, new)
         block = slice(start, stop) if selected is None else selected[low:high]
         if len(self.masks) == 1:
             self.masks[self.distinct.filters[0]][block] = new

@@ -1,4 +1,4 @@
-"""The kind of aggregates: what their state is, and what opens them."""
+"""The kind of aggregates: the tables of their state, and the operators that they open."""
 
 from __future__ import annotations
 
@@ -27,7 +27,20 @@ from millpond.spec.types import parse_type
 
 
 def _load() -> Callable[[AggregateSpec, Opening], Operator]:
-    from millpond.operators.aggregate.open import open_aggregate
+    from millpond.operators.aggregate.adaptive import AdaptiveAggregate
+    from millpond.operators.aggregate.buffered import BufferedAggregate
+    from millpond.operators.aggregate.running import AggregateOperator
+    from millpond.operators.aggregate.windowed import WindowedAggregate
+
+    def open_aggregate(spec: AggregateSpec, opening: Opening) -> Operator:
+        make_table, existing = opening.make_table, opening.existing
+        if spec.keeps_rows:
+            return BufferedAggregate(spec, make_table, existing)
+        if spec.observed:
+            return AdaptiveAggregate(spec, make_table, existing, memory=opening.memory)
+        if spec.time is not None:
+            return WindowedAggregate(spec, make_table, existing)
+        return AggregateOperator(spec, make_table, owns_global=opening.owns_global)
 
     return open_aggregate
 
@@ -41,8 +54,8 @@ def _tables(spec: AggregateSpec) -> dict[str, StateTable]:
     for distinct, table, _ in distincts(spec):
         tables[distinct.table] = table.state._replace(axis="group", shown=False)
     if spec.observed:
-        about = {SAMPLE: sample_table(), BACKFILLED: backfill_table()}
-        for name, table in about.items():
+        markers = {SAMPLE: sample_table(), BACKFILLED: backfill_table()}
+        for name, table in markers.items():
             tables[name] = table.state._replace(axis="none", shown=False, counted=False)
         tables[ROWS] = rows
     return tables
@@ -61,9 +74,9 @@ def _read(spec: AggregateSpec, table: str, rows: Rows) -> Iterator[pa.RecordBatc
 
 
 def _window(start: pa.Array, length: int, type_: pa.StructType) -> pa.Array:
-    """Windows, or panes, of one length (in microseconds) as structs of their bounds."""
+    """Build windows or panes as structs of their bounds; `length` is in microseconds."""
     bounds = start, pc.add(start, pa.scalar(length, pa.int64()))
-    columns = [bound.cast(type_.field(at).type) for at, bound in enumerate(bounds)]
+    columns = [bound.cast(type_.field(position).type) for position, bound in enumerate(bounds)]
     return pa.StructArray.from_arrays(columns, fields=list(type_))
 
 
@@ -72,12 +85,12 @@ def _read_stored(spec: AggregateSpec, table: str, rows: Rows) -> Iterator[pa.Rec
         stored = StoredRows(spec.key_fields, spec.inputs).decode(rows).drop_columns(["__hash"])
         yield _beside(spec, stored, rows=True) if spec.observed else stored
     elif table == MAIN:
-        main, made = main_table(spec)
-        for each in made:
-            each.ansi = False  # what would be an error in the query is null here
-        found = images(spec, main)
+        main, calls = main_table(spec)
+        for call in calls:
+            call.ansi = False  # a result that would fail the query is null here
+        changelog = images(spec, main)
         fields = spec.key_fields + result_fields(spec.calls)
-        for batch in decode_rows(main, made, fields, rows if found is None else found.there(rows)):
+        for batch in decode_rows(main, calls, fields, rows if changelog is None else changelog.there(rows)):
             yield _beside(spec, batch, rows=False) if spec.observed else batch
     else:
         for distinct, side, _ in distincts(spec):
@@ -86,13 +99,13 @@ def _read_stored(spec: AggregateSpec, table: str, rows: Rows) -> Iterator[pa.Rec
 
 
 def _beside(spec: AggregateSpec, batch: pa.RecordBatch, *, rows: bool) -> pa.RecordBatch:
-    """Groups, or rows, with all columns of the state: those that they do not have are null."""
+    """Return groups or rows with all columns of the state, null where they have none."""
     fields = spec.state_fields
     keys, inputs = len(spec.keys), len(spec.inputs)
     missing = fields[keys:-inputs] if rows else fields[-inputs:]
     nulls = [pa.nulls(batch.num_rows, parse_type(field.type).arrow) for field in missing]
-    own = batch.columns[keys:]
-    columns = [*batch.columns[:keys], *nulls, *own] if rows else [*batch.columns, *nulls]
+    present = batch.columns[keys:]
+    columns = [*batch.columns[:keys], *nulls, *present] if rows else [*batch.columns, *nulls]
     return pa.RecordBatch.from_arrays(columns, names=[field.name for field in fields])
 
 

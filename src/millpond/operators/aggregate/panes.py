@@ -1,7 +1,7 @@
-"""Windows from panes: what overlapping windows share is kept once, and put together when a window closes.
+"""Windows from panes: stores what overlapping windows share once, and merges panes when a window closes.
 
-A pane is a stretch of event time that lies in the same windows throughout. A row changes one pane, however many windows
-it is in; a window's result is that of its panes combined.
+A pane is an interval of event time that lies in the same windows throughout. A row changes one pane, however many
+windows it is in; a window's result is the merge of its panes.
 """
 
 from __future__ import annotations
@@ -22,42 +22,44 @@ from millpond.layout import HASH, Rows
 from millpond.operators.aggregate.groups import Groups
 from millpond.operators.hash_ranges import bounds, by_range
 from millpond.spec.operators import Windows
-from millpond.stores.rmw.scratch import Scratch
+from millpond.stores.rmw.hot.scratch import Scratch
 
-_LEAST_PIECE = 256  # rows of one part that are read at once
-_WINDOWS = 32768  # that are put together at once, at most
-_PANES = 131072  # that these have together, at most
+_LEAST_PIECE = 256  # minimum rows of one part to read at once
+_WINDOWS = 32768  # maximum windows to merge at once
+_PANES = 131072  # maximum panes of these windows
 
 
 def spread_by(hashes: NDArray[np.int64], times: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Hashes of keys, spread by time within their key groups; of spread hashes, the keys' own again."""
-    spreaded = np.empty(len(times), np.int64)
-    spread(hashes, times, KEY_GROUP_BITS, spreaded)
-    return spreaded
+    """Spread hashes of keys by time within their key groups; on spread hashes, this restores the keys' hashes."""
+    out = np.empty(len(times), np.int64)
+    spread(hashes, times, KEY_GROUP_BITS, out)
+    return out
 
 
 def combined(parts: Sequence[Groups], windows: Windows, place: int, low: int, high: int) -> Iterator[Rows]:
-    """The groups of some windows, put together from their panes.
+    """Merge the panes of windows into the windows' groups.
 
-    Range after range of the hash axis, so that memory holds the panes of one range only.
+    Panes are merged one hash range at a time, so that memory holds the panes of one range only.
 
     Args:
-        parts: hold the panes.
-        windows: the windows. place: the word of a row that says where its pane begins; of a result, its window.
-        low, high: windows that begin in between, both included, are wanted.
+        parts: the groups that hold the panes.
+        windows: the windows.
+        place: the word of a row that holds the beginning of its pane, and in a result that of its window.
+        low: the first beginning of the windows to return.
+        high: the last beginning of the windows to return.
 
     Yields:
-        Rows that are good until the next are asked for; their hashes are those of a pane.
+        Rows that are valid until the next ones are taken; their hashes are those of a pane.
     """
     if not parts:
         return
     first = parts[0]
     row = 8 * first.main.layout.width
     stats = [part.table.stats() for part in parts]
-    size = sum(max(row * each["keys"], each["bytes"]) for each in stats)
+    size = sum(max(row * stat["keys"], stat["bytes"]) for stat in stats)
     portion = max(1, first.table.portion)
     ends = bounds(first.table.range, -(-size // portion))
-    piece = max(_LEAST_PIECE, portion // (row * len(parts)))  # of each part, one is held from range to range
+    piece = max(_LEAST_PIECE, portion // (row * len(parts)))  # of each part, one piece is held from range to range
     scratch = first.table.scratch()
     try:
         for together in zip(*(by_range(part.scan(piece), ends) for part in parts), strict=True):
@@ -73,7 +75,8 @@ class _Panes:
     """The panes of one range of the hash axis.
 
     Args:
-        groups: say how they look. place: the word of a row that says where its pane begins.
+        groups: groups with the layout of the panes.
+        place: the word of a row that holds the beginning of its pane.
     """
 
     def __init__(self, groups: Groups, place: int) -> None:
@@ -86,7 +89,7 @@ class _Panes:
         self._held: list[Rows] = []
 
     def add(self, rows: Rows, low: int, high: int) -> None:
-        """Take up those of some rows that begin from `low` to `high`; what they point into must stay."""
+        """Add the rows that begin from `low` to `high`; the memory that they refer to must stay."""
         begins = np.ascontiguousarray(rows.words[:, self._place]).view(np.int64)
         hashes = np.ascontiguousarray(rows.words[:, HASH]).view(np.int64)
         rows_at, heaps_at = addresses(rows.words, rows.heap)
@@ -100,33 +103,33 @@ class _Panes:
             self._held.append(rows)
 
     def windows(self, windows: Windows, low: int, high: int, scratch: Scratch) -> Iterator[Rows]:
-        """The groups of the windows that begin from `low` to `high`."""
+        """Yield the groups of the windows that begin from `low` to `high`."""
         if not self._keys:
             return
         begins = np.concatenate(self._begins)
-        rows_at, heaps_at = (np.concatenate(one) for one in zip(*self._at, strict=True))
+        rows_at, heaps_at = (np.concatenate(arrays) for arrays in zip(*self._at, strict=True))
         width, blobs = self._shape.width, self._shape.blobs
         ordered, order = order_by_hash(np.concatenate(self._keys).view(np.uint64))
         shape = self._shape
         key = (shape.null_mask, shape.key_start, shape.key_stop, self._place, shape.references_at)
         ends = np.empty(len(order), np.int64)
         ends = ends[: order_panes(ordered, order, begins, rows_at, heaps_at, *key, ends)]
-        at = np.zeros(4, np.int64)
+        cursor = np.zeros(4, np.int64)
         firsts, counts, starts = (np.empty(_WINDOWS, np.int64) for _ in range(3))
         while True:
-            found = span(
-                order, begins, ends, windows.size, windows.slide, low, high, _PANES, at, firsts, counts, starts
+            count = span(
+                order, begins, ends, windows.size, windows.slide, low, high, _PANES, cursor, firsts, counts, starts
             )
-            if not found:
+            if not count:
                 return
-            which = order[firsts[:found]]
+            which = order[firsts[:count]]
             result = Rows(*gather_rows(rows_at[which], heaps_at[which], width, blobs))
-            result.words[:, self._place] = starts[:found].view(np.uint64)
+            result.words[:, self._place] = starts[:count].view(np.uint64)
             scratch.hold(result)
-            more = int(counts[:found].sum()) - found
-            if more:
-                rows, ids = np.empty(more, np.int64), np.empty(more, np.int64)
-                following(order, firsts[:found], counts[:found], rows, ids)
+            others = int(counts[:count].sum()) - count
+            if others:
+                rows, ids = np.empty(others, np.int64), np.empty(others, np.int64)
+                following(order, firsts[:count], counts[:count], rows, ids)
                 source = Rows(*gather_rows(rows_at[rows], heaps_at[rows], width, blobs))
                 for call in self._calls:
                     call.combine(scratch, ids, source)

@@ -1,4 +1,4 @@
-"""Grouped aggregation without event time: every group stays, and is shown when it changes."""
+"""Grouped aggregation without event time: keeps every group, and emits it when it changes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class AggregateOperator:
     Args:
         spec: keys, inputs and calls.
         make_table: opens the partition's tables.
-        owns_global: for an aggregate without keys, whether this partition holds its one group (it shows a row in every
-            batch, even before there is any input).
+        owns_global: for an aggregate without keys, whether this partition holds its one group, which is emitted in
+            every batch even before any input.
     """
 
     figures = NO_FIGURES
@@ -48,16 +48,16 @@ class AggregateOperator:
             self._groups.show_global()
 
     def passes(self, rows: int) -> int:
-        """In how many passes over ranges of the hash to work through a batch of so many rows."""
+        """Return the number of passes over hash ranges that a batch of `rows` rows takes."""
         return int(self._groups.table.passes(rows))
 
-    def announce(self, hashes: Words, needed: int) -> None:
-        """Let the groups of some keys be read (see `Announced`)."""
-        self._groups.announce(hashes, needed)
+    def prefetch(self, hashes: Words, needed: int) -> None:
+        """Prefetch the groups of keys (see `Prefetchable`)."""
+        self._groups.prefetch(hashes, needed)
 
-    def narrow(self, range_: HashRange) -> None:
-        """Until the next call, or the next batch, all rows will have hashes of this range."""
-        self._groups.narrow(range_)
+    def restrict(self, range_: HashRange) -> None:
+        """Restrict the rows that follow to a hash range, until the next call or the next batch."""
+        self._groups.restrict(range_)
 
     def process(self, batch: pa.RecordBatch) -> None:
         """Fold in rows of the batch: the column `__hash`, then keys and inputs in the order of the spec."""
@@ -69,7 +69,7 @@ class AggregateOperator:
         return combined_rows(batch)
 
     def adopt(self, batch: pa.RecordBatch) -> None:
-        """Take up partial results: the column `__hash`, then keys and the state columns of all calls."""
+        """Adopt partial results: the column `__hash`, then keys and the state columns of all calls."""
         self._groups.adopt(batch)
 
     def finish(self) -> dict[str, TableDelta]:
@@ -77,7 +77,7 @@ class AggregateOperator:
         return self._groups.seal()
 
     def output(self) -> Iterator[pa.RecordBatch]:
-        """The groups that the batch changed, or in complete mode all groups; with `changes`, what changed of them."""
+        """Yield the groups that the batch changed, or in complete mode all groups; with `changes`, their changelog."""
         groups, images = self._groups, self._groups.images
         for rows in groups.scan() if self.spec.output_mode == "complete" else groups.touched():
             if images is None:
@@ -93,5 +93,5 @@ class AggregateOperator:
         yield from decode_rows(groups.main, groups.before if before else groups.calls, fields, rows)
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Release all memory."""
         self._groups.close()

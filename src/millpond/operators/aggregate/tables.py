@@ -1,4 +1,4 @@
-"""The tables of groups: a row of the main table for each, and side tables of their distinct inputs."""
+"""The tables of groups: the main table with a row per group, and side tables of their distinct inputs."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.operators import Field
 
 SAMPLE = "sample"
-"""The name of the table of some of the distinct inputs of the rows that are kept beside groups."""
+"""The name of the table that samples the distinct inputs of appended rows."""
 
 BACKFILLED = "moved"
-"""The name of the table whose being there says that such rows become groups."""
+"""The name of the table whose existence marks that appended rows become groups."""
 
 
 _MAX_FILTERS = 64
-"""Filters that one side table can tell apart: a bit of a word each."""
+"""Maximum filters of one side table: each has one bit of a word."""
 
 
 @dataclass(frozen=True)
 class Distinct:
-    """Inputs of which only the distinct ones count, for every call that names the same ones.
+    """Inputs of which only distinct values count, shared by all calls with the same inputs.
 
     Attributes:
-        table: the name of the side table. inputs: their positions.
-        filters: of these calls, each once; None for no filter. Entries know which of several they have passed.
+        table: the name of the side table.
+        inputs: the positions of the inputs.
+        filters: the distinct filters of these calls; None for no filter. If there are several, entries record which
+            they have passed.
     """
 
     table: str
@@ -40,40 +42,41 @@ class Distinct:
 
 
 def main_table(spec: AggregateSpec, *, whole: bool = False) -> tuple[Keyed, list[Accumulator]]:
-    """The main table and the accumulators, bound to its columns; `whole`: the rows of each group are all there."""
-    made = accumulators(spec.calls, spec.inputs, whole=whole, retracts=spec.retracts)
-    columns = state_columns(made)
+    """Return the main table and the accumulators bound to its columns; `whole`: all rows of each group are there."""
+    bound = accumulators(spec.calls, spec.inputs, whole=whole, retracts=spec.retracts)
+    columns = state_columns(bound)
     columns += changelog_columns(columns, retracts=spec.retracts, changes=spec.changes)
     table = keyed(spec.key_fields, columns)
-    bind(made, table.values)
-    return table, made
+    bind(bound, table.values)
+    return table, bound
 
 
 def images(spec: AggregateSpec, table: Keyed) -> GroupChangelog | None:
-    """What the main table holds of groups that come and go; None where they only come."""
+    """Return the changelog columns of the main table; None if groups cannot disappear and changes are not asked for."""
     if not spec.retracts and not spec.changes:
         return None
     return GroupChangelog(spec, table.values, [column.kind for column in table.layout.schema.values])
 
 
 def accumulators_before(spec: AggregateSpec, found: GroupChangelog) -> list[Accumulator]:
-    """Accumulators that read how groups stood before the batch."""
-    made = accumulators(spec.calls, spec.inputs, retracts=spec.retracts)
-    bind(made, found.before)
-    return made
+    """Return accumulators that read the groups' state before the batch."""
+    bound = accumulators(spec.calls, spec.inputs, retracts=spec.retracts)
+    bind(bound, found.before)
+    return bound
 
 
 def distincts(spec: AggregateSpec) -> list[tuple[Distinct, Keyed, list[int]]]:
-    """The side tables, each with the positions of the calls that it serves.
+    """Return the side tables, each with the positions of the calls that it serves.
 
-    The key of a side table is the group's key and the distinct inputs; its values are the group's hash, by which a
-    change of partitions tells whose row it is, and if calls have several filters, a bit for each that was passed.
+    The key of a side table is the group's key and the distinct inputs. Its first value is the group's hash, which
+    assigns the row to a partition when the partitions change. For calls with several filters, a second value has one
+    bit per filter that was passed.
     """
     users: dict[tuple[int, ...], dict[int | None, list[int]]] = defaultdict(lambda: defaultdict(list))
     for number, call in enumerate(spec.calls):
         if is_distinct(call):
             users[tuple(dict.fromkeys(call.inputs))][call.filter].append(number)
-    made: list[tuple[Distinct, Keyed, list[int]]] = []
+    sides: list[tuple[Distinct, Keyed, list[int]]] = []
     for inputs, filters in users.items():
         fields = [*spec.key_fields, *(spec.inputs[position] for position in inputs)]
         for first in range(0, len(filters), _MAX_FILTERS):
@@ -82,21 +85,21 @@ def distincts(spec: AggregateSpec) -> list[tuple[Distinct, Keyed, list[int]]]:
                 (Column("group", "word"), False),
                 *([(Column("passed", "word"), False)] if len(chunk) > 1 else []),
             ]
-            distinct = Distinct(f"distinct{len(made)}", inputs, tuple(column for column, _ in chunk))
-            made.append((distinct, keyed(fields, values), [number for _, numbers in chunk for number in numbers]))
-    return made
+            distinct = Distinct(f"distinct{len(sides)}", inputs, tuple(column for column, _ in chunk))
+            sides.append((distinct, keyed(fields, values), [number for _, numbers in chunk for number in numbers]))
+    return sides
 
 
 def distinct_inputs(spec: AggregateSpec) -> list[tuple[int, ...]]:
-    """The inputs of which only distinct ones count, for some call."""
+    """Return the sets of inputs of which some call counts only distinct values."""
     return list(dict.fromkeys(distinct.inputs for distinct, _, _ in distincts(spec)))
 
 
 def sample_table() -> Keyed:
-    """How some distinct inputs of appended rows are known: by a hash of each with its group."""
+    """Return the layout of the sample table, whose key is a hash of a distinct input with its group."""
     return keyed([Field("entry", "bigint")], [])
 
 
 def backfill_table() -> Keyed:
-    """How it is known that appended rows become groups: by a table without rows."""
+    """Return the layout of the marker table of a backfill, which has no rows."""
     return keyed([], [(Column("nothing", "word"), False)])

@@ -1,4 +1,4 @@
-"""Grouped aggregation by event time: late rows are dropped, and groups are closed by the watermark."""
+"""Grouped aggregation by event time: drops late rows, and closes groups by the watermark."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from millpond.stores.protocol import Table, TableDelta
 
 _COPIES = 1 << 17
-"""Rows that are in several windows, counted in each, that are folded together, at most, where their order matters."""
+"""Maximum rows folded at once, counted in each of their windows, where the order of rows matters."""
 
 
 class WindowedAggregate:
-    """An `AggregateSpec` with `time` on one partition: a part of the state for each slice of event time.
+    """An `AggregateSpec` with `time` on one partition, with one part of the state per slice of event time.
 
-    In append mode a group is shown when the watermark passes its time, in update mode whenever it changes; then it is
-    forgotten, together with all others of its slice.
+    In append mode a group is emitted when the watermark passes its time, in update mode whenever it changes. A closed
+    group is dropped with its whole slice.
 
     Args:
         spec: keys, inputs and calls.
         make_table: opens the partition's tables.
-        existing: the names of the tables that there are.
+        existing: the names of the tables that exist.
     """
 
     def __init__(self, spec: AggregateSpec, make_table: MakeTable, existing: Iterable[str]) -> None:
@@ -65,7 +65,7 @@ class WindowedAggregate:
 
     @property
     def figures(self) -> Mapping[str, float]:
-        """What there is to report beside what is reported of every operator."""
+        """The operator's own metrics: none."""
         return NO_FIGURES
 
     def begin(self, version: int, times: Times) -> None:
@@ -74,11 +74,11 @@ class WindowedAggregate:
         self.late_rows = 0
 
     def passes(self, rows: int) -> int:
-        """In how many passes over ranges of the hash to work through a batch of so many rows."""
+        """Return the number of passes over hash ranges that a batch of `rows` rows takes."""
         return self._parts.passes(rows)
 
-    def announce_keys(self, keys: pa.RecordBatch, needed: int) -> None:
-        """Let groups be read that are in slices of their event time, where late rows are not (see `KeysAnnounced`)."""
+    def prefetch_keys(self, keys: pa.RecordBatch, needed: int) -> None:
+        """Prefetch groups in the slices of their event times, but not for late rows (see `KeyPrefetchable`)."""
         times = times_of(keys.column(1), self._type)
         copies = 1 if self._windows is None or self._shared else self._windows.overlap
         for number in range(copies):
@@ -87,11 +87,11 @@ class WindowedAggregate:
             if self._sliding:
                 hashes = spread_by(hashes, begins)
             for part, rows in self._parts.announced(begins):
-                part.announce(hashes[rows].view(np.uint64), needed)
+                part.prefetch(hashes[rows].view(np.uint64), needed)
 
-    def narrow(self, range_: HashRange) -> None:
-        """Until the next call, or the next batch, all rows will have hashes of this range."""
-        self._parts.narrow(range_)
+    def restrict(self, range_: HashRange) -> None:
+        """Restrict the rows that follow to a hash range, until the next call or the next batch."""
+        self._parts.restrict(range_)
 
     def process(self, batch: pa.RecordBatch) -> None:
         """Fold in rows of the batch: the column `__hash`, then keys and inputs in the order of the spec."""
@@ -103,6 +103,7 @@ class WindowedAggregate:
         copies = 1 if self._windows is None or self._shared else self._windows.overlap
         for number in range(copies):
             begins = times if self._windows is None else times - number * self._windows.slide
+            # A row that is late for its last window is late for all, so only that window counts it.
             self._fold(*self._on_time(batch, begins, count=number == 0))
 
     def process_combined(self, batch: pa.RecordBatch) -> int:
@@ -115,32 +116,32 @@ class WindowedAggregate:
             rows = batch if on_time.all() else batch.filter(pa.array(on_time))
             if number == 0:
                 self.late_rows += combined_rows(batch) - combined_rows(rows)
-            for part, some in self._divided(rows, begins[on_time]):
-                part.merge(some)
+            for part, share in self._divided(rows, begins[on_time]):
+                part.merge(share)
         return combined_rows(batch)
 
     def adopt(self, batch: pa.RecordBatch) -> None:
-        """Take up partial results of windows: the column `__hash`, then keys and the state columns of all calls."""
+        """Adopt partial results of windows: the column `__hash`, then keys and the state columns of all calls."""
         for part, rows in self._divided(batch, times_of(batch.column(self._column), self._type)):
             part.adopt(rows)
 
     def _process_in_order(self, batch: pa.RecordBatch, times: NDArray[np.int64]) -> None:
-        """Fold rows into all their windows, one row after the other."""
+        """Fold each row into all its windows before the next row."""
         assert self._windows is not None
         overlap = self._windows.overlap
         rows = max(1, _COPIES // overlap)
         lags = np.arange(overlap) * self._windows.slide
         for start in range(0, len(times), rows):
-            some = times[start : start + rows]
-            copies = batch.take(pa.array(np.repeat(np.arange(start, start + len(some)), overlap)))
-            self._fold(*self._on_time(copies, (some[:, None] - lags).ravel(), count=False))
+            chunk = times[start : start + rows]
+            copies = batch.take(pa.array(np.repeat(np.arange(start, start + len(chunk)), overlap)))
+            self._fold(*self._on_time(copies, (chunk[:, None] - lags).ravel(), count=False))
 
     def _fold(self, batch: pa.RecordBatch, begins: NDArray[np.int64]) -> None:
         for part, rows in self._divided(batch, begins):
             part.fold(rows)
 
     def _divided(self, batch: pa.RecordBatch, begins: NDArray[np.int64]) -> Iterator[tuple[Groups, pa.RecordBatch]]:
-        """The rows of each slice, as those of the windows or panes that begin at some times."""
+        """Split rows by slice, as rows of the windows or panes that begin at the given times."""
         if self._sliding:
             batch = in_windows(batch, self._column, begins)
         yield from self._parts.divide(batch, begins)
@@ -156,24 +157,24 @@ class WindowedAggregate:
         return batch.filter(pa.array(on_time)), times[on_time]
 
     def finish(self) -> dict[str, TableDelta]:
-        """End the batch: forget what is closed, seal the rest of what it changed."""
+        """End the batch: drop what is closed, and seal the other changes."""
         return self._parts.finish()
 
     def output(self) -> Iterator[pa.RecordBatch]:
-        """The groups that the batch's watermark closed, or in update mode those that it changed."""
+        """Yield the groups that the batch's watermark closed, or in update mode those that it changed."""
         if self.spec.output_mode == "update":
             for part in self._parts.begun.values():
                 for rows in part.touched():
                     yield from self._decoded(part, rows)
             return
         if self._windows is not None and self._shared:
-            parts = [self._parts.closing[one] for one in sorted(self._parts.closing)]
+            parts = [self._parts.closing[slice_] for slice_ in sorted(self._parts.closing)]
             place = parts[0].main.keys[self._leaf].offset if parts else 0
             for rows in combined(parts, self._windows, place, *self._parts.closing_times):
                 yield from self._decoded(parts[0], rows)
             return
-        for one, part in self._parts.closing.items():
-            whole = bool(self._parts.closing_now(np.array([one.low, one.last])).all())
+        for slice_, part in self._parts.closing.items():
+            whole = bool(self._parts.closing_now(np.array([slice_.low, slice_.last])).all())
             for rows in part.scan():
                 yield from self._decoded(part, rows if whole else self._closing_now(part, rows))
 
@@ -187,25 +188,30 @@ class WindowedAggregate:
             if self._windows is None:
                 yield batch
             else:
-                at = self._column - 1
+                position = self._column - 1
                 yield batch.set_column(
-                    at, self.spec.keys[at].name, _windows(batch.column(at), self._windows, self._shown)
+                    position,
+                    self.spec.keys[position].name,
+                    _windows(batch.column(position), self._windows, self._shown),
                 )
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Release all memory."""
         self._parts.close()
 
 
 def in_windows(batch: pa.RecordBatch, column: int, begins: NDArray[np.int64]) -> pa.RecordBatch:
-    """The rows as those of the windows or panes that begin at some times; their hashes, of other keys only, spread."""
+    """Return the rows with the beginning of their window or pane as event time.
+
+    The hash, which covers the other keys only, is spread by this beginning.
+    """
     names = batch.schema.names
     batch = batch.set_column(column, names[column], pa.array(begins))
     return batch.set_column(0, names[0], pa.array(spread_by(hashes_of(batch), begins)))
 
 
 def _windows(begins: pa.Array, windows: Windows, dtype: DataType) -> pa.Array:
-    """Windows as Spark shows them, from where they begin (microseconds)."""
+    """Build windows as Spark shows them, from their beginnings in microseconds."""
     times = [dtype.fields[0][1].arrow, dtype.fields[1][1].arrow]
     ends = np.asarray(begins) + windows.size
     return pa.StructArray.from_arrays(

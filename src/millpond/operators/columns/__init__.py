@@ -1,1 +1,1 @@
-"""The edges to Arrow: from columns to words of rows and back."""
+"""Conversion between Arrow columns and words of rows."""

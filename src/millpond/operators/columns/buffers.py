@@ -1,4 +1,4 @@
-"""What Arrow arrays are made of, as NumPy arrays."""
+"""The buffers of Arrow arrays as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ NUMPY = {
     "float": np.float32,
     "double": np.float64,
 }
-"""How values of fixed width lie in their buffers, by the names of Spark's types."""
+"""NumPy types of fixed-width values, by the names of Spark's types."""
 
 
 def bits(buffer: pa.Buffer, offset: int, length: int) -> NDArray[np.uint8]:
-    """A buffer of bits as a byte each."""
+    """Unpack a buffer of bits into one byte per bit."""
     packed = np.frombuffer(buffer, dtype=np.uint8)[offset // 8 : (offset + length + 7) // 8]
     start = offset % 8
     return np.unpackbits(packed, bitorder="little")[start : start + length]
 
 
 def bitmap(valid: NDArray[np.uint8]) -> pa.Buffer | None:
-    """An Arrow validity bitmap; None if all rows are valid."""
+    """Return an Arrow validity bitmap; None if all rows are valid."""
     return pa.py_buffer(np.packbits(valid, bitorder="little")) if valid.size and not valid.all() else None
 
 
 def fixed(array: pa.Array, dtype: Any, width: int = 1) -> NDArray[Any]:
-    """The values of fixed width of an array, each of so many numbers of a NumPy type; nulls hold anything."""
+    """Return the values of a fixed-width array, each `width` numbers of a NumPy type; nulls hold any value."""
     buffer = array.buffers()[1]
     start, stop = array.offset * width, (array.offset + len(array)) * width
     values = np.frombuffer(buffer, dtype=dtype)[start:stop]
@@ -45,29 +45,29 @@ def fixed(array: pa.Array, dtype: Any, width: int = 1) -> NDArray[Any]:
 
 
 def there(array: pa.Array) -> NDArray[np.uint8]:
-    """A byte for each row: 0 where it is null."""
+    """Return one byte per row: 0 where it is null."""
     bitmap_ = array.buffers()[0] if array.null_count else None
     return np.ones(len(array), np.uint8) if bitmap_ is None else bits(bitmap_, array.offset, len(array))
 
 
 def byte_ranges(array: pa.Array) -> tuple[Ints, Bytes]:
-    """The offsets (64 bits) and the bytes of an array of byte strings with offsets of 32 bits."""
+    """Return the 64-bit offsets and the bytes of an array of byte strings with 32-bit offsets."""
     _, offsets, data = array.buffers()
     if not len(array) or offsets is None:
         return np.zeros(len(array) + 1, np.int64), np.empty(0, np.uint8)
-    found = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
-    return found, np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+    starts = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
+    return starts, np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
 
 
 def list_ranges(array: pa.Array) -> Ints:
-    """The offsets (64 bits) of an array of lists or maps."""
+    """Return the 64-bit offsets of an array of lists or maps."""
     if not len(array):
         return np.zeros(1, np.int64)
     return np.asarray(array.offsets, np.int64)
 
 
 def cleared(array: pa.Array, valid: NDArray[np.uint8], offsets: Ints) -> pa.Array:
-    """The array such that rows that are not valid have no bytes, or no elements."""
+    """Return the array with no bytes or elements in rows that are not valid."""
     if valid.all() or not np.diff(offsets)[valid == 0].any():
         return array
     return array.take(pa.array(np.arange(len(array)), mask=valid == 0))

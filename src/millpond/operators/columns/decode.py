@@ -1,4 +1,4 @@
-"""State words into Arrow columns of Spark's exact types. No loop over rows."""
+"""State words into Arrow columns of Spark's exact types, without loops over rows."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from millpond.operators.columns.nested import unpack
 from millpond.spec.types import DataType
 
 LIMIT = 2**31 - 1
-"""Arrow's 32-bit offsets end here."""
+"""The largest 32-bit offset of Arrow."""
 
 
 class OversizeError(Exception):
-    """A column of this piece exceeds Arrow's 32-bit offsets: cut the piece in two and try again."""
+    """A column exceeds Arrow's 32-bit offsets; the caller halves its rows and tries again."""
 
 
 def not_null(rows: Rows, place: Place) -> Mask:
-    """The rows whose column at `place` is not null."""
+    """Return a mask of the rows whose column at `place` is not null."""
     bits = rows.words[:, place.null_word] & place.null_bit
     return (bits == 0).view(np.uint8) if bits.any() else ALL
 
 
 def ints(rows: Rows, offset: int) -> NDArray[np.int64]:
-    """A word column as int64[n]."""
+    """Return a word column as int64[n]."""
     return np.ascontiguousarray(rows.words[:, offset]).view(np.int64)
 
 
 def floats(rows: Rows, offset: int) -> NDArray[np.float64]:
-    """A word column as float64[n]."""
+    """Return a word column as float64[n]."""
     return np.ascontiguousarray(rows.words[:, offset]).view(np.float64)
 
 
 def wide(rows: Rows, offset: int) -> NDArray[np.uint64]:
-    """A column of two words as uint64[n, 2]."""
+    """Return a column of two words as uint64[n, 2]."""
     return np.ascontiguousarray(rows.words[:, offset : offset + 2])
 
 
 def to_arrow(values: NDArray[Any], valid: Mask, dtype: DataType) -> pa.Array:
-    """Values in machine form (int64[n], float64[n], uint64[n, 2] for decimals) as an Arrow array of `dtype`."""
+    """Build an Arrow array of `dtype` from machine values: int64[n], float64[n], or uint64[n, 2] for decimals."""
     count = len(values)
     if dtype.name == "boolean":
         data = np.packbits(values.astype(np.bool_), bitorder="little")
@@ -66,7 +66,13 @@ def widen(values: NDArray[np.int64]) -> NDArray[np.uint64]:
 
 
 def bytes_column(rows: Rows, offset: int, valid: Mask, dtype: DataType) -> pa.Array:
-    """A bytes column as an Arrow string or binary array.
+    """Decode a bytes column as an Arrow string or binary array.
+
+    Args:
+        rows: the rows.
+        offset: the first word of the column.
+        valid: a mask of the rows that are not null.
+        dtype: the type of the column.
 
     Raises:
         OversizeError: the values take more than 2 GiB.
@@ -77,7 +83,10 @@ def bytes_column(rows: Rows, offset: int, valid: Mask, dtype: DataType) -> pa.Ar
 
 
 def byte_strings(rows: Rows, offset: int) -> tuple[Ints, Bytes]:
-    """A bytes column as byte strings that lie one after the other: where they begin and end, and their bytes.
+    """Decode a bytes column as concatenated byte strings.
+
+    Returns:
+        The offsets (int64[n + 1]) and the bytes.
 
     Raises:
         OversizeError: they take more than 2 GiB.
@@ -93,7 +102,7 @@ def byte_strings(rows: Rows, offset: int) -> tuple[Ints, Bytes]:
 
 
 def nested_column(rows: Rows, offset: int, valid: Mask, dtype: DataType) -> pa.Array:
-    """A bytes column that holds nested values, as Arrow.
+    """Decode a bytes column that holds nested values as an Arrow array.
 
     Raises:
         OversizeError: the values take more than 2 GiB.
@@ -101,13 +110,13 @@ def nested_column(rows: Rows, offset: int, valid: Mask, dtype: DataType) -> pa.A
     ends, data = byte_strings(rows, offset)
     if not valid.size or valid.all():
         return unpack(data, ends, dtype)
-    there = np.flatnonzero(valid)  # a null has no bytes
-    values = unpack(data, ends[np.append(there, rows.count)], dtype)
+    present = np.flatnonzero(valid)  # a null has no bytes
+    values = unpack(data, ends[np.append(present, rows.count)], dtype)
     return values.take(pa.array(np.cumsum(valid, dtype=np.int64) - 1, mask=valid == 0))
 
 
 def atom(rows: Rows, place: Place, dtype: DataType) -> pa.Array:
-    """One stored column as Arrow."""
+    """Decode one stored column as Arrow."""
     valid = not_null(rows, place)
     machine = dtype.machine
     if dtype.nested:
@@ -120,7 +129,7 @@ def atom(rows: Rows, place: Place, dtype: DataType) -> pa.Array:
 
 
 def key_column(rows: Rows, places: Iterator[Place], dtype: DataType) -> pa.Array:
-    """A key column, rebuilt from its flattened places (taken from the iterator in the order of `types.leaves`)."""
+    """Rebuild a key column from its flattened places, which the iterator yields in the order of `types.leaves`."""
     place = next(places)
     if dtype.name != "struct":
         return atom(rows, place, dtype)
@@ -130,6 +139,6 @@ def key_column(rows: Rows, places: Iterator[Place], dtype: DataType) -> pa.Array
 
 
 def key_columns(rows: Rows, places: Sequence[Place], dtypes: Sequence[DataType]) -> list[pa.Array]:
-    """All key columns of the rows."""
+    """Rebuild all key columns of the rows."""
     remaining = iter(places)
     return [key_column(rows, remaining, dtype) for dtype in dtypes]

@@ -1,8 +1,8 @@
-"""Arrow columns into machine form: operands for the accumulators, key rows for the tables. No loop over rows."""
+"""Arrow columns into machine form, as operands of accumulators and key rows of tables, without loops over rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -32,9 +32,9 @@ class Operand(NamedTuple):
 
     Attributes:
         values: int64[n], float64[n], or uint64[n, 2] (128-bit decimals; byte strings as the row layout packs them).
-        valid: the rows that are not null.
-        heap: what long byte strings point into.
-        array: of a nested type, the Arrow array that the byte strings were made of.
+        valid: a mask of the rows that are not null.
+        heap: the heap that long byte strings point into.
+        array: for a nested type, the Arrow array that the byte strings encode.
     """
 
     values: NDArray[Any]
@@ -45,7 +45,7 @@ class Operand(NamedTuple):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a column stands in a row: its first word, and the word and bit that say that it is null."""
+    """The position of a column in a row: its first word, and the word and bit of its null flag."""
 
     offset: int
     null_word: int
@@ -53,20 +53,20 @@ class Place:
 
     @staticmethod
     def of(offset: int, index: int) -> Place:
-        """The place of column `index` (keys first) whose first word is `offset`."""
+        """Return the place of column `index` (keys first) whose first word is `offset`."""
         return Place(offset, NULLS + index // 64, np.uint64(1 << (index % 64)))
 
 
 class Leaf(NamedTuple):
     """An atomic column of a key after flattening its structs."""
 
-    array: pa.Array | None  # None: a struct's null flag, all there is is in `valid`
+    array: pa.Array | None  # None for the null flag of a struct, which has only `valid`
     dtype: DataType
     valid: Mask
 
 
 def portions(batch: pa.RecordBatch, size: int, most: int) -> Iterator[pa.RecordBatch]:
-    """A batch in parts of about `size` bytes and at most `most` rows, so that what is made of one stays small."""
+    """Split a batch into parts of about `size` bytes and at most `most` rows, to bound the memory of each."""
     if batch.num_rows:
         rows = max(_LEAST_ROWS, min(most, batch.num_rows * size // max(1, batch.nbytes)))
         for start in range(0, batch.num_rows, rows):
@@ -74,14 +74,14 @@ def portions(batch: pa.RecordBatch, size: int, most: int) -> Iterator[pa.RecordB
 
 
 def both(left: Mask, right: Mask) -> Mask:
-    """The rows that count in both masks."""
+    """Combine two masks: rows that count in both."""
     if not left.size:
         return right
     return left & right if right.size else left
 
 
-def one_after_other(masks: Sequence[Mask], sizes: Sequence[int]) -> Mask:
-    """The masks of so many rows each as one."""
+def concatenate_masks(masks: Sequence[Mask], sizes: Sequence[int]) -> Mask:
+    """Concatenate masks of the given numbers of rows."""
     if not any(mask.size for mask in masks):
         return ALL
     return np.concatenate(
@@ -90,7 +90,7 @@ def one_after_other(masks: Sequence[Mask], sizes: Sequence[int]) -> Mask:
 
 
 def validity(array: pa.Array) -> Mask:
-    """The rows of an Arrow array that are not null."""
+    """Return a mask of the rows of an Arrow array that are not null."""
     if array.null_count == 0:
         return ALL
     bitmap = array.buffers()[0]
@@ -100,7 +100,7 @@ def validity(array: pa.Array) -> Mask:
 
 
 def plain(array: pa.Array) -> pa.Array:
-    """The array without chunks, dictionaries and views, which the kernels do not read."""
+    """Convert chunks, dictionaries and views, which kernels do not read, to a plain array."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     kind = array.type
@@ -114,7 +114,7 @@ def plain(array: pa.Array) -> pa.Array:
 
 
 def numbers(array: pa.Array, dtype: DataType) -> NDArray[Any]:
-    """The values of a fixed-width column as int64[n], float64[n] or uint64[n, 2]; nulls hold anything."""
+    """Return a fixed-width column as int64[n], float64[n] or uint64[n, 2]; nulls hold any value."""
     if dtype.name == "boolean":
         return bits(array.buffers()[1], array.offset, len(array)).astype(np.int64)
     if dtype.name == "decimal":
@@ -127,7 +127,7 @@ def numbers(array: pa.Array, dtype: DataType) -> NDArray[Any]:
 
 
 def byte_offsets(array: pa.Array) -> tuple[NDArray[Any], Bytes]:
-    """The offsets and the bytes of a column of byte strings."""
+    """Return the offsets and the bytes of a column of byte strings."""
     large = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
     _, offsets_buffer, data_buffer = array.buffers()
     offsets = np.frombuffer(offsets_buffer, dtype=np.int64 if large else np.int32)
@@ -137,17 +137,18 @@ def byte_offsets(array: pa.Array) -> tuple[NDArray[Any], Bytes]:
 
 
 def operand(array: pa.Array, dtype: DataType, *, counted: bool = False) -> Operand:
-    """Bring one input column of at least one row into machine form; nested values as byte strings.
+    """Convert one input column of at least one row to machine form; nested values become byte strings.
 
     Args:
-        array: the column. dtype: its type.
-        counted: of nested values, only whether they are null is ever asked.
+        array: the column.
+        dtype: its type.
+        counted: for nested values, whether only their nulls matter.
     """
     array = plain(array)
     valid = validity(array)
     if dtype.nested and not counted:
         return strings(*pack(array, dtype), valid)._replace(array=array)
-    if dtype.machine is None:  # only whether it is null is ever asked
+    if dtype.machine is None:  # only its nulls matter
         return Operand(np.empty(0, dtype=np.int64), valid)
     if dtype.machine != "bytes":
         return Operand(numbers(array, dtype), valid)
@@ -155,19 +156,19 @@ def operand(array: pa.Array, dtype: DataType, *, counted: bool = False) -> Opera
 
 
 def strings(offsets: NDArray[Any], data: Bytes, valid: Mask) -> Operand:
-    """Byte strings that lie one after the other, in machine form."""
+    """Pack concatenated byte strings into machine form."""
     values = np.empty((len(offsets) - 1, 2), dtype=np.uint64)
     arrow_words.pack_bytes(values, 0, 0, np.uint64(0), offsets, data, 0, valid)
     return Operand(values, valid, data)
 
 
 def ordering(column: Operand, dtype: DataType) -> Operand:
-    """Keys, as byte strings, that order as the values of a column of a nested type do."""
+    """Return byte strings that order as the values of a nested column do."""
     return strings(*order_keys(column.array, dtype), column.valid)
 
 
 def normalised(column: Operand, dtype: DataType) -> Operand:
-    """The values of a column as grouping shows them (no −0.0, one NaN), without regard to nulls."""
+    """Normalise values as Spark does for grouping (no −0.0, one NaN), without regard to nulls."""
     if column.array is not None:
         return strings(*pack(column.array, dtype, normal=True), column.valid)._replace(valid=ALL)
     values = column.values
@@ -177,7 +178,7 @@ def normalised(column: Operand, dtype: DataType) -> Operand:
 
 
 def flatten(array: pa.Array, dtype: DataType, outer: Mask = ALL) -> list[Leaf]:
-    """The stored columns of a key: the array itself, or for a struct a null flag and its fields, recursively.
+    """Return the stored columns of a key: the array itself, or for a struct a null flag and its fields, recursively.
 
     Arrays and maps are not flattened.
     """
@@ -191,8 +192,13 @@ def flatten(array: pa.Array, dtype: DataType, outer: Mask = ALL) -> list[Leaf]:
     return flat
 
 
+def flatten_all(columns: Iterable[pa.Array], types: Iterable[DataType]) -> list[Leaf]:
+    """Return the stored columns of several key columns in turn (see `flatten`)."""
+    return [leaf for column, dtype in zip(columns, types, strict=True) for leaf in flatten(column, dtype)]
+
+
 def leaf_bytes(leaf: Leaf, *, normal: bool = False) -> tuple[NDArray[Any], Bytes]:
-    """The offsets and the bytes of a column of byte strings, arrays or maps; `normal` as for `nested.pack`."""
+    """Return the offsets and the bytes of a column of byte strings, arrays or maps; `normal` as for `nested.pack`."""
     return pack(leaf.array, leaf.dtype, normal=normal) if leaf.dtype.nested else byte_offsets(leaf.array)
 
 
@@ -202,13 +208,13 @@ def _binary(ends: Ints, data: Bytes) -> pa.Array:
 
 
 def order_leaf(array: pa.Array, dtype: DataType) -> Leaf:
-    """A column of keys that order as the values of a nested type do."""
+    """Return byte strings that order as the values of a nested column do, as a stored column."""
     array = plain(array)
     return Leaf(_binary(*order_keys(array, dtype)), ORDER_KEY, validity(array))
 
 
-def as_it_is(leaf: Leaf) -> Leaf:
-    """A column such that its values are not normalised as those of keys are."""
+def bitwise_leaf(leaf: Leaf) -> Leaf:
+    """Convert a column so that its values are stored bit by bit, not normalised as keys."""
     if leaf.array is None:
         return leaf
     if leaf.dtype.nested:
@@ -219,9 +225,10 @@ def as_it_is(leaf: Leaf) -> Leaf:
     return Leaf(pa.array(bits), DataType("bigint"), leaf.valid)
 
 
-def of_either_zero(leaf: Leaf) -> Leaf:
-    """A column such that 0.0 and −0.0 are the same, and of NaN only those of the same bits; nested values as they are
-    normalised.
+def zero_normalised_leaf(leaf: Leaf) -> Leaf:
+    """Convert a column so that 0.0 equals −0.0, and NaNs are equal only if their bits are.
+
+    Nested values are normalised as in grouping.
     """
     if leaf.array is None or leaf.dtype.machine != "float":
         return leaf
@@ -230,12 +237,12 @@ def of_either_zero(leaf: Leaf) -> Leaf:
 
 
 def key_rows(hashes: NDArray[np.int64], leaves: Sequence[Leaf], places: Sequence[Place], width: int) -> Rows:
-    """Rows that hold a hash and the key columns, normalised as Spark groups: no −0.0, one NaN.
+    """Build rows with a hash and key columns, normalised as Spark does for grouping: no −0.0, one NaN.
 
     Args:
         hashes: the rows' 64-bit hashes.
         leaves: the flattened key columns.
-        places: where each of them goes.
+        places: their places in the row.
         width: words per row; those before the first key column are cleared.
     """
     words: Words = np.empty((len(hashes), width), dtype=np.uint64)
@@ -246,35 +253,37 @@ def key_rows(hashes: NDArray[np.int64], leaves: Sequence[Leaf], places: Sequence
 def put_columns(
     words: Words, leaves: Sequence[Leaf], places: Sequence[Place], heap: Bytes, *, normal: bool = False
 ) -> Bytes:
-    """Write columns into rows, whose null bits are clear.
+    """Write columns into rows whose null bits are clear.
 
     Args:
-        words: the rows. leaves, places: flattened columns, and where each of them goes.
-        heap: what the rows point into already.
-        normal: write floats as grouping shows them (no −0.0, one NaN) instead of bit by bit.
+        words: the rows.
+        leaves: the flattened columns.
+        places: their places in the row.
+        heap: the heap that the rows already point into.
+        normal: normalise floats as Spark does for grouping (no −0.0, one NaN), instead of writing them bit by bit.
 
     Returns:
-        The heap that the rows point into now.
+        The new heap that the rows point into.
     """
     count = len(words)
     heaps: list[Bytes] = [heap] if len(heap) else []
     base = len(heap)
     for leaf, place in zip(leaves, places, strict=True):
-        at = (words, place.offset, place.null_word, place.null_bit)
+        place_args = (words, place.offset, place.null_word, place.null_bit)
         machine = leaf.dtype.machine
         if leaf.array is None:
-            arrow_words.put_ints(*at, np.zeros(count, dtype=np.int64), leaf.valid)
+            arrow_words.put_ints(*place_args, np.zeros(count, dtype=np.int64), leaf.valid)
         elif machine == "int":
-            arrow_words.put_ints(*at, numbers(leaf.array, leaf.dtype), leaf.valid)
+            arrow_words.put_ints(*place_args, numbers(leaf.array, leaf.dtype), leaf.valid)
         elif machine == "float" and normal:
-            arrow_words.put_floats(*at, numbers(leaf.array, leaf.dtype), leaf.valid)
+            arrow_words.put_floats(*place_args, numbers(leaf.array, leaf.dtype), leaf.valid)
         elif machine == "float":
-            arrow_words.put_ints(*at, numbers(leaf.array, leaf.dtype).view(np.int64), leaf.valid)
+            arrow_words.put_ints(*place_args, numbers(leaf.array, leaf.dtype).view(np.int64), leaf.valid)
         elif machine == "wide":
-            arrow_words.put_pairs(*at, numbers(leaf.array, leaf.dtype), leaf.valid)
+            arrow_words.put_pairs(*place_args, numbers(leaf.array, leaf.dtype), leaf.valid)
         elif machine == "bytes" or leaf.dtype.nested:
             offsets, data = leaf_bytes(leaf, normal=normal)
-            arrow_words.pack_bytes(*at, offsets, data, base, leaf.valid)
+            arrow_words.pack_bytes(*place_args, offsets, data, base, leaf.valid)
             heaps.append(data)
             base += len(data)
         else:
@@ -285,6 +294,6 @@ def put_columns(
 
 
 def hashes_of(batch: pa.RecordBatch) -> NDArray[np.int64]:
-    """The `__hash` column."""
+    """Return the `__hash` column as int64[n]."""
     array = plain(batch.column("__hash"))
     return fixed(array, np.int64)

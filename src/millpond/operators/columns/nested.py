@@ -1,10 +1,10 @@
-"""Nested values as byte strings that hold them whole: structs, arrays and maps of any depth.
+"""Nested values as self-contained byte strings: structs, arrays and maps of any depth.
 
-A byte string holds what its value has of each type, one type after the other, as Arrow would: of what may be null first
-a byte each that says whether it is there; then the values, if they are of fixed width, or their lengths (32 bits), and
-after these all bytes or elements. So columns are packed and unpacked without looking at single values.
+A byte string holds its value's content of each type in turn, as in Arrow. Nullable types begin with one validity byte
+per value. Fixed-width values follow as they are. Other values follow as their lengths (32 bits), then all their bytes
+or elements. So columns are packed and unpacked without loops over single values.
 
-Of a value whose type may change (`versions`) it has which of its types that is, and the value as a byte string.
+A value of a type with `versions` holds the number of its version, and the value as a byte string.
 """
 
 from __future__ import annotations
@@ -27,22 +27,23 @@ Valid = NDArray[np.uint8]
 
 
 class Column(NamedTuple):
-    """What rows have of one type: the bytes of row `i` are those from `bounds[i]` to `bounds[i + 1]`."""
+    """The content of rows of one type: row `i` has the bytes from `bounds[i]` to `bounds[i + 1]`."""
 
     data: Bytes
     bounds: Ints
 
 
 def pack(array: pa.Array, dtype: DataType, *, normal: bool = False) -> tuple[Ints, Bytes]:
-    """The values of an array as byte strings, one after the other; nulls as any.
+    """Pack the values of an array into concatenated byte strings; nulls become any.
 
     Args:
-        array: the values. dtype: their type.
-        normal: write floats as grouping shows them (no −0.0, one NaN) instead of bit by bit. Then values that group
-            together, and only these, are the same byte string.
+        array: the values.
+        dtype: their type.
+        normal: normalise floats as Spark does for grouping (no −0.0, one NaN), instead of writing them bit by bit. Then
+            two values have the same byte string if and only if grouping takes them for equal.
 
     Returns:
-        Where they end (`ends[i + 1]`), and their bytes.
+        Their ends (string `i` ends at `ends[i + 1]`), and their bytes.
     """
     array = exact(array, dtype)
     count = len(array)
@@ -50,27 +51,31 @@ def pack(array: pa.Array, dtype: DataType, *, normal: bool = False) -> tuple[Int
 
 
 def exact(array: pa.Array, dtype: DataType) -> pa.Array:
-    """The array with the Arrow type of `dtype`: Spark names fields otherwise where they are never null."""
+    """Cast the array to the Arrow type of `dtype`, because Spark names fields that are never null differently."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     return array if array.type == dtype.arrow else array.cast(dtype.arrow)
 
 
 def joined(columns: list[Column], count: int) -> tuple[Ints, Bytes]:
-    """The bytes of `count` rows, each with its part of every column in turn: where they end, and what they are."""
+    """Concatenate the columns of `count` rows row by row.
+
+    Returns:
+        The ends of the rows, and the bytes.
+    """
     ends = np.zeros(count + 1, np.int64)
     for column in columns:
         ends += column.bounds
         ends -= column.bounds[0]
     out = np.empty(int(ends[-1]), np.uint8)
-    at = ends[:-1].copy()
+    positions = ends[:-1].copy()
     for column in columns:
-        byte_strings.spread(*column, at, out)
+        byte_strings.spread(*column, positions, out)
     return ends, out
 
 
 def _nullable(array: pa.Array, dtype: DataType, bounds: Ints, outer: Valid, normal: bool) -> Iterator[Column]:
-    """What rows have of values that may be null; those of row `i` are numbers `bounds[i]` to `bounds[i + 1]`."""
+    """Yield the content of nullable values; row `i` has those from `bounds[i]` to `bounds[i + 1]`."""
     valid = there(array) & outer
     yield Column(valid, bounds)
     yield from _values(array, dtype, bounds, valid, normal)
@@ -108,12 +113,12 @@ def _lengths(offsets: Ints, bounds: Ints) -> Column:
 
 
 def width(dtype: DataType) -> int:
-    """Bytes of a value of a type of fixed width."""
+    """Return the bytes of a value of a fixed-width type."""
     return 1 if dtype.name == "boolean" else int(dtype.arrow.bit_width) // 8
 
 
 def fixed_values(array: pa.Array, dtype: DataType, valid: Valid) -> NDArray[Any]:
-    """The values of a type of fixed width, zero where they are null; decimals as pairs of words."""
+    """Return the values of a fixed-width type, zero where they are null; decimals as pairs of words."""
     if not len(array):
         shape, kind = ((0, 2), np.uint64) if dtype.name == "decimal" else ((0,), NUMPY.get(dtype.name, np.uint8))
         return np.empty(shape, kind)
@@ -131,7 +136,7 @@ def fixed_values(array: pa.Array, dtype: DataType, valid: Valid) -> NDArray[Any]
 
 
 def normalised(values: NDArray[Any]) -> NDArray[Any]:
-    """Floats as grouping shows them: no −0.0, one NaN."""
+    """Normalise floats as Spark does for grouping: no −0.0, one NaN."""
     return np.where(np.isnan(values), np.array(np.nan, values.dtype), values + values.dtype.type(0))
 
 
@@ -143,20 +148,20 @@ def _fixed(array: pa.Array, dtype: DataType, valid: Valid, normal: bool) -> Byte
 
 
 def unpack(data: Bytes, ends: Ints, dtype: DataType) -> pa.Array:
-    """The values of byte strings that lie one after the other (`ends[i + 1]`: where string i ends)."""
+    """Unpack concatenated byte strings (string `i` ends at `ends[i + 1]`) into an array of `dtype`."""
     strings = _Strings(data, ends[:-1].copy())
     count = len(ends) - 1
     return strings.values(dtype, np.arange(count + 1), np.ones(count, np.uint8))
 
 
 class _Strings(NamedTuple):
-    """Byte strings that are read from front to back: up to `at`, so far."""
+    """Byte strings that are read from front to back; `at` holds the position in each."""
 
     data: Bytes
     at: Ints
 
     def values(self, dtype: DataType, bounds: Ints, valid: Valid) -> pa.Array:
-        """Read what rows have of a type; the values of row `i` are numbers `bounds[i]` to `bounds[i + 1]`."""
+        """Read the content of a type; row `i` has the values from `bounds[i]` to `bounds[i + 1]`."""
         if dtype.name == "struct":
             fields = [self._nullable(inner, bounds) for _, inner in dtype.fields]
             return pa.Array.from_buffers(dtype.arrow, len(valid), [bitmap(valid)], children=fields)
@@ -182,7 +187,7 @@ class _Strings(NamedTuple):
         return pa.Array.from_buffers(dtype.arrow, len(valid), [bitmap(valid), pa.py_buffer(data)])
 
     def _versions(self, dtype: DataType, bounds: Ints, valid: Valid) -> pa.Array:
-        """Values of several types as values of the newest."""
+        """Read values of several type versions as values of the newest."""
         numbers = self._take(bounds * 2).view(np.uint16)
         offsets = self._offsets(bounds)
         data = self._take(offsets[bounds])
@@ -190,10 +195,12 @@ class _Strings(NamedTuple):
         parts = [pa.nulls(0, newest.arrow)]
         order = np.argsort(numbers, kind="stable")
         for number, chosen in zip(*_runs(numbers, order), strict=True):
-            was = dtype.fields[number][1]
+            version = dtype.fields[number][1]
             count = len(chosen)
             strings = _Strings(data, offsets[chosen])
-            parts.append(evolved(strings.values(was, np.arange(count + 1), np.ones(count, np.uint8)), was, newest))
+            parts.append(
+                evolved(strings.values(version, np.arange(count + 1), np.ones(count, np.uint8)), version, newest)
+            )
         if len(parts) == 2 and valid.all():
             return parts[1]
         places = np.empty(len(order), np.int64)
@@ -214,9 +221,9 @@ class _Strings(NamedTuple):
 
 
 def _runs(numbers: NDArray[np.uint16], order: Ints) -> tuple[list[int], list[Ints]]:
-    """The numbers that there are, and where each is; `order` sorts them."""
-    there_are, starts = np.unique(numbers[order], return_index=True)
-    return there_are.tolist(), np.split(order, starts[1:]) if len(there_are) else []
+    """Return the distinct numbers, and the positions of each; `order` sorts the numbers."""
+    distinct, starts = np.unique(numbers[order], return_index=True)
+    return distinct.tolist(), np.split(order, starts[1:]) if len(distinct) else []
 
 
 def _buffer32(offsets: Ints) -> pa.Buffer:

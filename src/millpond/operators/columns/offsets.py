@@ -1,4 +1,4 @@
-"""Things that lie one after the other in spans, such as the rows of each key."""
+"""Offsets of consecutive spans, such as the rows of each key."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from millpond.layout import Ints
 
 
 def bounds_of(sizes: Ints) -> Ints:
-    """Where spans of some sizes begin, and where the last one ends."""
+    """Return the offsets of consecutive spans of the given sizes, with the end of the last one."""
     bounds = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=bounds[1:])
     return bounds
 
 
 def spans(bounds: Ints, which: Ints) -> tuple[Ints, Ints]:
-    """The members of some spans one after another, and where each begins among them (and the last one ends)."""
+    """Return the members of the chosen spans in turn, and their offsets, with the end of the last one."""
     starts = bounds[which]
     first = bounds_of(bounds[which + 1] - starts)
     return np.arange(first[-1]) + np.repeat(starts - first[:-1], np.diff(first)), first

@@ -1,7 +1,7 @@
-"""Values as byte strings that compare, byte by byte, as Spark orders the values.
+"""Byte strings that compare, byte by byte, as Spark orders the encoded values.
 
-Structs are ordered field by field, arrays element by element and then by length; within them null comes before all, NaN
-after all numbers, and −0.0 is 0.0. Values that Spark takes for equal have the same byte string.
+Structs are ordered field by field, arrays element by element and then by length. Within them null comes first, NaN
+after all numbers, and −0.0 equals 0.0. Values that Spark takes for equal have the same byte string.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ ORDER_KEY = DataType("binary")
 """The type of the byte strings."""
 
 _END, _NULL, _VALUE = 0, 1, 2
-"""What stands before an element of an array, or a field: there is none, it is null, it follows."""
+"""The byte before an element of an array, or a field: the array ends, the value is null, or it follows."""
 
 _SIGNED = ("tinyint", "smallint", "int", "bigint", "date", "timestamp", "timestamp_ntz")
 
 
 def order_keys(array: pa.Array, dtype: DataType) -> tuple[Ints, Bytes]:
-    """The values of an array, each as a byte string; nulls as any.
+    """Encode the values of an array, each as a byte string; nulls become any.
 
     Returns:
-        Where the byte strings end (`ends[i + 1]`), one after the other, and their bytes.
+        The ends of the concatenated byte strings (string `i` ends at `ends[i + 1]`), and their bytes.
     """
     array = exact(array, dtype)
     return _values(array, dtype, there(array))
@@ -45,7 +45,7 @@ def _nullable(array: pa.Array, dtype: DataType, outer: Valid) -> tuple[Ints, Byt
 
 
 def _values(array: pa.Array, dtype: DataType, valid: Valid) -> tuple[Ints, Bytes]:
-    """The byte strings of values, of nulls all the same one."""
+    """Encode values; all nulls have the same byte string."""
     count = len(array)
     if dtype.name == "struct":
         fields = [_nullable(array.field(number), inner, valid) for number, (_, inner) in enumerate(dtype.fields)]
@@ -76,7 +76,7 @@ def _column(strings: tuple[Ints, Bytes]) -> Column:
 
 
 def _unsigned(values: NDArray[Any], dtype: DataType) -> NDArray[Any]:
-    """Unsigned numbers that order as the values do: one each, or of decimals the more significant word first."""
+    """Return unsigned numbers that order as the values do: one each, or for decimals two, the high word first."""
     if dtype.name == "boolean":
         return values
     if dtype.name == "decimal":

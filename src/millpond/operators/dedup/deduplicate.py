@@ -1,4 +1,4 @@
-"""Deduplication: of every key the first row passes, whatever batch it comes in."""
+"""Deduplication: passes the first row of every key, over all batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from millpond.layout import HashRange, Rows, Words
-from millpond.operators.columns.encode import flatten, hashes_of, key_rows, portions
+from millpond.operators.columns.encode import hashes_of, portions
 from millpond.operators.dedup.tables import seen_table
 from millpond.operators.event_time_slices import SlicedState, UnslicedState, times_of
 from millpond.operators.functions.accumulators import BLOCK
@@ -29,7 +29,7 @@ class Seen:
     Args:
         spec: columns and keys.
         make_table: opens the partition's tables.
-        suffix: of the table's name.
+        suffix: the suffix of the table's name.
     """
 
     def __init__(self, spec: DeduplicateSpec, make_table: MakeRows, suffix: str = "") -> None:
@@ -49,12 +49,12 @@ class Seen:
         self._version = version
         self.table.begin(version)
 
-    def announce(self, hashes: Words, needed: int) -> None:
-        """Let the state of some keys be read (see `Announced`)."""
-        self.table.announce(hashes, needed, needed)
+    def prefetch(self, hashes: Words, needed: int) -> None:
+        """Prefetch the state of keys (see `Prefetchable`)."""
+        self.table.prefetch(hashes, needed, needed)
 
     def fresh(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The rows whose key is new; the batch has the column `__hash`, then those of the spec."""
+        """Yield the rows whose key is new; the batch has the column `__hash`, then those of the spec."""
         for portion in portions(batch, self.table.portion, self.table.ahead):
             new = self._note(portion)
             if new.any():
@@ -62,12 +62,7 @@ class Seen:
                 yield rows if new.all() else rows.filter(pa.array(new))
 
     def _note(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
-        leaves = [
-            leaf
-            for position, dtype in zip(self._positions, self._main.types, strict=True)
-            for leaf in flatten(batch.column(1 + position), dtype)
-        ]
-        keys = key_rows(hashes_of(batch), leaves, self._main.keys, self._main.layout.key_stop)
+        keys = self._main.encode(hashes_of(batch), [batch.column(1 + position) for position in self._positions])
         self.table.prepare(keys, self._version)
         new = np.empty(batch.num_rows, dtype=np.bool_)
         for start in range(0, batch.num_rows, BLOCK):
@@ -80,12 +75,12 @@ class Seen:
         return {self._name: self.table.seal()}
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Release all memory."""
         self.table.close()
 
 
 class DeduplicateOperator:
-    """A `DeduplicateSpec` on one partition. Keys with event time are forgotten when the watermark has passed it."""
+    """A `DeduplicateSpec` on one partition. Keys with event time are dropped when the watermark has passed it."""
 
     figures = NO_FIGURES
 
@@ -112,33 +107,33 @@ class DeduplicateOperator:
         self.late_rows = 0
         self._parts.begin(version, times)
 
-    def announce(self, hashes: Words, needed: int) -> None:
-        """Let the state of some keys be read (see `Announced`); of keys with event time it is not known where."""
+    def prefetch(self, hashes: Words, needed: int) -> None:
+        """Prefetch the state of keys without event time (see `Prefetchable`); hashes alone do not give the slice."""
         if isinstance(self._parts, UnslicedState):
-            self._parts.part.announce(hashes, needed)
+            self._parts.part.prefetch(hashes, needed)
 
-    def announce_keys(self, keys: pa.RecordBatch, needed: int) -> None:
-        """Let the state of some keys with event time be read (see `KeysAnnounced`)."""
+    def prefetch_keys(self, keys: pa.RecordBatch, needed: int) -> None:
+        """Prefetch the state of keys with event time (see `KeyPrefetchable`)."""
         if isinstance(self._parts, SlicedState) and self.spec.time is not None:
             times = times_of(keys.column(1), parse_type(self.spec.columns[self.spec.time.column].type))
             hashes = hashes_of(keys).view(np.uint64)
             for seen, rows in self._parts.announced(times):
-                seen.announce(hashes[rows], needed)
+                seen.prefetch(hashes[rows], needed)
 
     def passes(self, rows: int) -> int:
-        """In how many passes over ranges of the hash to work through a batch of so many rows."""
+        """Return the number of passes over hash ranges that a batch of `rows` rows takes."""
         return self._parts.passes(rows)
 
-    def narrow(self, range_: HashRange) -> None:
-        """Until the next call, or the next batch, all rows will have hashes of this range."""
-        self._parts.narrow(range_)
+    def restrict(self, range_: HashRange) -> None:
+        """Restrict the rows that follow to a hash range, until the next call or the next batch."""
+        self._parts.restrict(range_)
 
     def process(self, batch: pa.RecordBatch) -> None:
         """Keep the rows whose key is new; the batch has the column `__hash`, then those of the spec."""
         times = np.zeros(0, np.int64)
         if self.spec.time is not None:
-            at = self.spec.time.column
-            times = times_of(batch.column(1 + at), parse_type(self.spec.columns[at].type))
+            position = self.spec.time.column
+            times = times_of(batch.column(1 + position), parse_type(self.spec.columns[position].type))
             on_time = times > self._late
             if not on_time.all():
                 self.late_rows += int(np.count_nonzero(~on_time))
@@ -147,25 +142,25 @@ class DeduplicateOperator:
             self._new += seen.fresh(rows)
 
     def adopt(self, batch: pa.RecordBatch) -> None:
-        """Take up keys that Spark holds: rows as `process` has them, null beside their keys."""
+        """Adopt keys from Spark's state: rows as in `process`, null beside their keys."""
         times = np.zeros(0, np.int64)
         if self.spec.time is not None:
-            at = self.spec.time.column
-            times = times_of(batch.column(1 + at), parse_type(self.spec.columns[at].type))
+            position = self.spec.time.column
+            times = times_of(batch.column(1 + position), parse_type(self.spec.columns[position].type))
         for seen, rows in self._parts.divide(batch, times):
             for _ in seen.fresh(rows):
                 pass
 
     def finish(self) -> dict[str, TableDelta]:
-        """End the batch: seal what it changed, forget what is closed."""
+        """End the batch: seal what it changed, and drop what is closed."""
         return self._parts.finish()
 
     def output(self) -> Iterator[pa.RecordBatch]:
-        """The rows whose key was new in this batch."""
+        """Yield the rows whose key was new in this batch."""
         for rows in self._new:
             for start in range(0, rows.num_rows, PIECE):
                 yield rows.slice(start, PIECE)
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Release all memory."""
         self._parts.close()

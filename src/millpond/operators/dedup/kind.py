@@ -1,4 +1,4 @@
-"""The kinds of deduplications: what their state is, and what opens them."""
+"""The kinds of deduplications: the tables of their state, and the operators that they open."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from millpond.spec.kinds.deduplicate import DeduplicateSpec, WithinSpec
 
 
 def _load() -> Callable[[DeduplicateSpec, Opening], Operator]:
-    from millpond.operators.dedup.open import open_deduplication
+    from millpond.operators.dedup.deduplicate import DeduplicateOperator
 
-    return open_deduplication
+    return lambda spec, opening: DeduplicateOperator(spec, opening.make_table, opening.existing)
 
 
 def _tables(spec: DeduplicateSpec) -> dict[str, StateTable]:
@@ -32,9 +32,9 @@ DEDUPLICATE = Kind(_load, _tables, _read)
 
 
 def _load_within() -> Callable[[WithinSpec, Opening], Operator]:
-    from millpond.operators.dedup.open import open_within
+    from millpond.operators.dedup.within_watermark import WithinWatermarkOperator
 
-    return open_within
+    return lambda spec, opening: WithinWatermarkOperator(spec, opening.make_table)
 
 
 def _tables_within(spec: WithinSpec) -> dict[str, StateTable]:

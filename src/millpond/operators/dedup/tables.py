@@ -1,4 +1,4 @@
-"""The tables of keys that were seen."""
+"""The tables of the keys that were seen."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from millpond.spec.kinds.deduplicate import DeduplicateSpec, WithinSpec
 
 
 def seen_table(spec: DeduplicateSpec) -> Keyed:
-    """Keys alone."""
+    """Return the layout of a table of keys alone."""
     return keyed(spec.key_fields, [])
 
 
 def within_table(spec: WithinSpec) -> Keyed:
-    """Keys, and when each is forgotten, in milliseconds."""
+    """Return the layout of a table of keys with the expiry of each, in milliseconds."""
     return keyed(spec.key_fields, [(Column("expiry", "word"), False)])

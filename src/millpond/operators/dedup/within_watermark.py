@@ -1,4 +1,4 @@
-"""Deduplication within the watermark: of every key the first row passes, until the watermark has left it behind."""
+"""Deduplication within the watermark: passes the first row of every key, until the watermark has passed its expiry."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from millpond.layout import HashRange, Rows, Words
-from millpond.operators.columns.encode import flatten, hashes_of, key_rows, numbers, plain, portions, validity
+from millpond.operators.columns.encode import hashes_of, numbers, plain, portions, validity
 from millpond.operators.dedup.tables import within_table
 from millpond.operators.functions.accumulators import BLOCK
 from millpond.operators.protocol import MAIN, NO_FIGURES, PIECE, MakeRows, Times
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class WithinWatermarkOperator:
     """A `WithinSpec` on one partition.
 
-    As in Spark, a key that has expired still stops rows of the batch in which it is forgotten, and a time that is null
-    is never late and counts as that of 1970.
+    As in Spark, a key that has expired still stops rows of the batch that drops it. A null time is never late and
+    counts as the epoch.
     """
 
     figures = NO_FIGURES
@@ -52,16 +52,16 @@ class WithinWatermarkOperator:
         self._table.begin(version)
 
     def passes(self, rows: int) -> int:
-        """In how many passes over ranges of the hash to work through a batch of so many rows."""
+        """Return the number of passes over hash ranges that a batch of `rows` rows takes."""
         return self._table.passes(rows)
 
-    def announce(self, hashes: Words, needed: int) -> None:
-        """Let the state of some keys be read (see `Announced`)."""
-        self._table.announce(hashes, needed, needed)
+    def prefetch(self, hashes: Words, needed: int) -> None:
+        """Prefetch the state of keys (see `Prefetchable`)."""
+        self._table.prefetch(hashes, needed, needed)
 
-    def narrow(self, range_: HashRange) -> None:
-        """Until the next call, or the next batch, all rows will have hashes of this range."""
-        self._table.narrow(range_)
+    def restrict(self, range_: HashRange) -> None:
+        """Restrict the rows that follow to a hash range, until the next call or the next batch."""
+        self._table.restrict(range_)
 
     def process(self, batch: pa.RecordBatch) -> None:
         """Keep the rows whose key is new; the batch has the column `__hash`, then those of the spec."""
@@ -79,19 +79,14 @@ class WithinWatermarkOperator:
                 self._pass_on(portion, -(-times // 1000) + self.spec.delay_ms)
 
     def adopt(self, batch: pa.RecordBatch) -> None:
-        """Take up keys that Spark holds: rows as `process` has them, whose time says when their key is forgotten."""
+        """Adopt keys from Spark's state: rows as in `process`, whose time is the expiry of their key."""
         for portion in portions(batch, self._table.portion, self._table.ahead):
             times = numbers(plain(portion.column(1 + self.spec.time.column)), self._time_type)
             self._pass_on(portion, -(-times // 1000))
             self._new = []
 
     def _pass_on(self, batch: pa.RecordBatch, expiries: NDArray[np.int64]) -> None:
-        leaves = [
-            leaf
-            for position, dtype in zip(self.spec.keys, self._main.types, strict=True)
-            for leaf in flatten(batch.column(1 + position), dtype)
-        ]
-        keys = key_rows(hashes_of(batch), leaves, self._main.keys, self._main.layout.key_stop)
+        keys = self._main.encode(hashes_of(batch), [batch.column(1 + position) for position in self.spec.keys])
         stamps = Expiry.stamps(expiries)
         self._table.prepare(keys, stamps)
         new = np.empty(batch.num_rows, dtype=np.bool_)
@@ -107,18 +102,18 @@ class WithinWatermarkOperator:
             self._new.append(rows_ if new.all() else rows_.filter(pa.array(new)))
 
     def finish(self) -> dict[str, TableDelta]:
-        """End the batch: forget the keys that have expired, seal the table."""
-        self._table.widen()
+        """End the batch: drop the keys that have expired, and seal the table."""
+        self._table.unrestrict()
         for rows in self._expiry.due(self._times.closed):
             self._table.remove(rows)
         return {MAIN: self._table.seal()}
 
     def output(self) -> Iterator[pa.RecordBatch]:
-        """The rows whose key was new in this batch."""
+        """Yield the rows whose key was new in this batch."""
         for rows in self._new:
             for start in range(0, rows.num_rows, PIECE):
                 yield rows.slice(start, PIECE)
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Release all memory."""
         self._table.close()

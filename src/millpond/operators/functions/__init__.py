@@ -1,1 +1,1 @@
-"""Aggregate functions: what each keeps for a group, how rows are folded into it, and its result."""
+"""Aggregate functions: the state of each for a group, folding rows into it, and its result."""

@@ -1,12 +1,12 @@
 """Accumulators over integers and doubles: count, sum, average. Each call keeps a few words per key.
 
-The life of an `Accumulator`: made from the call, told where its state columns stand (`bind`) and when a batch begins
-(`begin`), then for every Arrow batch `load` followed by `update` for each block of rows just located, and `result` for
-rows to be shown. Partial states of one key that were folded apart, as panes of a window or sessions that grow
-together, come into one by `combine`.
+An `Accumulator` is made from a call and bound to its state columns (`bind`). Each batch starts with `begin`. For every
+Arrow batch, `load` is followed by `update` for each block of located rows. `result` computes the results of rows.
+Partial states of one key that were folded separately, as panes of a window or merging sessions, are merged by
+`combine`.
 """
 
-# ruff: noqa: D102 (what a method does is said once, in `Accumulator`)
+# ruff: noqa: D102 (the methods are documented in `Accumulator`)
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
     from millpond.stores.protocol import Writable
 
 BLOCK = 2048
-"""Rows located and folded at a time, so that they are still in the cache when they are folded."""
+"""Rows located and folded at a time, few enough to stay in the processor's cache in between."""
 
 
 _NO_EXCESSES = np.empty(0, dtype=np.int64)
 
 
 class StateColumn(NamedTuple):
-    """A column of state: its kind, and whether a fresh key has null there (else zero)."""
+    """A column of state: its kind, and whether a fresh key has null there instead of zero."""
 
     kind: Kind
     null: bool = False
 
 
 class Accumulator(ABC):
-    """One aggregate call: its state columns, how rows are folded into them, and its result.
+    """One aggregate call: its state columns, folding rows into them, and its result.
 
     Attributes:
         columns: the state columns.
-        places: where they stand in a row, once bound.
+        places: the places of the state columns in a row, once bound.
     """
 
     columns: tuple[StateColumn, ...]
@@ -61,26 +61,27 @@ class Accumulator(ABC):
         self.places: tuple[Place, ...] = ()
 
     def bind(self, places: Sequence[Place]) -> None:
-        """Learn where the state columns stand."""
+        """Set the places of the state columns."""
         self.places = tuple(places)
 
     def begin(self, version: int) -> None:  # noqa: B027 (most have nothing to do)
-        """Start the batch that reads state `version`. Not told, an accumulator takes all batches for one."""
+        """Start the batch that reads state `version`. Without this call, all batches count as one."""
 
     @abstractmethod
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
-        """Take up the inputs of an Arrow batch; `counts` are the rows that count (filter, distinct)."""
+        """Load the inputs of an Arrow batch; `counts` is the mask of rows that count (filter, distinct)."""
 
     @abstractmethod
     def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
-        """Fold the block of the batch that begins at `start`; `rows` are the row ids of its keys."""
+        """Fold in the block of the batch that begins at `start`; `rows` are the row ids of its keys."""
 
     def combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
-        """Fold partial states into the states of rows, as if what they were made of came after what is there.
+        """Merge partial states into rows, as if the partial states' inputs came after those of the rows.
 
         Args:
-            table: the table. rows: row ids, also several times the same, none of them a row that `source` lies in.
-            source: a row of the table's layout for each of them; its heap may be the table's own.
+            table: the table.
+            rows: row ids, possibly repeated; `source` must not lie in any of these rows.
+            source: a row of the table's layout for each row id; its heap may be the table's own.
 
         Raises:
             ArithmeticOverflowError: a sum overflows in ANSI mode.
@@ -91,11 +92,11 @@ class Accumulator(ABC):
 
     @abstractmethod
     def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
-        """`combine` for one block."""
+        """Merge one block (see `combine`)."""
 
     @abstractmethod
     def result(self, rows: Rows) -> pa.Array:
-        """The call's result for every row."""
+        """Return the call's result for every row."""
 
 
 class Count(Accumulator):
@@ -147,10 +148,10 @@ class SumInts(Accumulator):
         self, table: Writable, rows: NDArray[np.int64], start: int, values: NDArray[np.int64], valid: Mask
     ) -> None:
         place = self.places[0]
-        at = (table.words, rows, start, place.offset, place.null_word, place.null_bit, values, valid)
+        kernel_args = (table.words, rows, start, place.offset, place.null_word, place.null_bit, values, valid)
         if not self.ansi:
-            numeric.sum_ints(*at)
-        elif not numeric.sum_ints_checked(*at):
+            numeric.sum_ints(*kernel_args)
+        elif not numeric.sum_ints_checked(*kernel_args):
             raise overflow_in_integers()
 
     def result(self, rows: Rows) -> pa.Array:
@@ -161,8 +162,8 @@ class SumInts(Accumulator):
 class TrySumInts(SumInts):
     """`try_sum` of integers: null beyond 64 bits.
 
-    Spark adds up the rows of a batch before it adds them to the state, and what is beyond when a batch ends is lost,
-    for good. So a second word tells of sums that are beyond, and may come back within the batch.
+    Spark adds up the rows of a batch before it adds them to the state. A sum that is out of range when a batch ends
+    stays null. So a second word marks sums that are out of range, and that may return within the batch.
     """
 
     columns = (StateColumn("word", null=True), StateColumn("word"))
@@ -176,17 +177,17 @@ class TrySumInts(SumInts):
 
     def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
         place = self.places[0]
-        at = (table.words, rows, start, place.offset, place.null_word, place.null_bit)
-        numeric.try_sum_ints(*at, self._values, _NO_EXCESSES, self._valid, self._batch)
+        kernel_args = (table.words, rows, start, place.offset, place.null_word, place.null_bit)
+        numeric.try_sum_ints(*kernel_args, self._values, _NO_EXCESSES, self._valid, self._batch)
 
     def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         place = self.places[0]
-        at = (table.words, rows, 0, place.offset, place.null_word, place.null_bit)
-        sums, excesses = (ints(source, one.offset) for one in self.places)
-        numeric.try_sum_ints(*at, sums, excesses, not_null(source, place), self._batch)
+        kernel_args = (table.words, rows, 0, place.offset, place.null_word, place.null_bit)
+        sums, excesses = (ints(source, place_.offset) for place_ in self.places)
+        numeric.try_sum_ints(*kernel_args, sums, excesses, not_null(source, place), self._batch)
 
     def result(self, rows: Rows) -> pa.Array:
-        sums, excesses = (ints(rows, one.offset) for one in self.places)
+        sums, excesses = (ints(rows, place.offset) for place in self.places)
         valid = both(not_null(rows, self.places[0]), (excesses == 0).view(np.uint8))
         return to_arrow(sums, valid, self.type)
 
@@ -202,8 +203,8 @@ class Bits(SumInts):
         self, table: Writable, rows: NDArray[np.int64], start: int, values: NDArray[np.int64], valid: Mask
     ) -> None:
         place = self.places[0]
-        at = (table.words, rows, start, place.offset, place.null_word, place.null_bit, values, valid)
-        numeric.combine_bits(*at, self._operation)
+        kernel_args = (table.words, rows, start, place.offset, place.null_word, place.null_bit, values, valid)
+        numeric.combine_bits(*kernel_args, self._operation)
 
 
 class SumFloats(Accumulator):
@@ -263,7 +264,7 @@ class Average(SumFloats):
 
 
 def overflow_in_integers() -> ArithmeticOverflowError:
-    """The error for an integer sum beyond its type."""
+    """Return the error of an integer sum that exceeds its type."""
     return ArithmeticOverflowError(
         "overflow in a sum of integers.",
         action="Set spark.sql.ansi.enabled to false (the sum then wraps) and start again, or sum a wider type "
@@ -272,7 +273,7 @@ def overflow_in_integers() -> ArithmeticOverflowError:
 
 
 def count_valid(table: Writable, rows: NDArray[np.int64], start: int, place: Place, valid: Mask) -> None:
-    """Add one to the count of every row of a block that is valid."""
+    """Add one to the count of every valid row of a block."""
     if valid.size:
         numeric.count_valid(table.words, rows, start, place.offset, valid)
     else:

@@ -1,6 +1,6 @@
-"""Accumulators over blobs: lists of all values, and sketches of their number."""
+"""Accumulators over blobs: lists of all values, and sketches of their cardinality."""
 
-# ruff: noqa: D102 (what a method does is said once, in `Accumulator`)
+# ruff: noqa: D102 (the methods are documented in `Accumulator`)
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NO_PAIRS: Words = np.empty((0, 2), dtype=np.uint64)
 
 
 class GrowingBytes:
-    """Grows blobs: a byte column followed by a word that says how much of it is used."""
+    """Growing blobs: a byte column, followed by a word with the number of bytes in use."""
 
     columns = (StateColumn("bytes"), StateColumn("word"))
 
@@ -48,26 +48,43 @@ class GrowingBytes:
         valid: Mask,
         values: Words = _NO_PAIRS,
     ) -> None:
-        """Let the blobs of a block's rows grow where the block's values have no room."""
+        """Grow the blobs of a block's rows where the block's values do not fit.
+
+        Args:
+            table: the table.
+            rows: the row ids of the block.
+            start: the block's first row in the batch.
+            offset: the first word of the blob column.
+            width: bytes of a value; 0 if `values` are byte strings.
+            valid: a mask of the batch's rows that have a value.
+            values: packed byte strings, if `width` is 0.
+        """
         count = kernels.find_short(table.words, rows, start, offset, values, valid, width, self._rows, self._sizes)
         if count:
             self.grow(table, self._rows[:count], offset, self._sizes[:count])
 
     def make_room_for(self, table: Writable, rows: NDArray[np.int64], offset: int, sizes: NDArray[np.int64]) -> None:
-        """Let the blobs of a block's rows grow where so many more bytes each have no room."""
+        """Grow the blobs of a block's rows where `sizes` more bytes each do not fit."""
         count = kernels.find_short_by(table.words, rows, offset, sizes, self._rows, self._sizes)
         if count:
             self.grow(table, self._rows[:count], offset, self._sizes[:count])
 
     def append(self, table: Writable, rows: NDArray[np.int64], offset: int, source: Rows) -> None:
-        """Append the contents of the blobs of as many rows of the same layout."""
+        """Append the blobs of other rows of the same layout, one for each row."""
         sizes, starts = ints(source, offset + 2), ints(source, offset + 1)
         self.make_room_for(table, rows, offset, sizes)
         kernels.append_blobs(table.words, table.heap.data, rows, offset, sizes, starts, source.heap)
 
     @staticmethod
     def grow(table: Writable, rows: NDArray[np.int64], offset: int, sizes: NDArray[np.int64]) -> None:
-        """Give the blobs of rows (each once) new lengths; what is added is zero."""
+        """Reallocate the blobs of distinct rows.
+
+        Args:
+            table: the table.
+            rows: the row ids.
+            offset: the first word of the blob column.
+            sizes: the new lengths in bytes; added bytes are zero.
+        """
         pairs: Words = np.empty((len(rows), 2), dtype=np.uint64)
         grown: Bytes = np.zeros(int(sizes.sum()), dtype=np.uint8)
         kernels.grow(table.words, table.heap.data, rows, offset, sizes, pairs, grown)
@@ -75,7 +92,7 @@ class GrowingBytes:
 
 
 class Collect(Accumulator):
-    """`collect_list`, and `collect_set` of inputs of which only distinct ones arrive: nulls left out."""
+    """`collect_list`, and `collect_set` of inputs of which only distinct ones arrive; nulls are left out."""
 
     columns = GrowingBytes.columns
 
@@ -110,7 +127,7 @@ class Collect(Accumulator):
         return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), values, type=self.type.arrow)
 
     def _lists(self, rows: Rows) -> tuple[NDArray[np.int64], pa.Array]:
-        """Where each row's list begins and the last one ends, and the values of all."""
+        """Return the offsets of the rows' lists, with the end of the last, and the values of all."""
         offset = self.places[0].offset
         offsets = np.empty(rows.count + 1, dtype=np.int64)
         if self._width:
@@ -136,7 +153,7 @@ class Collect(Accumulator):
 
 
 class FixedBytes(Accumulator):
-    """State of a fixed number of bytes, zero before the first value; a row has it from its first value on."""
+    """State of a fixed number of bytes, zero before the first value; a row gets its blob with its first value."""
 
     columns = GrowingBytes.columns
 
@@ -152,7 +169,7 @@ class FixedBytes(Accumulator):
 
     @abstractmethod
     def fold(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
-        """`update`, where all rows that count have their blobs."""
+        """Fold in a block (see `update`); all rows that count have their blobs."""
 
     def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         offset = self.places[0].offset
@@ -163,10 +180,10 @@ class FixedBytes(Accumulator):
 
     @abstractmethod
     def add(self, table: Writable, rows: NDArray[np.int64], starts: NDArray[np.int64], heap: Bytes) -> None:
-        """Fold blobs, given by where in their heap they start, into those of rows."""
+        """Merge blobs, given by their starts in `heap`, into those of rows."""
 
     def _start(self, table: Writable, rows: NDArray[np.int64]) -> None:
-        """Give the rows that have no blob yet their own."""
+        """Allocate blobs for rows that have none."""
         offset = self.places[0].offset
         fresh = np.unique(rows[table.words[rows, offset] == 0])
         if len(fresh):
@@ -204,7 +221,7 @@ class ApproxCountDistinct(FixedBytes):
         return to_arrow(self._estimate(inverse, empty), ALL, self.type)
 
     def _estimate(self, inverse: NDArray[np.float64], empty: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Cardinalities, by the HyperLogLog++ paper's rules in Spark's order of operations."""
+        """Estimate cardinalities by the rules of the HyperLogLog++ paper, in Spark's order of operations."""
         registers = float(1 << self._precision)
         small = {4: 0.673, 5: 0.697, 6: 0.709}
         alpha = small.get(self._precision, 0.7213 / (1.0 + 1.079 / registers))
@@ -219,7 +236,7 @@ class ApproxCountDistinct(FixedBytes):
         return np.floor(estimate + 0.5).astype(np.int64)
 
     def _bias(self, estimates: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Mean bias of the six known estimates nearest to each."""
+        """Return the mean bias of the six known estimates nearest to each."""
         known, count = self._raw, len(self._raw)
         low = np.maximum(np.searchsorted(known, estimates) - 5, 0)
         high = np.minimum(low + 6, count)
@@ -232,14 +249,14 @@ class ApproxCountDistinct(FixedBytes):
             high += moving
         total = np.zeros(len(estimates))
         for step in range(6):  # summed in order, as Spark does
-            at = low + step
-            total += np.where(at < high, self._biases[np.minimum(at, count - 1)], 0.0)
+            index = low + step
+            total += np.where(index < high, self._biases[np.minimum(index, count - 1)], 0.0)
         mean: NDArray[np.float64] = total / (high - low)
         return mean
 
 
 def sketch_blobs(words: pa.ListArray) -> pa.Array:
-    """The state of `approx_count_distinct`, of the words that Spark keeps: as many in each row, none of them null."""
+    """Convert Spark's words of `approx_count_distinct` to state blobs; rows have equally many words and no nulls."""
     values = np.asarray(words.flatten())
     blobs = np.zeros((len(words), kernels.HEADER + 8 * (len(values) // max(1, len(words)))), dtype=np.uint8)
     blobs[:, kernels.HEADER :] = values.view(np.uint8).reshape(len(words), -1)
@@ -250,12 +267,12 @@ def sketch_blobs(words: pa.ListArray) -> pa.Array:
 
 
 def _element_width(dtype: DataType) -> int:
-    """Bytes of a list element: Arrow's width of the type; a byte for a boolean."""
+    """Return the bytes of a list element: Arrow's width of the type; one byte for a boolean."""
     return 1 if dtype.name == "boolean" else int(dtype.arrow.bit_width) // 8
 
 
 def _element_bytes(column: Operand, dtype: DataType) -> Bytes:
-    """The bytes of a column's values as list elements."""
+    """Return the bytes of a column's values as list elements."""
     if dtype.name == "boolean":
         return column.values.astype(np.uint8)
     data = to_arrow(column.values, ALL, dtype).buffers()[1]

@@ -1,6 +1,6 @@
-"""`count_min_sketch`: counters of how often values come, in Spark's own binary form."""
+"""`count_min_sketch`: counters of the frequencies of values, in Spark's own binary form."""
 
-# ruff: noqa: D102 (what a method does is said once, in `Accumulator`)
+# ruff: noqa: D102 (the methods are documented in `Accumulator`)
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _VERSION = 1
 class CountMin(FixedBytes):
     """`count_min_sketch` of integers, strings and binary values.
 
-    Its options are `multipliers`, one for each row of counters: what integers are hashed with; and `width`, the length
-    of a row.
+    Its options are `multipliers`, the hash multipliers of integers, one for each row of counters; and `width`, the
+    length of a row.
     """
 
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
@@ -51,8 +51,8 @@ class CountMin(FixedBytes):
     def fold(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
         offset, heap = self.places[0].offset, table.heap.data
         if self.inputs[0].machine == "bytes":
-            at = (rows, start, offset, self._hashes, self._valid, len(self._multipliers), self._width)
-            kernels.count_hashes(table.words, heap, *at)
+            kernel_args = (rows, start, offset, self._hashes, self._valid, len(self._multipliers), self._width)
+            kernels.count_hashes(table.words, heap, *kernel_args)
         else:
             values = self._values
             kernels.count_ints(

@@ -1,6 +1,6 @@
 """Accumulators over decimals: sums and averages, with Spark's limits and rounding."""
 
-# ruff: noqa: D102 (what a method does is said once, in `Accumulator`)
+# ruff: noqa: D102 (the methods are documented in `Accumulator`)
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _NO_WORDS: Words = np.empty((0, 1), dtype=np.uint64)
 class SumDecimals(Accumulator):
     """`sum` of decimals: two words; a sum beyond its precision is null, or an error in ANSI mode.
 
-    A sum has ten digits more than its input. Where 38 digits are no room for so many, a few rows can take it beyond
-    them, and others of the same batch bring it back. Spark adds up the rows of a batch before it adds them to the
-    state, and what is beyond when a batch ends is lost, for good. So these sums have a third word.
+    A sum has ten digits more than its input. Where these exceed 38 digits, a few rows can take the sum out of range,
+    and others of the same batch can bring it back. Spark adds up the rows of a batch before it adds them to the state.
+    A sum that is out of range when a batch ends stays null. So these sums have a third word.
     """
 
     columns: tuple[StateColumn, ...] = (StateColumn("wide", null=True),)
@@ -64,13 +64,13 @@ class SumDecimals(Accumulator):
         self, table: Writable, rows: NDArray[np.int64], start: int, values: NDArray[Any], excesses: Words, valid: Mask
     ) -> None:
         place = self.places[0]
-        at = (table.words, rows, start, place.offset, place.null_word, place.null_bit, values)
+        kernel_args = (table.words, rows, start, place.offset, place.null_word, place.null_bit, values)
         if self._returns:
-            decimals.sum_beyond(*at, excesses, valid, *self._limit, self._batch)
+            decimals.sum_beyond(*kernel_args, excesses, valid, *self._limit, self._batch)
         elif values.ndim == 2:
-            decimals.sum_long(*at, valid, *self._limit)
+            decimals.sum_long(*kernel_args, valid, *self._limit)
         else:
-            decimals.sum_short(*at, valid, *self._limit)
+            decimals.sum_short(*kernel_args, valid, *self._limit)
 
     def result(self, rows: Rows) -> pa.Array:
         valid = both(not_null(rows, self.places[0]), self._within(rows).view(np.uint8))
@@ -80,18 +80,18 @@ class SumDecimals(Accumulator):
         return wide(rows, self.places[0].offset)
 
     def _within(self, rows: Rows) -> NDArray[np.bool_]:
-        """The rows whose sums are within their precision.
+        """Return a mask of the rows whose sums are within their precision.
 
         Raises:
-            ArithmeticOverflowError: not all are, in ANSI mode.
+            ArithmeticOverflowError: a sum is not, in ANSI mode.
         """
         sums = self._sums(rows)
-        fine: NDArray[np.bool_] = (sums[:, 1] != decimals.OVERFLOWN) | (sums[:, 0] != 0)
+        within: NDArray[np.bool_] = (sums[:, 1] != decimals.OVERFLOWN) | (sums[:, 0] != 0)
         if self._returns:
-            fine &= rows.words[:, self.places[1].offset] == 0
-        if self.ansi and not fine.all():
+            within &= rows.words[:, self.places[1].offset] == 0
+        if self.ansi and not within.all():
             raise overflow_in_sum(self.call)
-        return fine
+        return within
 
 
 class AverageDecimals(SumDecimals):
@@ -121,13 +121,15 @@ def averages(
     *,
     ansi: bool,
 ) -> pa.Array:
-    """Averages of decimals.
+    """Compute averages of decimals.
 
     Args:
-        dtype: of the values. result: of the averages.
-        sums, counts: what to divide by what; without any value the average is null.
-        within: the sums that are within their precision; of others the average is null.
-        ansi: whether an average beyond its precision is an error. It is null otherwise.
+        dtype: the type of the values.
+        result: the type of the averages.
+        sums: the sums, as uint64[n, 2].
+        counts: the numbers of values; the average of no values is null.
+        within: a mask of the sums within their precision; the averages of the others are null.
+        ansi: whether an average beyond its precision is an error instead of null.
 
     Raises:
         NumericRangeError: an average is beyond its precision, in ANSI mode.
@@ -143,12 +145,12 @@ def averages(
 
 
 def sum_precision(dtype: DataType) -> int:
-    """Digits of the sum of decimals: ten more than the input's, 38 at most."""
+    """Return the digits of a sum of decimals: ten more than the input's, 38 at most."""
     return min(_DIGITS, dtype.precision + 10)
 
 
 def overflow_in_sum(call: AggregateCall) -> ArithmeticOverflowError:
-    """The error for a sum or an average of decimals whose sum is beyond its precision."""
+    """Return the error of a sum or an average of decimals whose sum is beyond its precision."""
     return ArithmeticOverflowError(
         "overflow in a sum of decimals.",
         action=f"Use 'try_{call.function}', or set spark.sql.ansi.enabled to false (it is then null), and start again. "
@@ -157,5 +159,5 @@ def overflow_in_sum(call: AggregateCall) -> ArithmeticOverflowError:
 
 
 def words_of(value: int) -> tuple[np.uint64, np.uint64]:
-    """A number up to 2¹²⁸ as two words, the low one first."""
+    """Split a number below 2¹²⁸ into two words, the low one first."""
     return np.uint64(value & (2**64 - 1)), np.uint64(value >> 64)

@@ -1,8 +1,8 @@
-"""`listagg`: the texts of a group joined by a delimiter, in the order in which they came or in that which is asked for.
+"""`listagg`: joins the texts of a group by a delimiter, in order of arrival or in a requested order.
 
-Follows Spark's `ListAgg`: nulls are left out, a group without texts has none, and sorting keeps texts of equal rank as
-they came. What texts are ordered by, unless it is the text itself, stands beside them in a struct whose first field is
-the text.
+This follows Spark's `ListAgg`: nulls are left out, a group without texts has a null result, and sorting keeps texts of
+equal rank in order of arrival. If texts are not ordered by themselves, they come as structs, whose first field is the
+text and whose other fields are the sort columns.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ListAgg(Collect):
     """`listagg` of rows as they come."""
 
     def result(self, rows: Rows) -> pa.Array:
-        """The joined texts of every row."""
+        """Return the joined texts of every row."""
         return joined(*self._lists(rows), self.call, self.inputs[0])
 
 
@@ -37,18 +37,18 @@ class GatheredListAgg(Gathered):
     """`listagg` of groups whose rows are all there."""
 
     def result(self, rows: Rows) -> pa.Array:
-        """The joined texts of every row."""
+        """Return the joined texts of every row."""
         return joined(*self._lists(rows), self.call, self.inputs[0])
 
 
 def joined(offsets: NDArray[np.int64], values: pa.Array, call: AggregateCall, dtype: DataType) -> pa.Array:
-    """The texts of lists, each list's in order and joined.
+    """Join the texts of lists, each list's in order.
 
     Args:
-        offsets: where each list begins among the values, and the last one ends.
-        values: texts, or structs of a text and what it is ordered by, never null.
-        call: its options are `delimiter` (bytes, as hexadecimal digits) and `order`: for each rank, whether it is
-            descending and whether nulls are last.
+        offsets: the offsets of the lists among the values, with the end of the last.
+        values: texts, or structs of a text and its sort columns, never null.
+        call: the call; its options are `delimiter` (bytes, as hexadecimal digits) and `order`: for each sort column,
+            whether it is descending and whether nulls are last.
         dtype: the type of the values.
 
     Raises:
@@ -57,9 +57,9 @@ def joined(offsets: NDArray[np.int64], values: pa.Array, call: AggregateCall, dt
     order = call.options.get("order", [])
     texts = values.field(0) if dtype.name == "struct" else values
     if order and len(values):
-        by = [values.field(1 + n) for n in range(len(order))] if dtype.name == "struct" else [values]
+        sort_columns = [values.field(1 + n) for n in range(len(order))] if dtype.name == "struct" else [values]
         types = [inner for _, inner in dtype.fields[1:]] or [dtype]
-        texts = texts.take(pa.array(_sorted(offsets, by, types, order)))
+        texts = texts.take(pa.array(_sorted(offsets, sort_columns, types, order)))
     type_ = parse_type(call.type).arrow
     delimiter = bytes.fromhex(call.options.get("delimiter", ""))
     if texts.nbytes + len(delimiter) * len(texts) > LIMIT:
@@ -73,7 +73,7 @@ def joined(offsets: NDArray[np.int64], values: pa.Array, call: AggregateCall, dt
 def _sorted(
     offsets: NDArray[np.int64], by: Sequence[pa.Array], types: Sequence[DataType], order: Sequence[Sequence[bool]]
 ) -> NDArray[np.int64]:
-    """The positions of the values of lists, in the order that is asked for."""
+    """Sort the values of each list in the requested order, and return their positions."""
     rows = np.arange(int(offsets[-1]))
     ranks: list[NDArray[np.uint64]] = []
     for column, dtype, (descending, nulls_last) in zip(by[::-1], types[::-1], order[::-1], strict=True):
@@ -84,7 +84,7 @@ def _sorted(
         if valid.size:
             ranks.append((valid.astype(np.bool_) != nulls_last).astype(np.uint64))
     ranks.append(np.repeat(np.arange(len(offsets) - 1, dtype=np.uint64), np.diff(offsets)))
-    for rank in ranks:  # the least significant first; equal ones stay as they are
+    for rank in ranks:  # a stable radix sort, from the least significant rank
         _, places = order_by_hash(rank[rows])
         rows = rows[places]
     return rows

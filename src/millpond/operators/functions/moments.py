@@ -1,6 +1,6 @@
-"""Accumulators of central moments, of one argument and of two: variance, skewness, covariance, regression and so on."""
+"""Accumulators of central moments of one or two arguments: variance, skewness, covariance, regression and so on."""
 
-# ruff: noqa: D102 (what a method does is said once, in `Accumulator`)
+# ruff: noqa: D102 (the methods are documented in `Accumulator`)
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _NAN = np.float64("nan").view(np.uint64)
 
 
 class Statistic(Accumulator):
-    """A number computed from doubles in consecutive words: how many values, their means, and sums of products.
+    """A statistic over doubles in consecutive words: the number of values, their means, and sums of products.
 
-    Without any value the result is null. With the option `merges_empty`, a value of which a product overflows makes
-    that sum NaN: Spark before 4.3 merges each batch's state with that of no rows, and multiplies the product by zero.
+    Without any value the result is null. With the option `merges_empty`, a value with an overflowing product makes that
+    sum NaN: Spark before 4.3 merges each batch's state with that of no rows, and multiplies the product by zero.
     """
 
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType], width: int) -> None:
@@ -62,11 +62,11 @@ class Statistic(Accumulator):
 
     @abstractmethod
     def _add(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
-        """`update` as Spark 4.3 has it."""
+        """Fold in a block as Spark 4.3 does (see `update`)."""
 
     @abstractmethod
     def _products(self, *values: Doubles) -> list[Doubles]:
-        """Return the product of which each sum is made, for each row."""
+        """Return each row's product for each of the sums."""
 
     def result(self, rows: Rows) -> pa.Array:
         state = [floats(rows, place.offset) for place in self.places]
@@ -76,21 +76,21 @@ class Statistic(Accumulator):
 
     @abstractmethod
     def _shown(self, count: Doubles, *state: Doubles) -> tuple[Doubles, Flags]:
-        """The result of every row, and which of them there are; those without any value are not asked for."""
+        """Return the result of every row, and a mask of those that are defined; rows without any value are ignored."""
 
     def _where(self, defined: Flags, values: Doubles) -> tuple[Doubles, Flags]:
-        """Results where they are defined; elsewhere null, or NaN as formerly."""
+        """Return results where they are defined; others are null, or NaN in Spark's legacy mode."""
         if self.call.options.get("null_on_divide_by_zero", True):
             return values, defined
         return np.where(defined, values, np.nan), np.ones(len(values), dtype=np.bool_)
 
     def _quotients(self, wanted: Flags, dividends: Doubles, divisors: Doubles) -> tuple[Doubles, Flags]:
-        """Quotients as Spark divides: by zero they are null, or an error in ANSI mode.
+        """Divide as Spark does: division by zero gives null, or an error in ANSI mode.
 
-        What is divided by can be zero though no deviation is: where its square or cube is less than any double.
+        A divisor can be zero although no deviation is: its square or cube may be less than any double.
 
         Raises:
-            DivideByZeroError: a wanted one is divided by zero, in ANSI mode.
+            DivideByZeroError: a wanted quotient has divisor zero, in ANSI mode.
         """
         divided = divisors != 0.0
         if self.ansi and (wanted & ~divided).any():
@@ -102,7 +102,7 @@ class Statistic(Accumulator):
 
 
 class Moments(Statistic):
-    """What central moments up to an order give."""
+    """Statistics from central moments of one argument up to an order."""
 
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType], *, order: int) -> None:
         super().__init__(call, inputs, order + 1)
@@ -153,7 +153,7 @@ class Skewness(Moments):
 
 
 class Kurtosis(Moments):
-    """`kurtosis`, in excess of a normal distribution's."""
+    """`kurtosis`, in excess of that of a normal distribution."""
 
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
         super().__init__(call, inputs, order=4)
@@ -167,7 +167,7 @@ class Kurtosis(Moments):
 
 
 class SquaredDeviations(Moments):
-    """`regr_sxx`, `regr_syy`: of one side of pairs, the sum of squared deviations."""
+    """`regr_sxx`, `regr_syy`: the sum of squared deviations of one side of pairs."""
 
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
         super().__init__(call, inputs, order=2)
@@ -177,7 +177,7 @@ class SquaredDeviations(Moments):
 
 
 class CoMoments(Statistic):
-    """What central moments of two arguments give; pairs with a null do not count."""
+    """Statistics from central moments of two arguments; pairs with a null do not count."""
 
     width: int
 

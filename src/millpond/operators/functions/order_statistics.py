@@ -1,12 +1,12 @@
 """Aggregate functions that need all values of a group at once: percentiles and modes (FlowKV's append pattern).
 
-They follow Spark's `Percentile`, `PercentileDisc` and `Mode`: nulls do not count; the percentile at share *p* of *n*
-values is interpolated at position (n − 1) · p, computed in doubles; the discrete one is the first value up to which at
-least n · p are counted. Of values that are equally frequent, `mode` takes the least, or if asked for the greatest;
-where Spark takes any, so the least.
+They follow Spark's `Percentile`, `PercentileDisc` and `Mode`. Nulls do not count. The percentile at share *p* of *n*
+values is interpolated at position (n − 1) · p, computed in doubles. The discrete percentile is the first value up to
+which at least n · p values are counted. Of equally frequent values, `mode` takes the least, or on request the greatest;
+where Spark takes any, it takes the least.
 """
 
-# ruff: noqa: D102 (what a method does is said once, in `Accumulator`, `WholeGroups` and `OrderStatistic`)
+# ruff: noqa: D102 (the methods are documented in `Accumulator`, `WholeGroups` and `OrderStatistic`)
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from millpond.kernels.aggregate import order_statistics as kernels
 from millpond.kernels.runs.sort import order_by_hash
 from millpond.layout import INLINE, LENGTH, Rows
 from millpond.operators.columns.decode import bytes_column, nested_column, to_arrow
-from millpond.operators.columns.encode import ALL, NO_HEAP, Mask, Operand, both, one_after_other, ordering
+from millpond.operators.columns.encode import ALL, NO_HEAP, Mask, Operand, both, concatenate_masks, ordering
 from millpond.operators.columns.order_keys import ORDER_KEY
 from millpond.operators.functions.whole_groups import WholeGroups
 from millpond.spec.operators import AggregateCall
@@ -38,7 +38,7 @@ _CONTEXT = Context(prec=60)
 
 
 class OrderStatistic(WholeGroups):
-    """One call over the values of groups of rows that are all there."""
+    """A call over the values of groups whose rows are all there."""
 
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
         super().__init__(call, inputs)
@@ -57,23 +57,26 @@ class OrderStatistic(WholeGroups):
 
     def _all(self) -> pa.Array:
         operands = [_joined(list(parts)) for parts in zip(*self._operands, strict=True)]
-        counts = one_after_other(self._counts, [_length(each[0]) for each in self._operands])
+        counts = concatenate_masks(self._counts, [_length(parts[0]) for parts in self._operands])
         return self.results(self.groups, self.count, operands, counts)
 
     @abstractmethod
     def results(self, groups: NDArray[np.int64], count: int, operands: Sequence[Operand], counts: Mask) -> pa.Array:
-        """The results of groups 0 to `count`.
+        """Return the results of groups 0 to `count`.
 
         Args:
-            groups: of each row, the number of its group. operands: the inputs. counts: the rows that count (filter).
+            groups: the number of each row's group.
+            count: the number of groups.
+            operands: the inputs.
+            counts: the rows that count (filter).
         """
 
 
 class Percentile(OrderStatistic):
     """`percentile`, `median`, `percentile_cont` and `percentile_disc`, of one share or several.
 
-    Between two values the result is the lower one plus a part of the gap, or, with the option `weighted`, the sum of
-    both, weighted: as the version of Spark has it.
+    Between two values the result is the lower one plus a part of the gap. With the option `weighted`, which follows
+    from the version of Spark, it is the weighted sum of both.
     """
 
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
@@ -106,7 +109,7 @@ class Percentile(OrderStatistic):
         valid: Mask = (~empty).view(np.uint8) if empty.any() else ALL
         if not self.call.options.get("array"):
             return to_arrow(columns[0], valid, self.type)
-        # An empty group's list is null; its elements are left out.
+        # An empty group's list is null, without elements.
         kept = np.stack(columns, 1)[~empty].reshape(-1)
         offsets = np.zeros(count + 1, np.int64)
         np.cumsum(np.where(empty, 0, len(columns)), out=offsets[1:])
@@ -129,18 +132,18 @@ class Percentile(OrderStatistic):
         fraction = np.empty(count)
         kernels.percentile(starts, totals, share, self._reverse, self._kind, lower, upper, fraction)
         out = np.zeros(count)
-        there = np.flatnonzero(lower >= 0)
-        low, high = lower[there], upper[there]
-        out[there] = low_values = doubles(values.values[order[low]], self.inputs[0])
-        between = np.flatnonzero((fraction[there] != 0.0) & (codes[low] != codes[high]))
+        nonempty = np.flatnonzero(lower >= 0)
+        low, high = lower[nonempty], upper[nonempty]
+        out[nonempty] = low_values = doubles(values.values[order[low]], self.inputs[0])
+        between = np.flatnonzero((fraction[nonempty] != 0.0) & (codes[low] != codes[high]))
         if len(between):
-            at, least = there[between], low_values[between]
+            targets, least = nonempty[between], low_values[between]
             high_values = doubles(values.values[order[high[between]]], self.inputs[0])
             with np.errstate(invalid="ignore", over="ignore"):
                 if self._weighted:
-                    out[at] = (1.0 - fraction[at]) * least + fraction[at] * high_values
+                    out[targets] = (1.0 - fraction[targets]) * least + fraction[targets] * high_values
                 else:
-                    out[at] = least + fraction[at] * (high_values - least)
+                    out[targets] = least + fraction[targets] * (high_values - least)
         return out
 
 
@@ -153,14 +156,14 @@ class Mode(OrderStatistic):
         rows = np.empty(count, np.int64)
         kernels.mode(starts, codes, bool(self.call.options.get("greatest", False)), rows)
         picked = order[np.maximum(rows, 0)] if len(order) else np.zeros(count, np.int64)
-        there = (rows >= 0).view(np.uint8)
+        present = (rows >= 0).view(np.uint8)
         if not len(order):
             return pa.nulls(count, self.type.arrow)
         if self.inputs[0].kind == "bytes":
-            pairs = np.ascontiguousarray(np.where(there[:, None], values.values[picked], np.uint64(0)))
+            pairs = np.ascontiguousarray(np.where(present[:, None], values.values[picked], np.uint64(0)))
             column = nested_column if self.type.nested else bytes_column
-            return column(Rows(pairs, values.heap), 0, there, self.type)
-        return to_arrow(values.values[picked], there, self.type)
+            return column(Rows(pairs, values.heap), 0, present, self.type)
+        return to_arrow(values.values[picked], present, self.type)
 
 
 def _length(column: Operand) -> int:
@@ -168,7 +171,7 @@ def _length(column: Operand) -> int:
 
 
 def _joined(parts: Sequence[Operand]) -> Operand:
-    """The columns of several batches as one."""
+    """Concatenate the columns of several batches."""
     if len(parts) == 1:
         return parts[0]
     values = np.concatenate([part.values for part in parts])
@@ -191,13 +194,20 @@ def sort_values(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Sort rows by group and value.
 
+    Args:
+        groups: the number of each row's group.
+        count: the number of groups.
+        values: the values of the rows.
+        dtype: their type.
+        counts: a mask of the rows that count.
+
     Returns:
-        The rows that count, in order; for each, a number that equal values of a group share (−0.0 equals 0.0, NaN
-        equals NaN and is greater than all); and where each group begins, with the number of rows at the end.
+        The rows that count, in order; for each of them a number that equal values of a group share (−0.0 equals 0.0,
+        NaN equals NaN and is greater than all); and the first row of each group, with the number of rows at the end.
     """
     rows = np.flatnonzero(counts) if counts.size else np.arange(len(groups))
     ranks = ranks_of(values, dtype)
-    for rank in ranks:  # the least significant part first
+    for rank in ranks:  # a stable radix sort, from the least significant word
         _, order = order_by_hash(rank[rows])
         rows = rows[order]
     _, order = order_by_hash(groups[rows].view(np.uint64))
@@ -211,7 +221,10 @@ def sort_values(
 
 
 def ranks_of(values: Operand, dtype: DataType) -> list[NDArray[np.uint64]]:
-    """Unsigned words that order as the values do, the least significant first; of rows that do not count, anything."""
+    """Return unsigned words that order as the values do, the least significant first.
+
+    Rows that do not count hold any value.
+    """
     if dtype.nested:
         values, dtype = ordering(values, dtype), ORDER_KEY
     plain = values.values
@@ -231,15 +244,16 @@ def ranks_of(values: Operand, dtype: DataType) -> list[NDArray[np.uint64]]:
 
 
 def doubles(values: NDArray[Any], dtype: DataType) -> NDArray[np.float64]:
-    """Values as doubles, decimals rounded to the nearest as Java's `BigDecimal.doubleValue` does."""
+    """Convert values to doubles; decimals round to the nearest, as in Java's `BigDecimal.doubleValue`."""
     if dtype.name != "decimal":
         return values.astype(np.float64)
     if values.ndim == 1 and dtype.scale <= _MOST_SCALE:
-        out: NDArray[np.float64] = values.astype(np.float64) / 10.0**dtype.scale  # both exact: so is the rounding
-        odd = np.flatnonzero(np.abs(values) > _EXACT)
+        # Both operands are exact, so only the division rounds.
+        out: NDArray[np.float64] = values.astype(np.float64) / 10.0**dtype.scale
+        inexact = np.flatnonzero(np.abs(values) > _EXACT)
     else:
-        out, odd = np.empty(len(values)), np.arange(len(values))
-    for row in odd.tolist():  # of a group one or two values
+        out, inexact = np.empty(len(values)), np.arange(len(values))
+    for row in inexact.tolist():  # a group needs one or two values
         unscaled = (
             int(values[row]) if values.ndim == 1 else (int(values[row, 1].view(np.int64)) << 64) | int(values[row, 0])
         )

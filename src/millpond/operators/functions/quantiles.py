@@ -1,6 +1,6 @@
-"""`percentile_approx`: quantiles from summaries that stay small however many values a group has."""
+"""`percentile_approx`: quantiles from summaries of bounded size."""
 
-# ruff: noqa: D102 (what a method does is said once, in `Accumulator`)
+# ruff: noqa: D102 (the methods are documented in `Accumulator`)
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from millpond.stores.protocol import Writable
 
 _FEWEST, _MOST = 64, 50_000
-"""Bounds of how many values are gathered before they become samples."""
+"""Bounds of the number of values that are buffered before they become samples."""
 _MAGNITUDE = np.int64(2**63 - 1)
 
 
@@ -33,7 +33,7 @@ class PercentileApprox(Accumulator):
     """`percentile_approx` of numbers and times, of one share or several.
 
     Its options are `percentages`, `accuracy` (ranks are wrong by at most 1 / accuracy of the values), and `array`:
-    whether the result is an array. A result whose type is a decimal's is given as a double.
+    whether the result is an array. A result of a decimal type is returned as a double.
     """
 
     columns = (*GrowingBytes.columns, StateColumn("word"), StateColumn("word"))
@@ -70,11 +70,11 @@ class PercentileApprox(Accumulator):
         self._settle(table, rows)
 
     def _settle(self, table: Writable, rows: NDArray[np.int64]) -> None:
-        """Make samples of the values of rows that have gathered many."""
+        """Turn the buffered values of rows with many of them into samples."""
         offset, counts = self.places[0].offset, self.places[2].offset
         while True:
-            at = (rows, offset, counts, self._error, self._buffered, self._rows, self._sizes)
-            short = quantiles.settle(table.words, table.heap.data, *at)
+            kernel_args = (rows, offset, counts, self._error, self._buffered, self._rows, self._sizes)
+            short = quantiles.settle(table.words, table.heap.data, *kernel_args)
             if not short:
                 return
             rows, first = np.unique(self._rows[:short], return_index=True)
@@ -82,14 +82,14 @@ class PercentileApprox(Accumulator):
 
     def result(self, rows: Rows) -> pa.Array:
         offset, counts = self.places[0].offset, self.places[2].offset
-        found = np.empty((rows.count, len(self._shares)), dtype=np.int64)
-        there = np.empty(rows.count, dtype=np.uint8)
-        quantiles.query(rows.words, rows.heap, offset, counts, self._error, self._shares, found, there)
+        ordered = np.empty((rows.count, len(self._shares)), dtype=np.int64)
+        nonempty = np.empty(rows.count, dtype=np.uint8)
+        quantiles.query(rows.words, rows.heap, offset, counts, self._error, self._shares, ordered, nonempty)
         values = np.empty((rows.count, len(self._shares)))
-        values[:, self._places] = _doubles(found)
+        values[:, self._places] = _doubles(ordered)
         if not self.call.options.get("array"):
-            return _typed(values[:, 0], there, self.type)
-        present = there.astype(np.bool_) & bool(len(self._shares))
+            return _typed(values[:, 0], nonempty, self.type)
+        present = nonempty.astype(np.bool_) & bool(len(self._shares))
         if present.sum() * len(self._shares) > LIMIT:
             raise OversizeError
         kept = values[present].reshape(-1)
@@ -100,19 +100,19 @@ class PercentileApprox(Accumulator):
 
 
 def _ordered(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Integers that order as doubles do in Java: −0.0 before 0.0, NaN after all."""
+    """Return integers that order as doubles do in Java: −0.0 before 0.0, NaN after all."""
     bits = np.where(np.isnan(values), np.nan, values).view(np.int64)
     return bits ^ ((bits >> 63) & _MAGNITUDE)
 
 
 def _doubles(ordered: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The doubles of such integers."""
+    """Convert the integers of `_ordered` back to doubles."""
     bits: NDArray[np.int64] = ordered ^ ((ordered >> 63) & _MAGNITUDE)
     return bits.view(np.float64)
 
 
 def _typed(values: NDArray[np.float64], valid: Mask, dtype: DataType) -> pa.Array:
-    """Doubles as values of a type, those beyond a bigint's range as its greatest (the least is a double itself)."""
+    """Convert doubles to a type; values beyond the range of bigint become its greatest (the least is a double)."""
     if dtype.machine == "float":
         return to_arrow(values, valid, dtype)
     beyond = values >= 2.0**63

@@ -1,4 +1,4 @@
-"""How aggregate functions are folded: for each of `spec.functions.FUNCTIONS`, its accumulators."""
+"""The registry of accumulators for the aggregate functions of `spec.functions.FUNCTIONS`."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class Folded(NamedTuple):
     """The accumulators of one function, each made from a call and the types of its inputs.
 
     Attributes:
-        by_row: takes the rows of a group as they come.
-        of_group: takes all rows of a group at once: what only that computes, or computes with less work.
-        retracting: takes rows back, too.
+        by_row: folds the rows of a group as they come.
+        of_group: takes all rows of a group at once, where only that works or where it is cheaper.
+        retracting: also retracts rows.
     """
 
     by_row: Callable[[AggregateCall, Sequence[DataType]], Accumulator] | None = None
@@ -121,12 +121,13 @@ FOLDED: dict[str, Folded] = {
 def accumulator(
     call: AggregateCall, inputs: Sequence[DataType], *, whole: bool = False, retracts: bool = False
 ) -> Accumulator:
-    """The accumulator of a supported call.
+    """Make the accumulator of a supported call.
 
     Args:
-        call: the call. inputs: the types of its inputs.
-        whole: the rows of each group are all there.
-        retracts: rows may be taken back.
+        call: the call.
+        inputs: the types of its inputs.
+        whole: whether all rows of each group are there.
+        retracts: whether rows may be retracted.
     """
     folded = FOLDED[call.function]
     if retracts and folded.retracting is not None:

@@ -1,10 +1,10 @@
-"""Accumulators from which rows can be taken back: `count`, `sum`, `avg` and `bit_xor`.
+"""Accumulators that support retraction of rows: `count`, `sum`, `avg` and `bit_xor`.
 
-Sums are exact, and wide enough never to overflow: what exceeds the result's type does so when it is shown, and no more
-once rows that made it so are taken back.
+Sums are exact, and wide enough never to overflow. Only `result` checks a sum against the range of its type. So a sum is
+in range again once the rows that exceeded it are retracted.
 """
 
-# ruff: noqa: D102 (what a method does is said once, in `Accumulator`)
+# ruff: noqa: D102 (the methods are documented in `Accumulator`)
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class CountIf(Count):
 
 
 class BitXor(Retractable):
-    """`bit_xor`: what is taken back is combined once more. The number of values stands behind the word."""
+    """`bit_xor`: a retracted value is combined once more. The second word is the number of values."""
 
     columns: tuple[StateColumn, ...] = (StateColumn("word"), StateColumn("word"))
 
@@ -90,7 +90,7 @@ class BitXor(Retractable):
 
 
 class _Summing(Retractable):
-    """A sum of some words, in two's complement, and behind it the number of values."""
+    """A sum of several words in two's complement, followed by the number of values."""
 
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType], size: int, *, more: int = 0) -> None:
         super().__init__(call, inputs)
@@ -115,7 +115,7 @@ class _Summing(Retractable):
 
 
 class _SummingInts(_Summing):
-    """A sum of numbers of 64 bits, in 128."""
+    """A sum of 64-bit integers, in 128 bits."""
 
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
         super().__init__(call, inputs, 2)
@@ -125,17 +125,17 @@ class _SummingInts(_Summing):
 
 
 class SumInts(_SummingInts):
-    """`sum` of integers: what leaves the range of its type wraps, is null (`try_sum`), or an error in ANSI mode."""
+    """`sum` of integers: out of range, it wraps, is null (`try_sum`), or is an error in ANSI mode."""
 
     def result(self, rows: Rows) -> pa.Array:
-        sums, there = self._sums(rows), self._numbers(rows) != 0
+        sums, nonempty = self._sums(rows), self._numbers(rows) != 0
         low = np.ascontiguousarray(sums[:, 0]).view(np.int64)
         within = (low >> 63) == np.ascontiguousarray(sums[:, 1]).view(np.int64)
-        if self.ansi and (there & ~within).any():
+        if self.ansi and (nonempty & ~within).any():
             raise overflow_in_integers()
         if self.call.options.get("eval_mode") == "try":
-            there &= within
-        return to_arrow(low, there.view(np.uint8), self.type)
+            nonempty &= within
+        return to_arrow(low, nonempty.view(np.uint8), self.type)
 
 
 class AverageInts(_SummingInts):
@@ -152,7 +152,7 @@ class AverageInts(_SummingInts):
 
 
 class SumDecimals(_Summing):
-    """`sum` of decimals, in 192 bits: what exceeds its precision is null, or an error in ANSI mode."""
+    """`sum` of decimals, in 192 bits: beyond its precision, it is null, or an error in ANSI mode."""
 
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
         super().__init__(call, inputs, 3)
@@ -171,10 +171,10 @@ class SumDecimals(_Summing):
         return to_arrow(sums[:, :2], ((self._numbers(rows) != 0) & fits).view(np.uint8), self.type)
 
     def _checked(self, rows: Rows) -> tuple[Words, NDArray[np.bool_]]:
-        """The sums, and which of them are within their precision.
+        """Return the sums, and a mask of those within their precision.
 
         Raises:
-            ArithmeticOverflowError: not all are, in ANSI mode.
+            ArithmeticOverflowError: a sum is not, in ANSI mode.
         """
         sums = self._sums(rows)
         fits = _within(sums, self._limit)
@@ -193,7 +193,7 @@ class AverageDecimals(SumDecimals):
 
 
 class SumFloats(_Summing):
-    """`sum` of floats and doubles: an exact sum of those that are finite; NaNs and infinities are counted."""
+    """`sum` of floats and doubles: an exact sum of the finite values; NaNs and infinities are counted."""
 
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
         self._width = fixed_point.FLOATS if inputs[0].name == "float" else fixed_point.DOUBLES
@@ -204,8 +204,8 @@ class SumFloats(_Summing):
         self._values = self._values.astype(np.float64, copy=False)
 
     def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
-        at = (table.words, rows, start, self.places[0].offset, *self._width)
-        fixed_point.sum_floats(*at, self._values, self._valid, self.signs)
+        kernel_args = (table.words, rows, start, self.places[0].offset, *self._width)
+        fixed_point.sum_floats(*kernel_args, self._values, self._valid, self.signs)
 
     def result(self, rows: Rows) -> pa.Array:
         return to_arrow(self._totals(rows), (self._numbers(rows) != 0).view(np.uint8), self.type)
@@ -228,12 +228,12 @@ class AverageFloats(SumFloats):
 
 
 def _add(table: Writable, rows: NDArray[np.int64], offset: int, numbers: NDArray[np.uint64]) -> None:
-    """Add to a word of rows, which may be named several times."""
+    """Add to a word of rows, which may be repeated."""
     np.add.at(table.words[:, offset], rows, numbers)
 
 
 def _within(sums: Words, limit: int) -> NDArray[np.bool_]:
-    """Whether |sum| < limit, for 192-bit numbers."""
+    """Return whether |sum| < limit, for 192-bit numbers."""
     low, high, above = (np.ascontiguousarray(sums[:, word]) for word in range(3))
     small = above.view(np.int64) == high.view(np.int64) >> 63
     negative = high >> np.uint64(63) != 0
@@ -246,14 +246,14 @@ def _within(sums: Words, limit: int) -> NDArray[np.bool_]:
 
 
 def summing(call: AggregateCall, inputs: Sequence[DataType]) -> Retractable:
-    """What takes up a `sum` of this type."""
+    """Return the accumulator of a `sum` of this type."""
     if inputs[0].name == "decimal":
         return SumDecimals(call, inputs)
     return (SumFloats if inputs[0].machine == "float" else SumInts)(call, inputs)
 
 
 def averaging(call: AggregateCall, inputs: Sequence[DataType]) -> Retractable:
-    """What takes up an `avg` of this type."""
+    """Return the accumulator of an `avg` of this type."""
     if inputs[0].name == "decimal":
         return AverageDecimals(call, inputs)
     return (AverageFloats if inputs[0].machine == "float" else AverageInts)(call, inputs)

@@ -1,6 +1,6 @@
-"""Accumulators that keep one of the values seen: min, max, first, last, min_by, max_by, and the boolean ones."""
+"""Accumulators that keep one of the input values: min, max, first, last, min_by, max_by, and the boolean ones."""
 
-# ruff: noqa: D102 (what a method does is said once, in `Accumulator`)
+# ruff: noqa: D102 (the methods are documented in `Accumulator`)
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ValueColumn:
-    """A state column that holds a value of any type; nested ones, as byte strings, are kept but not compared."""
+    """A state column with a value of any type; nested values are kept as byte strings, but not compared."""
 
     def __init__(self, dtype: DataType) -> None:
         self.state = StateColumn(dtype.kind, null=True)
@@ -49,22 +49,41 @@ class ValueColumn:
         ties: bool = False,
         won: Mask = ALL,
     ) -> None:
-        """Keep the least or greatest of the block's values; see `kernels.aggregate.extreme_ints`."""
+        """Keep the least or greatest of a block's values.
+
+        Args:
+            table: the table.
+            rows: the row ids of the block.
+            start: the block's first row in the batch.
+            column: the values of the batch.
+            valid: a mask of the batch's rows that count.
+            greatest: whether to keep the greatest value.
+            ties: whether an equal value replaces the current one.
+            won: set to 1 for every row of the block that won at its turn, else to 0; not filled if empty.
+        """
         place, values = self.place, column.values
-        at = (place.offset, place.null_word, place.null_bit, values)
+        value_args = (place.offset, place.null_word, place.null_bit, values)
         machine = self._machine
         if machine == "bytes":
             count = byte_values.extreme_bytes(
-                *(table.words, table.heap.data, rows, start, *at, column.heap, valid, greatest, ties, won),
+                *(table.words, table.heap.data, rows, start, *value_args, column.heap, valid, greatest, ties, won),
                 *(self._scratch, self._rows, self._positions),
             )
             self._write(table, count, column, ALL)
             return
         kernel = {"int": numeric.extreme_ints, "float": numeric.extreme_floats, "wide": decimals.extreme_pairs}
-        kernel[machine or "int"](table.words, rows, start, *at, valid, greatest, ties, won)
+        kernel[machine or "int"](table.words, rows, start, *value_args, valid, greatest, ties, won)
 
     def assign(self, table: Writable, rows: NDArray[np.int64], start: int, column: Operand, won: Mask) -> None:
-        """Take over the value, or null, of the last row of each key that has won."""
+        """Assign each key the value, or null, of its last row in the block that has won.
+
+        Args:
+            table: the table.
+            rows: the row ids of the block.
+            start: the block's first row in the batch.
+            column: the values of the batch.
+            won: a mask of the block's rows that have won.
+        """
         place, machine = self.place, self._machine
         if machine == "bytes":
             count = byte_values.assign_bytes(
@@ -75,11 +94,11 @@ class ValueColumn:
             return
         values = column.values if machine == "wide" else column.values.view(np.int64)
         kernel = decimals.assign_pairs if machine == "wide" else numeric.assign_words
-        at = (place.offset, place.null_word, place.null_bit)
-        kernel(table.words, rows, start, *at, values, column.valid, won)
+        place_args = (place.offset, place.null_word, place.null_bit)
+        kernel(table.words, rows, start, *place_args, values, column.valid, won)
 
     def column(self, source: Rows) -> Operand:
-        """The column in rows of the table's layout."""
+        """Return the column in rows of the table's layout."""
         offset, machine = self.place.offset, self._machine
         valid = not_null(source, self.place)
         if machine in ("bytes", "wide"):
@@ -125,7 +144,8 @@ class Extreme(Accumulator):
 class ExtremeBy(Accumulator):
     """`min_by`, `max_by`: the value beside the least or greatest ordering; of equal orderings the last.
 
-    With one input, `min` and `max` of nested values, ordered by keys made of them: of equal ones the first.
+    With one input, this is `min` or `max` of nested values, ordered by byte strings that encode them; of equal values
+    the first.
     """
 
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType], *, greatest: bool) -> None:
@@ -167,9 +187,9 @@ class ExtremeBy(Accumulator):
 
 
 class _Kept(Accumulator):
-    """One of the values that came, with or without nulls.
+    """One of the input values, with or without nulls.
 
-    A word tells whether any row has counted, where a null would not tell.
+    If `counted`, a word records whether any row has counted, because a null value does not show it.
     """
 
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType], *, counted: bool) -> None:
@@ -199,7 +219,7 @@ class _Kept(Accumulator):
 
     @abstractmethod
     def _keep(self, table: Writable, rows: NDArray[np.int64], start: int, column: Operand, counts: Mask) -> None:
-        """Let the values of a block that count take the place of those that they win over."""
+        """Assign the values of a block's rows that count and win over the current ones."""
 
     def result(self, rows: Rows) -> pa.Array:
         return atom(rows, self.places[0], self.type)
@@ -218,7 +238,7 @@ class First(_Kept):
 
 
 class Last(_Kept):
-    """`last`: counted where it may be null of rows that have passed a filter."""
+    """`last`: counted where rows that pass a filter may have a null value."""
 
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
         counted = call.filter is not None and not call.options.get("ignore_nulls", False)

@@ -1,10 +1,10 @@
-"""Accumulators of groups whose rows are all there (the append pattern of FlowKV §3.1), and the plainest: lists of rows.
+"""Accumulators of groups whose rows are all there (the append pattern of FlowKV §3.1), and lists of rows.
 
-They belong to tables that live for one piece of rows only, in which each group is whole (`aggregate/buffered.py`,
-`sessions/closed.py`): what they keep in the table is the number of the group.
+They belong to temporary tables for one piece of rows, in which each group is whole (`aggregate/buffered.py`,
+`sessions/closed.py`). Their only state in the table is the number of the group.
 """
 
-# ruff: noqa: D102 (what a method does is said once, in `Accumulator`)
+# ruff: noqa: D102 (the methods are documented in `Accumulator`)
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from millpond.errors import UsageError
 from millpond.kernels.runs.sort import order_by_hash
 from millpond.layout import Rows
 from millpond.operators.columns.decode import LIMIT, OversizeError, ints
-from millpond.operators.columns.encode import ALL, Mask, Operand, both, one_after_other, plain, validity
+from millpond.operators.columns.encode import ALL, Mask, Operand, both, concatenate_masks, plain, validity
 from millpond.operators.columns.offsets import bounds_of, spans
 from millpond.operators.functions.accumulators import Accumulator, StateColumn
 from millpond.spec.functions import ROWS
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 
 class WholeGroups(Accumulator):
-    """One call over groups of rows that are all there: `result` is asked for when all have been loaded.
+    """One call over groups whose rows are all there; `result` is called when all rows have been loaded.
 
     Attributes:
-        count: how many groups there are; they have numbers from 0.
+        count: the number of groups; groups are numbered from 0.
     """
 
     columns = (StateColumn("word"),)
@@ -63,7 +63,7 @@ class WholeGroups(Accumulator):
         return np.concatenate(self._groups)
 
     def numbers(self, rows: Rows) -> NDArray[np.int64]:
-        """The numbers of the groups that rows of the table stand for."""
+        """Return the numbers of the groups of rows of the table."""
         return ints(rows, self.places[0].offset) - 1
 
 
@@ -83,7 +83,7 @@ class Gathered(WholeGroups):
         raise UsageError("Rows are gathered as they are.", action="Call `gather`.")
 
     def gather(self, columns: Sequence[pa.Array], counts: Mask) -> None:
-        """Take up the inputs of an Arrow batch, instead of `load`."""
+        """Load the inputs of an Arrow batch, in place of `load`."""
         columns = [plain(column) for column in columns]
         if self.call.function == ROWS:
             self._parts.append(pa.StructArray.from_arrays(columns, fields=list(self.type.arrow.value_type)))
@@ -97,7 +97,7 @@ class Gathered(WholeGroups):
         return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), values, type=self.type.arrow)
 
     def _lists(self, rows: Rows) -> tuple[NDArray[np.int64], pa.Array]:
-        """Where the list of each row of the table begins and the last one ends, and what is in them."""
+        """Return the offsets of the lists of the table's rows, with the end of the last, and the elements."""
         if not len(self._bounds):
             self._settle()
         members, offsets = spans(self._bounds, self.numbers(rows))
@@ -106,8 +106,8 @@ class Gathered(WholeGroups):
         return offsets, self._taken(self._order[members])
 
     def _settle(self) -> None:
-        """Put the rows that count into the order of their groups."""
-        counts = one_after_other(self._counts, [len(part) for part in self._parts])
+        """Sort the rows that count by their groups."""
+        counts = concatenate_masks(self._counts, [len(part) for part in self._parts])
         if sum(part.nbytes for part in self._parts) <= LIMIT:
             self._parts = [pa.concat_arrays(self._parts)]
         groups = self.groups
@@ -120,7 +120,7 @@ class Gathered(WholeGroups):
         self._bounds = bounds_of(np.bincount(groups, minlength=self.count))
 
     def _taken(self, places: NDArray[np.int64]) -> pa.Array:
-        """The rows with these numbers."""
+        """Return the rows with these numbers."""
         if len(self._parts) == 1:
             (whole,) = self._parts
             in_order = len(places) == len(whole) and np.array_equal(places, np.arange(len(whole)))
@@ -128,12 +128,12 @@ class Gathered(WholeGroups):
         _, order = order_by_hash(places.view(np.uint64))
         firsts = bounds_of(np.array([len(part) for part in self._parts]))
         cuts = np.searchsorted(places[order], firsts)
-        found = [
+        pieces = [
             part.take(pa.array(places[order[low:high]] - first))
             for part, first, low, high in zip(self._parts, firsts[:-1], cuts[:-1], cuts[1:], strict=True)
         ]
-        if sum(part.nbytes for part in found) > LIMIT:
+        if sum(part.nbytes for part in pieces) > LIMIT:
             raise OversizeError
-        where = np.empty(len(places), np.int64)
-        where[order] = np.arange(len(places))
-        return pa.concat_arrays(found).take(pa.array(where))
+        inverse = np.empty(len(places), np.int64)
+        inverse[order] = np.arange(len(places))
+        return pa.concat_arrays(pieces).take(pa.array(inverse))

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from millpond.errors import UsageError
 
 Column = Callable[[str, int], pa.Array]
-"""Gives a stored value of the pairs: side (`left` or `right`) and number."""
+"""Returns a stored value of the pairs, given the side (`left` or `right`) and the number."""
 
 COMPARISONS = ("=", "<=>", "<", "<=", ">", ">=")
 
@@ -19,7 +19,7 @@ _FUNCTIONS: dict[str, Any] = {"=": pc.equal, "<": pc.less, "<=": pc.less_equal}
 
 
 def used(condition: list[Any]) -> Iterator[tuple[str, int]]:
-    """The stored values that a condition looks at."""
+    """Yield the stored values that a condition reads."""
     if condition[0] in ("left", "right"):
         yield condition[0], condition[1]
         return
@@ -28,10 +28,10 @@ def used(condition: list[Any]) -> Iterator[tuple[str, int]]:
 
 
 def evaluate(condition: list[Any], column: Column) -> pa.Array:
-    """The condition for each pair: true, false or null (see `JoinSpec.condition`).
+    """Evaluate the condition for each pair: true, false or null (see `JoinSpec.condition`).
 
     Raises:
-        UsageError: it has an operation that is not known.
+        UsageError: the condition has an unknown operation.
     """
     operation, *operands = condition
     if operation in ("left", "right"):
@@ -63,7 +63,7 @@ def _compare(operation: str, left: pa.Array, right: pa.Array) -> pa.Array:
     result = _FUNCTIONS[operation](left, right)
     if not pa.types.is_floating(left.type):
         return result
-    # NaN equals itself and is greater than every other number.
+    # NaN equals itself and is greater than all other numbers.
     left_nan, right_nan = pc.is_nan(left), pc.is_nan(right)
     if operation == "=":
         return pc.or_(result, pc.and_(left_nan, right_nan))

@@ -1,4 +1,4 @@
-"""The kind of joins: what their state is, and what opens them."""
+"""The kind of joins: the tables of their state, and the operator that they open."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from millpond.spec.kinds.join import JoinSpec
 
 
 def _load() -> Callable[[JoinSpec, Opening], Operator]:
-    from millpond.operators.joins.open import open_join
+    from millpond.operators.joins.operator import JoinOperator
 
-    return open_join
+    return lambda spec, opening: JoinOperator(spec, opening.make_table)
 
 
 def _tables(spec: JoinSpec) -> dict[str, StateTable]:

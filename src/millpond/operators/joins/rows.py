@@ -1,4 +1,4 @@
-"""The rows of a join's sides: from the pipe's columns into the state, and from the state into the output."""
+"""The rows of a join's sides: encoding input columns as state, and decoding state into output columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from millpond.operators.columns.decode import ints, key_column, to_arrow
 from millpond.operators.columns.encode import (
     ALL,
     Place,
-    flatten,
+    flatten_all,
     hashes_of,
     key_rows,
     numbers,
@@ -36,34 +36,34 @@ _LONG = DataType("bigint")
 
 
 def is_marked(spec: JoinSpec, side: str) -> bool:
-    """Whether rows of a side are remembered to have found a partner."""
+    """Return whether rows of a side have a matched bit."""
     if spec.kind == "left_semi":
         return side == LEFT
     return (spec.left if side == LEFT else spec.right).keeps
 
 
 def side_schema(spec: JoinSpec, side: str) -> TableSchema:
-    """The schema of a side's table."""
+    """Return the schema of a side's table."""
     values = (spec.left if side == LEFT else spec.right).values
     return ordered_schema(_stored("k", spec.keys), _stored("v", values), marked=is_marked(spec, side))
 
 
 def side_table(spec: JoinSpec, side: str) -> StateTable:
-    """A side's table."""
+    """Return a side's table."""
     drop_matched = spec.kind == "left_semi" and side == LEFT
     return StateTable(side_schema(spec, side), np.zeros(0, np.uint64), kind="ordered", drop_matched=drop_matched)
 
 
 def read_side(spec: JoinSpec, name: str, rows: Rows) -> pa.RecordBatch:
-    """Rows of a side's table as a user reads them."""
+    """Decode rows of a side's table for a user."""
     side, count = SideRows.of(spec, name), rows.count
-    at = ints(rows, side.time)
-    timed = at != NEVER
+    times_ = ints(rows, side.time)
+    timed = times_ != NEVER
     matched = pa.array(rows.words[:, META] & np.uint64(MATCHED) != 0)
     columns = [
         pa.array([name] * count, pa.string()),
         matched if is_marked(spec, name) else pa.nulls(count, pa.bool_()),
-        to_arrow(np.where(timed, at, 0), timed.view(np.uint8), DataType("timestamp")),
+        to_arrow(np.where(timed, times_, 0), timed.view(np.uint8), DataType("timestamp")),
         *(key_column(rows, iter(side.key_places[number]), dtype) for number, dtype in enumerate(side.key_types)),
     ]
     for which, fields in ((LEFT, spec.left.values), (RIGHT, spec.right.values)):
@@ -84,11 +84,18 @@ def _stored(letter: str, fields: Sequence[Field]) -> list[Column]:
 
 @dataclass(frozen=True)
 class SideRows:
-    """How one side's rows are made and read.
+    """The encoding of one side's rows.
 
     Attributes:
-        side: the side. layout: of its table's rows.
-        first: the first of its values among the pipe's columns; keys: the first key column.
+        side: the side of the join.
+        layout: the layout of its table's rows.
+        keys: the position of the first key among the input columns.
+        first: the position of the side's first value among the input columns.
+        key_types: the types of the keys.
+        value_types: the types of the side's values.
+        key_places: the places of each key's flattened columns.
+        value_places: the places of each value's flattened columns.
+        time: the offset of the row's time.
         null_free: the keys in which a null means that the row finds no partner.
     """
 
@@ -105,16 +112,16 @@ class SideRows:
 
     @staticmethod
     def of(spec: JoinSpec, name: str) -> SideRows:
-        """One side of a join."""
+        """Return the encoding of one side of a join."""
         side = spec.left if name == LEFT else spec.right
         layout = RowLayout(side_schema(spec, name))
         stored = layout.schema.keys + layout.schema.values
         places = [Place.of(offset, index) for index, offset in enumerate(layout.offsets)]
-        own = {column.name: place for column, place in zip(stored, places, strict=True)}
-        rest = [place for column, place in zip(stored, places, strict=True) if column.name not in (TIME, NUMBER)]
+        by_name = {column.name: place for column, place in zip(stored, places, strict=True)}
+        remaining = [place for column, place in zip(stored, places, strict=True) if column.name not in (TIME, NUMBER)]
 
         def take(types: Sequence[DataType]) -> tuple[tuple[Place, ...], ...]:
-            return tuple(tuple(rest.pop(0) for _ in leaves(dtype)) for dtype in types)
+            return tuple(tuple(remaining.pop(0) for _ in leaves(dtype)) for dtype in types)
 
         key_types = tuple(parse_type(field.type) for field in spec.keys)
         value_types = tuple(parse_type(field.type) for field in side.values)
@@ -129,22 +136,15 @@ class SideRows:
             value_types,
             key_places,
             take(value_types),
-            own[TIME].offset,
+            by_name[TIME].offset,
             tuple(number for number, safe in enumerate(spec.null_safe) if not safe),
         )
 
     def encode(self, batch: pa.RecordBatch) -> tuple[Rows, NDArray[np.int64]]:
-        """Rows of the side, without their times, and the times."""
-        key_leaves = [
-            leaf
-            for number, dtype in enumerate(self.key_types)
-            for leaf in flatten(batch.column(self.keys + number), dtype)
-        ]
-        value_leaves = [
-            leaf
-            for number, dtype in enumerate(self.value_types)
-            for leaf in flatten(batch.column(self.first + number), dtype)
-        ]
+        """Encode rows of the side, without their times, and return the times beside."""
+        columns = batch.columns
+        key_leaves = flatten_all(columns[self.keys : self.keys + len(self.key_types)], self.key_types)
+        value_leaves = flatten_all(columns[self.first : self.first + len(self.value_types)], self.value_types)
         places = [place for places in self.key_places for place in places]
         rows = key_rows(hashes_of(batch), key_leaves, places, self.layout.width)
         places = [place for places in self.value_places for place in places]
@@ -152,7 +152,7 @@ class SideRows:
         return Rows(rows.words, heap), times(batch.column("__time"))
 
     def able(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
-        """Which rows can find a partner."""
+        """Return a mask of the rows that can find a partner."""
         able = np.ones(batch.num_rows, np.bool_)
         if self.side.filtered:
             flags = plain(batch.column("__able"))
@@ -160,7 +160,7 @@ class SideRows:
         return able
 
     def has_null_key(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
-        """Which rows have a null in a key where null equals nothing."""
+        """Return a mask of the rows with a null in a key where null equals nothing."""
         null = np.zeros(batch.num_rows, np.bool_)
         for number in self.null_free:
             valid = validity(plain(batch.column(self.keys + number)))
@@ -169,45 +169,45 @@ class SideRows:
         return null
 
     def of_input(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        """The side's output columns of rows of the input."""
+        """Build the side's output columns from rows of the input."""
         columns = []
         for place, field in zip(self.side.places, self.side.columns, strict=True):
             if place == FROM_TIME:
-                at = times(batch.column("__time"))
-                valid = (at != NEVER).view(np.uint8)
-                columns.append(to_arrow(np.where(at == NEVER, 0, at), valid, parse_type(field.type)))
+                times_ = times(batch.column("__time"))
+                valid = (times_ != NEVER).view(np.uint8)
+                columns.append(to_arrow(np.where(times_ == NEVER, 0, times_), valid, parse_type(field.type)))
             else:
                 columns.append(plain(batch.column(self.first + place if place >= 0 else self.keys - 1 - place)))
         return columns
 
     def columns(self, rows: Rows) -> list[pa.Array]:
-        """The side's output columns."""
+        """Decode the side's output columns."""
         return [
             self._column(rows, place, field) for place, field in zip(self.side.places, self.side.columns, strict=True)
         ]
 
     def nulls(self, count: int) -> list[pa.Array]:
-        """The side's output columns where there is no row."""
+        """Return the side's output columns for rows without a partner."""
         return [pa.nulls(count, parse_type(field.type).arrow) for field in self.side.columns]
 
     def value(self, rows: Rows, number: int) -> pa.Array:
-        """One stored value."""
+        """Decode one stored value."""
         return key_column(rows, iter(self.value_places[number]), self.value_types[number])
 
     def _column(self, rows: Rows, place: int, field: Field) -> pa.Array:
         if place == FROM_TIME:
-            at = ints(rows, self.time)
-            valid = at != NEVER
+            times_ = ints(rows, self.time)
+            valid = times_ != NEVER
             if valid.all():
-                return to_arrow(at, ALL, parse_type(field.type))
-            return to_arrow(np.where(valid, at, 0), valid.view(np.uint8), parse_type(field.type))
+                return to_arrow(times_, ALL, parse_type(field.type))
+            return to_arrow(np.where(valid, times_, 0), valid.view(np.uint8), parse_type(field.type))
         if place >= 0:
             return self.value(rows, place)
         return key_column(rows, iter(self.key_places[-1 - place]), self.key_types[-1 - place])
 
 
 def times(column: pa.Array) -> NDArray[np.int64]:
-    """A column of times in microseconds; `NEVER` where it is null."""
+    """Return a column of times in microseconds; `NEVER` where it is null."""
     array = plain(column)
     values = numbers(array, _LONG)
     valid = validity(array)

@@ -1,1 +1,1 @@
-"""The table of the kinds of operators."""
+"""The registry of operator kinds."""

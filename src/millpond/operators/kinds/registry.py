@@ -1,4 +1,4 @@
-"""The kinds of operators: the one table that says of each how it is opened, and what its state is."""
+"""The registry of operator kinds: how each is opened, and which tables its state has."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ KINDS: Mapping[type[Spec], Kind[Any]] = dict(
 
 
 def load_operators() -> None:
-    """Import the code of all kinds, so that a process that is forked from this one finds it."""
+    """Import the code of all kinds, so that processes forked from this one have it."""
     for kind in KINDS.values():
         kind.load()
 
@@ -71,19 +71,19 @@ def open_operator(
 
 
 def state_tables(spec: OperatorSpec) -> Mapping[str, StateTable]:
-    """The tables of an operator's state by name, without slices of event time."""
+    """Return the tables of an operator's state by name, without slices of event time."""
     return KINDS[type(spec)].tables(spec)
 
 
 def read_rows(spec: OperatorSpec, table: str, rows: Rows) -> Iterator[pa.RecordBatch]:
-    """Rows of a table as a user reads them (see `Kind.read`)."""
+    """Decode rows of a table for a user (see `Kind.read`)."""
     return KINDS[type(spec)].read(spec, table, rows)
 
 
 def read_whole(
     spec: OperatorSpec, table: str, pieces: Iterator[Rows], parts: Iterator[Rows]
 ) -> Iterator[pa.RecordBatch]:
-    """All rows of a table that has parts beside, with these (see `Kind.read_whole`)."""
-    how = KINDS[type(spec)].read_whole
-    assert how is not None
-    return how(spec, table, pieces, parts)
+    """Decode all rows of a table together with those of its parts table (see `Kind.read_whole`)."""
+    read = KINDS[type(spec)].read_whole
+    assert read is not None
+    return read(spec, table, pieces, parts)

@@ -1,1 +1,1 @@
-"""Lookup joins: rows with what a table outside of Spark has of their keys."""
+"""Lookup joins: join rows by key with an external table."""

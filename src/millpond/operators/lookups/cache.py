@@ -1,4 +1,4 @@
-"""What a slot keeps of a table outside: rows by key, for as long as they are good."""
+"""A slot's cache of rows of an external table, by key, with a time to live."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from millpond.layout import INLINE, LENGTH, Column, Ints, Rows
 from millpond.lookup.fetch import ABSENT, FAILED, THERE, wanted
 from millpond.lookup.rows import Values
 from millpond.operators.columns.decode import ints, nested_column
-from millpond.operators.columns.encode import ALL, flatten, key_rows, strings
+from millpond.operators.columns.encode import ALL, strings
 from millpond.operators.columns.nested import pack
 from millpond.operators.protocol import MakeTable
 from millpond.operators.tables.keyed import keyed
@@ -21,24 +21,25 @@ _FOR_EVER = (1 << 62) - 1
 
 
 class Cache:
-    """Keys that were looked up, and what was found: also that there was nothing.
+    """The keys that were looked up with their results, including keys that the table does not have.
 
     Args:
-        spec: of the lookup join. make_table: opens the table.
+        spec: the lookup join.
+        make_table: opens the table.
     """
 
     def __init__(self, spec: EnrichSpec, make_table: MakeTable) -> None:
         self._spec = spec
         self._keyed = keyed(spec.key_fields, [(Column("value", "bytes"), False), (Column("until", "word"), False)])
         self._value, self._until = (place.offset for place in self._keyed.values)
-        self._type = DataType("struct", fields=tuple((one.name, parse_type(one.type)) for one in spec.found))
+        self._type = DataType("struct", fields=tuple((field.name, parse_type(field.type)) for field in spec.found))
         self._columns = wanted(spec)
         self._table = make_table("cache", self._keyed.layout.schema, self._keyed.initial, kind="cache")
         self._table.most = spec.most
 
     @property
     def memory(self) -> int:
-        """Bytes that it takes."""
+        """The bytes that the cache takes."""
         return self._table.memory
 
     @property
@@ -51,19 +52,19 @@ class Cache:
         self._table.tidy()
 
     def keys(self, hashes: Ints, columns: list[pa.Array]) -> Rows:
-        """Keys as the cache takes them."""
-        keyed = self._keyed
-        leaves = [leaf for one, dtype in zip(columns, keyed.types, strict=True) for leaf in flatten(one, dtype)]
-        return key_rows(hashes, leaves, keyed.keys, keyed.layout.key_stop)
+        """Encode keys for the cache."""
+        return self._keyed.encode(hashes, columns)
 
     def find(self, keys: Rows, stamp: int, now: int) -> tuple[NDArray[np.int64], Values]:
-        """What is known of some keys.
+        """Find keys in the cache.
 
         Args:
-            keys: different ones. stamp: the batch that uses them. now: the time, in milliseconds (monotonic).
+            keys: distinct keys.
+            stamp: the batch that uses them.
+            now: the time in milliseconds (monotonic).
 
         Returns:
-            The positions of those that are known, and what was found of these.
+            The positions of the keys that the cache has, and the results of these.
         """
         ids = self._table.find(keys, stamp)
         known = np.flatnonzero(ids >= 0)
@@ -79,10 +80,13 @@ class Cache:
         return known, Values(columns, np.where(until & 1, THERE, ABSENT).astype(np.uint8), {})
 
     def add(self, keys: Rows, values: Values, stamp: int, asked: int) -> None:
-        """Take what was found of some keys, but for those that failed.
+        """Add results of keys, except those whose lookup failed.
 
         Args:
-            keys: the keys. values: what was found. stamp: the batch that uses them. asked: when, in milliseconds.
+            keys: the keys.
+            values: their results.
+            stamp: the batch that uses them.
+            asked: the time of the request in milliseconds (monotonic).
         """
         if not self.keeps:
             return
@@ -96,7 +100,7 @@ class Cache:
         words[:, self._value : self._value + 2] = packed.values
         words[:, self._until] = np.uint64(until << 1) | (values.states == THERE).astype(np.uint64)
         heap = packed.heap
-        if len(keys.heap):  # the values' long bytes come to lie behind the keys'
+        if len(keys.heap):  # the values' long bytes follow those of the keys in the heap
             long = (words[:, self._value] & LENGTH) > INLINE
             words[long, self._value + 1] += np.uint64(len(keys.heap))
             heap = np.concatenate([keys.heap, packed.heap])
@@ -104,9 +108,9 @@ class Cache:
         self._table.add(Rows(words if good.all() else words[good], heap), stamp)
 
     def stamp(self, hashes: Ints, stamp: int) -> None:
-        """Say that keys will be used by a batch to come."""
+        """Set the access time of keys that a later batch will use."""
         self._table.stamp(hashes.view(np.uint64), stamp)
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Release all memory."""
         self._table.close()

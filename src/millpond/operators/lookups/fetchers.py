@@ -1,4 +1,4 @@
-"""The connections of a process to tables outside: the partitions of one lookup join share them."""
+"""A process's connections to external tables, shared by the partitions of a lookup join."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _lock = threading.Lock()
 
 
 def take(spec: EnrichSpec) -> Fetcher:
-    """What looks keys up for a lookup join; to be given back.
+    """Acquire the fetcher of a lookup join; pair each call with `give_back`.
 
     Raises:
         UsageError: its table cannot be loaded here.
@@ -24,7 +24,7 @@ def take(spec: EnrichSpec) -> Fetcher:
 
 
 def give_back(spec: EnrichSpec) -> None:
-    """Say that one partition has no more use for it."""
+    """Release a partition's use of the fetcher; the last release closes it."""
     with _lock:
         fetcher, users = _shared.pop(spec)
         if users > 1:

@@ -1,4 +1,4 @@
-"""The kind of lookup joins: no state, and what opens them."""
+"""The kind of lookup joins: no state, and the operator that it opens."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A lookup join on one partition: no state, but a cache in front of the table.
 
-A piece of the batch is looked up in the cache. What is not there is asked for, many keys at a time and several requests
-at a time; the piece waits, and the next one is looked at meanwhile. A key that is on its way is not asked for again. A
-piece holds what was found of its keys itself, so that the cache may forget anything at any time.
+A piece of the batch is looked up in the cache. Missing keys are requested, many keys at a time and several requests
+side by side. The piece waits, and the next piece is looked up meanwhile. A key that is on its way is not requested
+again. A piece holds the results of its own keys, so that the cache may evict anything at any time.
 """
 
 from __future__ import annotations
@@ -32,43 +32,51 @@ from millpond.stores.memory.spool import Spool
 if TYPE_CHECKING:
     from millpond.stores.protocol import Table, TableDelta
 
-_AHEAD = 4
-"""Requests that may wait for a connection, for each that has one."""
+_QUEUED_PER_CONNECTION = 4
+"""Maximum open requests per connection; beyond it, prefetch hints are dropped."""
 
 
-_Asked = tuple[NDArray[np.int64], Request, NDArray[np.int64]]
-"""Numbers of keys, the request that they are in, and where in it."""
+_RequestedKeys = tuple[NDArray[np.int64], Request, NDArray[np.int64]]
+"""Positions of keys, the request that asks for them, and their positions in it."""
 
 
-class _Found(NamedTuple):
-    """What there is of the keys of some rows.
+class _KeyLookup(NamedTuple):
+    """The state of the keys of some rows.
 
     Attributes:
-        hashes, keys: of the different keys. numbers: for each row that of its key, -1 for none.
-        known: numbers of keys, and what was found of them. coming: what has been asked for. missing: what has not.
+        hashes: the hashes of the distinct keys.
+        keys: the columns of the distinct keys.
+        numbers: for each row the position of its key, -1 for a null key.
+        known: positions of keys that the cache has, and their results.
+        coming: keys that are in open requests.
+        missing: positions of keys that are neither.
     """
 
     hashes: Ints
     keys: list[pa.Array]
     numbers: NDArray[np.int64]
     known: tuple[NDArray[np.int64], Values]
-    coming: list[_Asked]
+    coming: list[_RequestedKeys]
     missing: NDArray[np.int64]
 
 
 class _Piece(NamedTuple):
-    """Rows that wait for what is looked up.
+    """Rows that wait for their lookups.
 
     Attributes:
-        columns: of the rows. numbers: of each row's key, -1 for none. keys: the different keys.
-        known: numbers of keys, and what was found of them. asked: what was asked for. bytes: of the rows.
+        columns: the columns of the rows.
+        numbers: for each row the position of its key, -1 for a null key.
+        keys: the distinct keys.
+        known: positions of keys that the cache had, and their results.
+        asked: keys that are in requests.
+        bytes: the size of the rows.
     """
 
     columns: list[pa.Array]
     numbers: NDArray[np.int64]
     keys: pa.RecordBatch
     known: tuple[NDArray[np.int64], Values]
-    asked: list[_Asked]
+    asked: list[_RequestedKeys]
     bytes: int
 
 
@@ -81,8 +89,9 @@ class LookupOperator:
     """An `EnrichSpec` on one partition.
 
     Args:
-        spec: what it is. make_table: opens the cache.
-        memory: bytes of rows that wait, and of rows that come out, which are kept in memory.
+        spec: the lookup join.
+        make_table: opens the cache.
+        memory: bytes of waiting rows, and bytes of output rows, that are kept in memory.
 
     Raises:
         UsageError: the table cannot be loaded here.
@@ -101,18 +110,19 @@ class LookupOperator:
         self._waiting: deque[_Piece] = deque()
         self._shown = Spool(None, memory)
         self._version = 0
-        self._counts = Counter[str]()  # since the last batch was over: keys may be asked for ahead of the next
+        # Counts since the last batch ended, because hints of the next batch may come before it begins.
+        self._counts = Counter[str]()
         self._figures: dict[str, float] = {}
         self.late_rows = 0
 
     @property
     def tables(self) -> dict[str, Table]:
-        """None: there is no state."""
+        """Empty: there is no state."""
         return {}
 
     @property
     def figures(self) -> dict[str, float]:
-        """What was looked for and asked for."""
+        """The batch's cache accesses and requests."""
         return self._figures
 
     def begin(self, version: int, times: Times) -> None:
@@ -124,97 +134,100 @@ class LookupOperator:
         self._cache.begin()
 
     def passes(self, rows: int) -> int:
-        """In how many passes over ranges of the hash to work through a batch: one, in any order."""
+        """Return 1: rows are processed in any order."""
         return 1
 
-    def narrow(self, range_: HashRange) -> None:
-        """Nothing: rows are taken in any order."""
+    def restrict(self, range_: HashRange) -> None:
+        """Do nothing: rows are processed in any order."""
 
     def adopt(self, batch: pa.RecordBatch) -> None:
-        """Nothing: Spark keeps no state of a lookup join either (see `Adopting`)."""
+        """Do nothing: Spark keeps no state of a lookup join either (see `AdoptsSparkState`)."""
 
-    def announce_keys(self, keys: pa.RecordBatch, needed: int) -> None:
-        """Ask for keys ahead of their rows (see `KeysAnnounced`), as far as they are asked for in good time."""
+    def prefetch_keys(self, keys: pa.RecordBatch, needed: int) -> None:
+        """Request keys ahead of their rows (see `KeyPrefetchable`), as long as connections will soon be free."""
         if not self._cache.keeps:
             return
-        found = self._find(hashes_of(keys), keys.columns[1:], needed)
-        self._ask(found, needed, announced=True)
+        lookup = self._find(hashes_of(keys), keys.columns[1:], needed)
+        self._ask(lookup, needed, announced=True)
 
     def process(self, batch: pa.RecordBatch) -> None:
-        """Look up the keys of some rows: the column `__hash`, then those of the spec."""
+        """Look up the keys of rows: the column `__hash`, then those of the spec."""
         for start in range(0, batch.num_rows, PIECE):
             self._look_up(batch.slice(start, PIECE))
             self._show_ready()
+            # Waiting rows are bounded: beyond the limit, wait for the answers of the oldest piece.
             while sum(piece.bytes for piece in self._waiting) > self._memory:
                 self._show(self._waiting.popleft())
 
     def _look_up(self, batch: pa.RecordBatch) -> None:
         columns = batch.columns[1:]
-        found = self._find(hashes_of(batch), [columns[at] for at in self.spec.keys], self._version)
-        self._counts["cache_hits"] += len(found.known[0])
-        self._counts["cache_misses"] += len(found.hashes) - len(found.known[0])
-        asked = found.coming + self._ask(found, self._version)
-        keys = pa.RecordBatch.from_arrays(found.keys, names=list(self.spec.named))
-        self._waiting.append(_Piece(columns, found.numbers, keys, found.known, asked, batch.nbytes))
+        lookup = self._find(hashes_of(batch), [columns[position] for position in self.spec.keys], self._version)
+        self._counts["cache_hits"] += len(lookup.known[0])
+        self._counts["cache_misses"] += len(lookup.hashes) - len(lookup.known[0])
+        requested = lookup.coming + self._ask(lookup, self._version)
+        keys = pa.RecordBatch.from_arrays(lookup.keys, names=list(self.spec.named))
+        self._waiting.append(_Piece(columns, lookup.numbers, keys, lookup.known, requested, batch.nbytes))
 
-    def _find(self, hashes: Ints, columns: list[pa.Array], stamp: int) -> _Found:
-        """Look for the keys of some rows among what is known, and what is on its way."""
+    def _find(self, hashes: Ints, columns: list[pa.Array], stamp: int) -> _KeyLookup:
+        """Look for the keys of rows in the cache and in open requests."""
         self._take_answers()
         firsts, numbers = distinct(columns)
         hashes, keys = hashes[firsts], _taken(columns, firsts)
         known = self._cache.find(self._cache.keys(hashes, keys), stamp, _milliseconds(time.monotonic()))
-        left = np.ones(len(hashes), np.bool_)
-        left[known[0]] = False
-        coming: list[_Asked] = []
+        absent = np.ones(len(hashes), np.bool_)
+        absent[known[0]] = False
+        coming: list[_RequestedKeys] = []
         if len(known[0]) < len(hashes) and len(self._requests):
-            missing = np.flatnonzero(left)
+            missing = np.flatnonzero(absent)
             for which, request, places in self._requests.find(hashes[missing], _taken(keys, missing)):
                 coming.append((missing[which], request, places))
-                left[missing[which]] = False
-        return _Found(hashes, keys, numbers, known, coming, np.flatnonzero(left))
+                absent[missing[which]] = False
+        return _KeyLookup(hashes, keys, numbers, known, coming, np.flatnonzero(absent))
 
-    def _ask(self, found: _Found, stamp: int, *, announced: bool = False) -> list[_Asked]:
-        """Ask for keys that are missing; if they were announced, for no more than there are connections for soon."""
-        sent: list[_Asked] = []
+    def _ask(self, found: _KeyLookup, stamp: int, *, announced: bool = False) -> list[_RequestedKeys]:
+        """Request missing keys; for hints, no more requests than the connections serve soon."""
+        sent: list[_RequestedKeys] = []
         hashes = found.hashes
         for start in range(0, len(found.missing), self.spec.request):
-            if announced and len(self._requests) >= _AHEAD * self.spec.concurrency:
+            if announced and len(self._requests) >= _QUEUED_PER_CONNECTION * self.spec.concurrency:
                 break
-            some = found.missing[start : start + self.spec.request]
-            some = some[np.argsort(hashes[some], kind="stable")]
-            columns = _taken(found.keys, some)
-            asked = pa.RecordBatch.from_arrays(columns, names=list(self.spec.named))
-            rows = self._cache.keys(hashes[some], columns)
-            request = Request(hashes[some], asked, rows, self._fetcher.fetch(asked), stamp)
+            chunk = found.missing[start : start + self.spec.request]
+            chunk = chunk[np.argsort(hashes[chunk], kind="stable")]
+            columns = _taken(found.keys, chunk)
+            request_keys = pa.RecordBatch.from_arrays(columns, names=list(self.spec.named))
+            rows = self._cache.keys(hashes[chunk], columns)
+            request = Request(hashes[chunk], request_keys, rows, self._fetcher.fetch(request_keys), stamp)
             self._requests.add(request)
             self._counts["fetches"] += 1
-            self._counts["fetched_keys"] += len(some)
-            self._counts["announced_keys"] += len(some) if announced else 0
-            sent.append((some, request, np.arange(len(some))))
+            self._counts["fetched_keys"] += len(chunk)
+            self._counts["announced_keys"] += len(chunk) if announced else 0
+            sent.append((chunk, request, np.arange(len(chunk))))
         return sent
 
     def _take_answers(self) -> None:
-        """Keep what has come."""
+        """Add the answers that have come to the cache."""
         for request in self._requests.answered():
             answer = request.answer.result()
             self._counts["fetch_ms"] = max(self._counts["fetch_ms"], round(answer.seconds * 1000))
             self._cache.add(request.rows, whole(answer), request.stamp, _milliseconds(answer.asked))
 
     def _show_ready(self) -> None:
-        """Let those go out that wait for nothing any more, in their order."""
+        """Emit the pieces at the head of the queue whose requests are answered, in order."""
         while self._waiting and all(request.answer.done() for _, request, _ in self._waiting[0].asked):
             self._show(self._waiting.popleft())
 
     def _show(self, piece: _Piece) -> None:
-        """Wait for what a piece has asked for, and let it go out."""
-        parts = [piece.known] + [(which, part_of(self._fetcher.wait(one.answer), at)) for which, one, at in piece.asked]
+        """Wait for the requests of a piece, and emit it."""
+        parts = [piece.known] + [
+            (which, part_of(self._fetcher.wait(request.answer), places)) for which, request, places in piece.asked
+        ]
         values = put_together(parts, piece.keys.num_rows)
         self._counts["failed_keys"] += int(np.count_nonzero(values.states == FAILED))
         check(self.spec, values, piece.keys)
         self._shown.add(enriched(self.spec, piece.columns, piece.numbers, values))
 
     def finish(self) -> dict[str, TableDelta]:
-        """Wait for all that was asked for. There is nothing to seal."""
+        """Wait for all requests. There is nothing to seal."""
         while self._waiting:
             self._show(self._waiting.popleft())
         self._take_answers()
@@ -224,11 +237,11 @@ class LookupOperator:
         return {}
 
     def output(self) -> Iterator[pa.RecordBatch]:
-        """The rows, enriched."""
+        """Yield the enriched rows."""
         return self._shown.read()
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Release all memory."""
         self._requests.forget()
         self._waiting.clear()
         self._shown.close()
@@ -237,8 +250,8 @@ class LookupOperator:
 
 
 def _taken(columns: list[pa.Array], which: NDArray[np.int64]) -> list[pa.Array]:
-    at = pa.array(which)
-    return [column.take(at) for column in columns]
+    positions = pa.array(which)
+    return [column.take(positions) for column in columns]
 
 
 def _milliseconds(seconds: float) -> int:

@@ -1,4 +1,4 @@
-"""Keys on their way from a table outside: none is asked for twice at a time."""
+"""Requests to an external table on their way; no key is requested twice at a time."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from millpond.lookup.fetch import Answer
 
 @dataclass(eq=False)
 class Request:
-    """Keys that were asked for together.
+    """Keys that are requested together.
 
     Attributes:
-        hashes: of the keys, in order. keys: their columns. rows: the keys as the cache takes them.
-        answer: what comes of them. stamp: the batch that uses them.
+        hashes: the hashes of the keys, in order.
+        keys: their columns.
+        rows: the keys as the cache takes them.
+        answer: the future answer.
+        stamp: the batch that uses them.
     """
 
     hashes: Ints
@@ -31,12 +34,16 @@ class Request:
     stamp: int
 
     def holds(self, hashes: Ints, keys: list[pa.Array]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Which of some keys it asks for, and where they stand in it."""
+        """Find keys in this request.
+
+        Returns:
+            The positions of the keys that it asks for, and their positions in the request.
+        """
         places = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)
         which = np.flatnonzero(self.hashes[places] == hashes)
-        for mine, theirs in zip(self.keys.columns, keys, strict=True):
+        for own, sought in zip(self.keys.columns, keys, strict=True):
             if len(which):
-                same = pc.equal(mine.take(pa.array(places[which])), theirs.take(pa.array(which)))
+                same = pc.equal(own.take(pa.array(places[which])), sought.take(pa.array(which)))
                 which = which[same.to_numpy(zero_copy_only=False)]
         return which, places[which]
 
@@ -51,32 +58,40 @@ class Requests:
         return len(self._open)
 
     def add(self, request: Request) -> None:
-        """Note one more."""
+        """Add a request."""
         self._open.append(request)
 
     def find(
         self, hashes: Ints, keys: list[pa.Array]
     ) -> Iterator[tuple[NDArray[np.int64], Request, NDArray[np.int64]]]:
-        """The requests that some keys are in: which of the keys, and where they stand there."""
-        left = np.arange(len(hashes))
+        """Find keys in the open requests.
+
+        Yields:
+            The positions of the keys, the request that asks for them, and their positions in it.
+        """
+        remaining = np.arange(len(hashes))
         for request in self._open:
-            if not len(left):
+            if not len(remaining):
                 return
             which, places = request.holds(hashes, keys)
             if len(which):
-                yield left[which], request, places
-                rest = np.delete(np.arange(len(left)), which)
-                left, hashes, keys = left[rest], hashes[rest], [key.take(pa.array(rest)) for key in keys]
+                yield remaining[which], request, places
+                others = np.delete(np.arange(len(remaining)), which)
+                remaining, hashes, keys = (
+                    remaining[others],
+                    hashes[others],
+                    [key.take(pa.array(others)) for key in keys],
+                )
 
     def answered(self) -> list[Request]:
-        """Take out those that have been answered, or failed."""
+        """Remove and return the requests that have been answered, or failed."""
         done = [request for request in self._open if request.answer.done()]
         if done:
-            self._open = [request for request in self._open if not any(request is one for one in done)]
+            self._open = [request for request in self._open if not any(request is answered for answered in done)]
         return done
 
     def forget(self) -> None:
-        """Take no more interest in any."""
+        """Cancel all requests."""
         for request in self._open:
             request.answer.cancel()
         self._open.clear()

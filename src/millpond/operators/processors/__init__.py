@@ -1,1 +1,1 @@
-"""Processors of the user: their state, and the calls by which they come to see it."""
+"""User processors: their state, and the calls to their code."""

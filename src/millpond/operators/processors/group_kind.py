@@ -1,4 +1,4 @@
-"""The kind of users' functions over groups with state: what their state is, and what opens them."""
+"""The kind of user functions over groups with state: the tables of their state, and the operator that they open."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def _load() -> Callable[[GroupStateSpec, Opening], Operator]:
 
 def _read(spec: GroupStateSpec, table: str, rows: Rows) -> Iterator[pa.RecordBatch]:
     names = [field.name for field in spec.shown(table)]
-    for *columns, held in read_columns(variables(spec)[table], rows):
-        shown = [pc.struct_field(held, name) for name in (STATE, TIMEOUT)] if spec.expires else [held]
+    for *columns, state in read_columns(variables(spec)[table], rows):
+        shown = [pc.struct_field(state, name) for name in (STATE, TIMEOUT)] if spec.expires else [state]
         yield pa.RecordBatch.from_arrays([*columns, *shown], names=names)
 
 

@@ -1,15 +1,15 @@
-"""A user's function over groups with state, on one partition: its state here, its code wherever the caller is.
+"""A user's function over groups with state on one partition: the state is here, and a caller runs the user's code.
 
-A key has one row: its state and, if there are timeouts, when it times out, which also is the row's time of expiry. Keys
-that time out are looked for once all rows are worked through; what is set then waits for the next batch.
+A key has one row: its state and, if there are timeouts, its timeout, which is also the row's time of expiry. Timeouts
+are processed after all rows; one that is set then waits for the next batch.
 
-The function's calls are a processor's (see `calls`), but for these:
+The function's calls are a processor's (see `calls`), with these differences:
 
 - the table `main` has one column, `value`: the state of each key, null for none.
 - the phase `timers` is for keys that time out: `count` is 0, and there is no table `due`.
-- what changed has the state and, as `expiry`, the time at which the key times out, null for none. A key that is not in
-  it keeps what it has.
-- the phase `end` does not come.
+- changes have the state and, as `expiry`, the time at which the key times out, null for none. A key without a change
+  keeps its state and timeout.
+- there is no phase `end`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.layout import NEVER, Rows
-from millpond.operators.columns.encode import Leaf, as_it_is
+from millpond.operators.columns.encode import Leaf, bitwise_leaf
 from millpond.operators.kind import Opening
 from millpond.operators.processors.calls import COUNT, KEYS, ROWS, Changed, Phase
 from millpond.operators.processors.input import Group, Input
@@ -45,7 +45,7 @@ class GroupStateOperator(ProcessorOperator):
     spec: GroupStateSpec
 
     def finish(self) -> dict[str, TableDelta]:
-        """Have the user's function called for all rows, then for keys that time out; seal what it changed."""
+        """Call the user's function for all rows, then for keys that time out; seal what it changed."""
         self._call_for_rows()
         if self.spec.expires:
             self._fire()
@@ -53,17 +53,17 @@ class GroupStateOperator(ProcessorOperator):
 
     @staticmethod
     def _compared(leaf: Leaf) -> Leaf:
-        """As SQL groups: Spark compares these keys before they are sent to Python."""
+        """Keep the column: Spark compares these keys in SQL, before Python gets them."""
         return leaf
 
     def _fire(self) -> None:
-        """Call the user's function for the keys that time out now: before, not at, the time that it is."""
+        """Call the user's function for the keys whose timeout is before (not at) the current time."""
         limit = self._times.closed if self.spec.time_mode == "event" else self._times.processing
         names = ["__hash", *(field.name for field in self.spec.key_fields), STATE]
-        due = Input(self.spec.key_fields, (Field(STATE, self.spec.tables[MAIN][0]),), self._make_table, as_it_is)
+        due = Input(self.spec.key_fields, (Field(STATE, self.spec.tables[MAIN][0]),), self._make_table, bitwise_leaf)
         try:
-            for hashes, keys, held in self._variables[MAIN].take_out(limit - 1):
-                due.add(pa.RecordBatch.from_arrays([pa.array(hashes), *keys, held], names=names))
+            for hashes, keys, state in self._variables[MAIN].take_out(limit - 1):
+                due.add(pa.RecordBatch.from_arrays([pa.array(hashes), *keys, state], names=names))
             for group in due.groups():
                 self._fired += len(group.counts)
                 self._call("timers", group)
@@ -71,17 +71,17 @@ class GroupStateOperator(ProcessorOperator):
             due.close()
 
     def _tables(self, phase: Phase, group: Group) -> tuple[dict[str, Rows], dict[str, pa.RecordBatch]]:
-        """The keys as the table takes them, and what a call about them is sent."""
-        one, arranged = self._variables[MAIN], self._arranged["rows"]
-        keys = one.keys(group.hashes, group.keys)
+        """Return the keys encoded for the table, and the tables of a call about them."""
+        variable, arranged = self._variables[MAIN], self._arranged["rows"]
+        keys = variable.keys(group.hashes, group.keys)
         names = [field.name for field in self.spec.key_fields]
         if phase == "rows":
             counts = group.counts
-            (held,) = one.read(keys)
+            (state,) = variable.read(keys)
         else:
             counts = np.zeros(len(group.counts), np.int64)
-            held = group.last
-        states = pc.struct_field(held, STATE) if self.spec.expires else held
+            state = group.last
+        states = pc.struct_field(state, STATE) if self.spec.expires else state
         tables = {
             KEYS: pa.RecordBatch.from_arrays([*group.keys, pa.array(counts)], names=[*names, COUNT]),
             MAIN: pa.RecordBatch.from_arrays([states], names=["value"]),
@@ -97,24 +97,25 @@ class GroupStateOperator(ProcessorOperator):
         sent: dict[str, pa.RecordBatch],
         answered: Changed,
     ) -> None:
-        """Write what a call has changed."""
+        """Write the changes of a call."""
         words, heap = keys[MAIN]
-        left = np.ones(len(words), np.bool_)
+        unchanged = np.ones(len(words), np.bool_)
         for _, changed in answered:
-            at = changed.column("at").to_numpy()
-            self._keep(Rows(words[at], heap), changed.column("value"), changed.column("expiry"))
-            left[at] = False
-        if ROWS not in sent and left.any():  # a timeout that was left as it is comes again
-            kept = group.rows[-1].filter(pa.array(left))
-            self._keep(Rows(words[left], heap), *(pc.struct_field(kept, name) for name in (STATE, TIMEOUT)))
+            positions = changed.column("at").to_numpy()
+            self._keep(Rows(words[positions], heap), changed.column("value"), changed.column("expiry"))
+            unchanged[positions] = False
+        # `take_out` removed the rows, so a timeout that the call did not change is written back
+        if ROWS not in sent and unchanged.any():
+            kept = group.rows[-1].filter(pa.array(unchanged))
+            self._keep(Rows(words[unchanged], heap), *(pc.struct_field(kept, name) for name in (STATE, TIMEOUT)))
 
     def _keep(self, keys: Rows, states: pa.Array, timeouts: pa.Array) -> None:
-        """Write what keys have from now on: nothing, where they have neither a state nor a timeout."""
-        one = self._variables[MAIN]
+        """Write the new state and timeout of keys; a key with neither is removed."""
+        variable = self._variables[MAIN]
         if not self.spec.expires:
-            one.write(keys, states, None)
+            variable.write(keys, states, None)
             return
         nothing = pc.and_(states.is_null(), timeouts.is_null())
-        fields = list(one.variable.type.arrow)
+        fields = list(variable.variable.type.arrow)
         values = pa.StructArray.from_arrays([states, timeouts], fields=fields, mask=nothing)
-        one.write(keys, values, timeouts.fill_null(NEVER))
+        variable.write(keys, values, timeouts.fill_null(NEVER))

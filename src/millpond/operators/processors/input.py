@@ -1,4 +1,4 @@
-"""The rows of a batch, put together by key.
+"""The rows of a batch, grouped by key.
 
 A key may have more rows than one table holds, or than should be in memory as columns: those come in **pieces**.
 """
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from millpond.layout import HASH, LENGTH, HashRange, Ints
 from millpond.layout import Rows as RawRows
-from millpond.operators.columns.encode import Leaf, flatten, hashes_of, key_rows, portions
+from millpond.operators.columns.encode import Leaf, hashes_of, portions
 from millpond.operators.hash_ranges import key_groups
 from millpond.operators.protocol import MakeTable
 from millpond.operators.tables.input_rows import StoredRows
@@ -25,21 +25,22 @@ from millpond.spec.operators import Field
 from millpond.stores.aligned.hash_intervals import gradually
 
 KEYS = 8192
-"""Keys that are worked on together, at most."""
+"""Maximum keys that are processed together."""
 _BYTES = 8 << 20
-"""Bytes of rows that are worked on together, roughly, unless they are of one key."""
+"""Approximate bytes of rows that are processed together, unless they are of one key."""
 _WHOLE = 64 << 20
-"""Bytes of rows of one key above which they come in pieces."""
+"""Bytes of one key's rows above which they come in pieces."""
 
 
 class Group(NamedTuple):
     """The rows of some keys.
 
     Attributes:
-        hashes: of the keys, each once. keys: their columns, as the first row of each has them.
-        counts: how many rows each has.
-        rows: the columns of the rows, key after key, in the order in which they came.
-        pieces: where there is but one key, and `rows` has but the first of its rows: all of them.
+        hashes: the hashes of the distinct keys.
+        keys: the keys' columns, with the values of each key's first row.
+        counts: the number of rows of each key.
+        rows: the columns of the rows, key after key, in order of arrival.
+        pieces: all rows of a single key, if `rows` has only the first of them.
     """
 
     hashes: Ints
@@ -54,19 +55,23 @@ class Group(NamedTuple):
         return self.rows[-1] if self.pieces is None else self.pieces.last
 
     def cut(self, start: int, stop: int) -> Group:
-        """Some of the keys, by their positions."""
+        """Return the keys from `start` to `stop`, with their rows."""
         if self.pieces is not None:
             return self
         ends = np.concatenate([[0], np.cumsum(self.counts)])
-        keys, rows = [one[start:stop] for one in self.keys], [one[ends[start] : ends[stop]] for one in self.rows]
+        keys, rows = (
+            [column[start:stop] for column in self.keys],
+            [column[ends[start] : ends[stop]] for column in self.rows],
+        )
         return Group(self.hashes[start:stop], keys, self.counts[start:stop], rows)
 
 
 class Pieces:
-    """All rows of one key, of which few are columns at a time.
+    """All rows of one key, of which only a piece at a time is decoded to columns.
 
     Args:
-        stored: how rows are stored. rows: those of the key.
+        stored: the encoding of the rows.
+        rows: the rows of the key.
     """
 
     def __init__(self, stored: StoredRows, rows: RawRows) -> None:
@@ -79,11 +84,11 @@ class Pieces:
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return self._rows.count
 
     def batch(self, number: int) -> pa.RecordBatch:
-        """A piece: the column `__hash`, then those of the rows."""
+        """Decode a piece: the column `__hash`, then those of the rows."""
         start, stop = self._ends[number : number + 2]
         return self._stored.decode(RawRows(self._rows.words[start:stop], self._rows.heap))
 
@@ -94,12 +99,14 @@ class Pieces:
 
 
 class Input:
-    """The rows that one batch has for a processor, or timers that are due: kept until all are there.
+    """The rows of one batch for a processor, or its due timers, kept until all are there.
 
     Args:
-        keys, others: columns of the rows. make_table: opens tables that live for a moment.
-        compared: what a column of keys becomes, so that those are the same whose rows belong together.
-        name: unlike that of others that are there at the same time.
+        keys: the key columns.
+        others: the other columns.
+        make_table: opens temporary tables.
+        compared: converts a key column so that keys are equal exactly if their rows belong together.
+        name: the name of the table, unlike those of other inputs at the same time.
     """
 
     def __init__(
@@ -119,22 +126,26 @@ class Input:
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """The number of rows."""
         return self._table.rows
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Take rows: the column `__hash`, then keys and others."""
+        """Add rows: the column `__hash`, then keys and others."""
         for portion in portions(batch, self._table.portion, self._table.ahead):
             self._table.append(self._stored.encode(portion))
 
     def groups(self) -> Iterator[Group]:
-        """All rows, in the order of their keys' hashes."""
+        """Yield all rows grouped by key, in the order of the keys' hashes."""
         for rows in gradually([self._table.readable()], self._stored.layout, max(1, self._table.portion // 2)):
-            for some, heavy in self._parted(rows):
-                yield from self._in_pieces(some) if heavy else self._together(some)
+            for part, heavy in self._parted(rows):
+                yield from self._in_pieces(part) if heavy else self._together(part)
 
     def _parted(self, rows: RawRows) -> Iterator[tuple[RawRows, bool]]:
-        """Rows in the order of hashes: those apart that are too many of one hash, and whether they are."""
+        """Split rows in hash order into parts.
+
+        Yields:
+            Each part, with whether it is a single hash that has too many rows.
+        """
         if rows.words.nbytes + rows.heap.nbytes <= _WHOLE:
             yield rows, False
             return
@@ -142,26 +153,34 @@ class Input:
         firsts = np.flatnonzero(np.concatenate([[True], hashes[1:] != hashes[:-1]]))
         sizes = np.add.reduceat(_sizes(self._stored, rows), firsts)
         heavy = sizes > _WHOLE
-        at = np.flatnonzero(heavy)
-        cuts = np.unique(np.concatenate([_starts(np.where(heavy, 0, sizes), _WHOLE), at, at + 1, [len(firsts)]]))
+        positions = np.flatnonzero(heavy)
+        cuts = np.unique(
+            np.concatenate([_starts(np.where(heavy, 0, sizes), _WHOLE), positions, positions + 1, [len(firsts)]])
+        )
         ends = np.append(firsts, rows.count)
         for start, stop in pairwise(cuts.tolist()):
             yield RawRows(rows.words[ends[start] : ends[stop]], rows.heap), bool(heavy[start])
 
     def _in_pieces(self, rows: RawRows) -> Iterator[Group]:
-        """Rows of one hash, which may be of several keys."""
+        """Group the rows of one hash, which may be of several keys."""
         pieces = Pieces(self._stored, rows)
         with self._numbering(key_groups(rows)) as numbers_of:
             numbers = np.concatenate([numbers_of(pieces.batch(number)) for number in range(len(pieces))])
         distinct = np.unique(numbers)
         for number in distinct.tolist():
-            own = pieces
+            own_pieces = pieces
             if len(distinct) > 1:
-                own = Pieces(self._stored, RawRows(rows.words[numbers == number], rows.heap))
-            first = own.batch(0)
+                own_pieces = Pieces(self._stored, RawRows(rows.words[numbers == number], rows.heap))
+            first = own_pieces.batch(0)
             head = first.slice(0, 1)
             keys = head.columns[1 : 1 + self._keys]
-            yield Group(hashes_of(head), keys, np.array([own.rows]), first.columns[1:], own if len(own) > 1 else None)
+            yield Group(
+                hashes_of(head),
+                keys,
+                np.array([own_pieces.rows]),
+                first.columns[1:],
+                own_pieces if len(own_pieces) > 1 else None,
+            )
 
     def _together(self, rows: RawRows) -> Iterator[Group]:
         batch = self._stored.decode(rows)
@@ -173,57 +192,52 @@ class Input:
         starts = np.flatnonzero(np.diff(numbers, prepend=-1))
         ends = np.append(starts[1:], batch.num_rows)
         most = max(1, _BYTES * batch.num_rows // max(1, batch.nbytes))
-        at = 0
-        while at < len(starts):
-            until = int(np.searchsorted(ends, starts[at] + most, "right"))
-            until = max(at + 1, min(until, at + KEYS))
-            some = batch.slice(starts[at], ends[until - 1] - starts[at])
-            firsts = starts[at:until] - starts[at]
-            heads = some.take(pa.array(firsts))
+        position = 0
+        while position < len(starts):
+            stop = int(np.searchsorted(ends, starts[position] + most, "right"))
+            stop = max(position + 1, min(stop, position + KEYS))
+            piece = batch.slice(starts[position], ends[stop - 1] - starts[position])
+            firsts = starts[position:stop] - starts[position]
+            heads = piece.take(pa.array(firsts))
             keys = heads.columns[1 : 1 + self._keys]
-            yield Group(hashes_of(heads), keys, ends[at:until] - starts[at:until], some.columns[1:])
-            at = until
+            yield Group(hashes_of(heads), keys, ends[position:stop] - starts[position:stop], piece.columns[1:])
+            position = stop
 
     @contextmanager
     def _numbering(self, range_: HashRange) -> Iterator[Callable[[pa.RecordBatch], NDArray[np.int64]]]:
-        """What gives each row of batches a number, the same for rows of one key, growing with the first rows of keys.
+        """Return a function that numbers the rows of batches by key, in order of the keys' first rows.
 
         Args:
-            range_: that all hashes are in.
+            range_: the range of all their hashes.
         """
         table = self._make_table("keys", self._distinct.layout.schema, self._distinct.initial, kind="scratch")
 
         def numbers(batch: pa.RecordBatch) -> NDArray[np.int64]:
             table.expect(batch.num_rows)
-            leaves = [
-                self._compared(leaf)
-                for column, dtype in zip(batch.columns[1 : 1 + self._keys], self._distinct.types, strict=True)
-                for leaf in flatten(column, dtype)
-            ]
-            keys = key_rows(hashes_of(batch), leaves, self._distinct.keys, self._distinct.layout.key_stop)
+            keys = self._distinct.encode(hashes_of(batch), batch.columns[1 : 1 + self._keys], self._compared)
             return table.upsert(keys, 0).rows
 
         try:
             table.begin(0)
-            table.narrow(range_)  # else they would crowd a part of the index
+            table.restrict(range_)  # without it, all keys would crowd one part of the index
             yield numbers
         finally:
             table.close()
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Release all memory."""
         self._table.close()
 
 
 def _sizes(stored: StoredRows, rows: RawRows) -> Ints:
-    """Bytes of each row, roughly."""
+    """Return the approximate bytes of each row."""
     sizes = np.full(rows.count, 8 * stored.layout.width, np.int64)
-    for at in stored.layout.bytes_columns:
-        sizes += (rows.words[:, at] & LENGTH).astype(np.int64)
+    for offset in stored.layout.bytes_columns:
+        sizes += (rows.words[:, offset] & LENGTH).astype(np.int64)
     return sizes
 
 
 def _starts(sizes: Ints, most: int) -> Ints:
-    """Where to cut so that pieces are of some size, roughly."""
+    """Return the starts of pieces of about `most` bytes."""
     before = np.cumsum(sizes) - sizes
     return np.flatnonzero(np.diff(before // most, prepend=-1))

@@ -1,4 +1,4 @@
-"""The kind of processors of the user: what their state is, and what opens them."""
+"""The kind of user processors: the tables of their state, and the operator that they open."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ def _load() -> Callable[[ProcessorSpec, Opening], Operator]:
 
 
 def _tables(spec: ProcessorSpec) -> dict[str, StateTable]:
-    beside = {name: one.keyed.state._replace(shown=False, counted=False) for name, one in parts(spec).items()}
-    names = {one.table: one.parts for one in spec.variables}
-    rows = {name: one.keyed.state._replace(parts=names.get(name, "")) for name, one in variables(spec).items()}
+    beside = {name: variable.keyed.state._replace(shown=False, counted=False) for name, variable in parts(spec).items()}
+    names = {variable.table: variable.parts for variable in spec.variables}
+    rows = {
+        name: variable.keyed.state._replace(parts=names.get(name, "")) for name, variable in variables(spec).items()
+    }
     return rows | beside
 
 

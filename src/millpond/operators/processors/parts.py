@@ -1,4 +1,4 @@
-"""What keys have much of: parts of their lists and maps, beside the rows that travel with every call."""
+"""Large state of keys: parts of their lists and maps, beside the rows that travel with every call."""
 
 from __future__ import annotations
 
@@ -23,23 +23,25 @@ if TYPE_CHECKING:
     from millpond.stores.protocol import Table, TableDelta
 
 _HEAD = parse_type(HEAD).arrow
-_TOGETHER = 4096  # parts that are removed together
+_PARTS_PER_REMOVAL = 4096  # parts that are removed at a time
 
 
 class Parts:
     """The parts of a processor's variables on one partition.
 
-    The hash of a part is that of its key, mixed with its number within the key group, so that parts of one key lie
-    apart in the table, and with their key in every partition. A variable's table is there when the first part comes.
+    The hash of a part is its key's hash, mixed with the part's number within the key group. So parts of one key lie
+    apart in the table, but in the partition of their key. A variable's table is made when its first part comes.
 
     Args:
-        spec: of the processor. make_table: opens the partition's tables. existing: the tables that the state has.
+        spec: the processor.
+        make_table: opens the partition's tables.
+        existing: the names of the tables that the state has.
     """
 
     def __init__(self, spec: ProcessorSpec, make_table: MakeTable, existing: Collection[str]) -> None:
         self._make_table = make_table
         self._variables = parts(spec)
-        self._names = {one.table: one.parts for one in spec.variables}
+        self._names = {variable.table: variable.parts for variable in spec.variables}
         self._version = 0
         self._stored = {name: self._open(name) for name in self._variables if name in existing}
 
@@ -47,83 +49,88 @@ class Parts:
         return Stored(name, self._variables[name], self._make_table)
 
     def __contains__(self, name: str) -> bool:
-        """Whether a table is one of parts."""
+        """Return whether a table holds parts."""
         return name in self._variables
 
     @property
     def tables(self) -> dict[str, Table]:
-        """The tables that are there, by name."""
-        return {name: one.table for name, one in self._stored.items()}
+        """The tables that exist, by name."""
+        return {name: stored.table for name, stored in self._stored.items()}
 
     def begin(self, version: int) -> None:
         """Start the batch that reads state `version`."""
         self._version = version
-        for one in self._stored.values():
-            one.begin(version)
+        for stored in self._stored.values():
+            stored.begin(version)
 
     def read(self, group: Group, name: str, asked: pa.RecordBatch) -> pa.Array:
-        """Parts of some keys of a group (see `operators.processors.calls`); each is asked for once."""
+        """Return the requested parts of keys of a group (see `operators.processors.calls`); each is requested once."""
         if name not in self._stored:
             return pa.nulls(asked.num_rows, self._variables[name].type.arrow)
-        one = self._stored[name]
-        return _read(one, _keys(one, group, *(asked.column(at).to_numpy() for at in ("at", "part"))))
+        stored = self._stored[name]
+        return _read(stored, _keys(stored, group, *(asked.column(column).to_numpy() for column in ("at", "part"))))
 
     def write(self, name: str, group: Group, changed: pa.RecordBatch) -> None:
-        """Write parts that have changed."""
+        """Write changed parts."""
         if name not in self._stored:
             self._stored[name] = self._open(name)
             self._stored[name].begin(self._version)
-        one = self._stored[name]
-        keys = _keys(one, group, *(changed.column(at).to_numpy() for at in ("at", "part")))
-        one.write(keys, changed.column("value"), changed.column("expiry"))
+        stored = self._stored[name]
+        keys = _keys(stored, group, *(changed.column(column).to_numpy() for column in ("at", "part")))
+        stored.write(keys, changed.column("value"), changed.column("expiry"))
 
     def follow(self, table: str, group: Group, sent: pa.RecordBatch, changed: pa.RecordBatch) -> pa.StructArray | None:
-        """Remove the parts that the heads of a variable's rows speak of no more.
+        """Remove the parts that the heads of a variable's rows no longer cover.
 
         Args:
-            table: the variable's. group: the keys. sent: what they had. changed: what some have now.
+            table: the variable's table.
+            group: the keys.
+            sent: the rows that the call was sent.
+            changed: the rows that it has changed.
 
         Returns:
-            The heads to be written; None if there neither are nor were any.
+            The heads to write; None if the rows have no heads before or after.
         """
         heads = changed.column("head") if "head" in changed.schema.names else None
         if "head" not in sent.schema.names:
             return heads
         heads = pa.nulls(len(changed), _HEAD) if heads is None else heads
-        at = changed.column("at").to_numpy()
+        positions = changed.column("at").to_numpy()
         before = sent.column("head").take(changed.column("at"))
         first, stop = (_numbers(before, end) for end in ("first", "stop"))
         kept, end = (_numbers(heads, end) for end in ("first", "stop"))
-        one = self._stored[self._names[table]]
+        stored = self._stored[self._names[table]]
         for begin, until in ((first, np.minimum(stop, kept)), (np.maximum(first, end), stop)):
             lengths = np.maximum(until - begin, 0)
-            for start in range(0, int(lengths.sum()), _TOGETHER):
-                some, number = _inside(lengths, start, _TOGETHER)
-                one.write(_keys(one, group, at[some], begin[some] + number), pa.nulls(len(some)), None)
+            for start in range(0, int(lengths.sum()), _PARTS_PER_REMOVAL):
+                ranges, number = _inside(lengths, start, _PARTS_PER_REMOVAL)
+                stored.write(
+                    _keys(stored, group, positions[ranges], begin[ranges] + number), pa.nulls(len(ranges)), None
+                )
         return heads
 
     def empty(self, name: str) -> None:
-        """Remove all parts that a table has, if it is there."""
+        """Remove all parts of a table, if it exists."""
         if name in self._stored:
             self._stored[name].empty(self._make_table)
 
     def evict(self, now: int) -> None:
-        """Remove what has expired by a time in milliseconds."""
-        for one in self._stored.values():
-            one.evict(now)
+        """Remove what has expired by `now`, in milliseconds."""
+        for stored in self._stored.values():
+            stored.evict(now)
 
     def seal(self) -> dict[str, TableDelta]:
         """End the batch."""
-        return {name: one.seal() for name, one in self._stored.items()}
+        return {name: stored.seal() for name, stored in self._stored.items()}
 
     def close(self) -> None:
-        """Give all memory back."""
-        for one in self._stored.values():
-            one.close()
+        """Release all memory."""
+        for stored in self._stored.values():
+            stored.close()
 
 
 def _read(stored: Stored, keys: Rows) -> pa.Array:
-    """Parts, a few at a time where they are much larger than most."""
+    """Read parts, in halves if they exceed the limits of one table."""
     try:
         return stored.read(keys)[0]
     except OversizeError:
@@ -133,7 +140,7 @@ def _read(stored: Stored, keys: Rows) -> pa.Array:
 
 
 def _keys(stored: Stored, group: Group, at: Ints, numbers: Ints) -> Rows:
-    """Parts, by the positions of their keys in a group and their numbers, as the table takes them."""
+    """Encode the keys of parts for the table, given positions of keys in a group and numbers of parts."""
     hashes = np.empty(len(at), np.int64)
     spread(group.hashes[at], np.ascontiguousarray(numbers), KEY_GROUP_BITS, hashes)
     places = pa.array(at)
@@ -145,8 +152,17 @@ def _numbers(heads: pa.StructArray, name: str) -> Ints:
 
 
 def _inside(lengths: Ints, start: int, most: int) -> tuple[Ints, Ints]:
-    """Of ranges one after the other, some places from a start on: in which range each is, and where there."""
+    """Locate places in consecutive ranges.
+
+    Args:
+        lengths: the lengths of the ranges.
+        start: the first place.
+        most: the maximum number of places.
+
+    Returns:
+        For each place, its range, and its position within the range.
+    """
     ends = np.cumsum(lengths)
     places = np.arange(start, min(start + most, int(ends[-1])))
-    some = np.searchsorted(ends, places, "right")
-    return some, places - (ends - lengths)[some]
+    ranges = np.searchsorted(ends, places, "right")
+    return ranges, places - (ends - lengths)[ranges]

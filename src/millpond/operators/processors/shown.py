@@ -1,4 +1,4 @@
-"""A processor's variables as a user reads them: a row for each key, with all that it has."""
+"""A processor's variables as a user reads them: a row for each key with all its state."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from millpond.operators.processors.tables import Variable, parts, variables
 from millpond.spec.kinds.processor import ProcessorSpec
 from millpond.spec.types import DataType
 
-_MOST = 1 << 30  # bytes of a row, about: what a key has beyond that is in further rows
+_MOST = 1 << 30  # approximate bytes of a row; the rest of a key's state is in further rows
 _LAST = (1 << 63) - 1
 _LENGTH = int(LENGTH)
 
 
 def read(spec: ProcessorSpec, table: str, rows: Rows) -> Iterator[pa.RecordBatch]:
-    """Rows of a table: the key's columns, and what is in the row itself."""
-    one = (variables(spec) | parts(spec))[table]
-    names = [field.name for field in one.keyed.fields]
-    for columns in read_columns(one, rows):
+    """Decode rows of a table: the key's columns, and the state in the row itself."""
+    variable = (variables(spec) | parts(spec))[table]
+    names = [field.name for field in variable.keyed.fields]
+    for columns in read_columns(variable, rows):
         yield pa.RecordBatch.from_arrays(columns, names=[*names, spec.shown(table)[-1].name])
 
 
 def read_columns(one: Variable, rows: Rows) -> Iterator[list[pa.Array]]:
-    """The columns of the key, and what keys have, of rows of a variable's table: in pieces where that is much."""
+    """Yield the key columns and the state of rows of a variable's table, in pieces if they are large."""
     try:
         columns = key_columns(rows, one.keyed.keys, one.keyed.types)
         columns.append(nested_column(rows, one.keyed.values[0].offset, ALL, one.type))
@@ -47,33 +47,35 @@ def read_columns(one: Variable, rows: Rows) -> Iterator[list[pa.Array]]:
 def read_whole(
     spec: ProcessorSpec, table: str, pieces: Iterator[Rows], others: Iterator[Rows]
 ) -> Iterator[pa.RecordBatch]:
-    """Rows of a variable's table, each with what its key has in parts.
+    """Decode rows of a variable's table, each with the parts of its key.
 
     Args:
-        spec: of the processor. table: the variable's.
-        pieces: the table's rows. others: those of the table of parts. Both in the order of hashes.
+        spec: the processor.
+        table: the variable's table.
+        pieces: the table's rows, in hash order.
+        others: the rows of the table of parts, in hash order.
 
     Yields:
-        A row for each key; a key that has more than a gigabyte has several, one after the other. Memory holds what the
-        keys of one group have.
+        A row for each key; a key with more than a gigabyte has several in turn. Memory holds the state of one key
+        group.
     """
-    one = variables(spec)[table]
+    variable = variables(spec)[table]
     beside = _Beside(others, parts(spec)[next(v.parts for v in spec.variables if v.table == table)])
     names = [field.name for field in spec.shown(table)]
     for rows in pieces:
-        headed = (rows.words[:, one.keyed.values[-1].offset] & LENGTH) != 0
+        headed = (rows.words[:, variable.keyed.values[-1].offset] & LENGTH) != 0
         yield from read(spec, table, Rows(rows.words[~headed], rows.heap))
-        left = rows.words[headed]
-        while len(left):
-            group = key_groups(Rows(left[:1], rows.heap))
-            count = int(np.count_nonzero(group.covers(left[:, HASH])))
-            for columns in _whole(one, Rows(left[:count], rows.heap), beside.of(group)):
+        remaining = rows.words[headed]
+        while len(remaining):
+            group = key_groups(Rows(remaining[:1], rows.heap))
+            count = int(np.count_nonzero(group.covers(remaining[:, HASH])))
+            for columns in _whole(variable, Rows(remaining[:count], rows.heap), beside.of(group)):
                 yield pa.RecordBatch.from_arrays(columns, names=names)
-            left = left[count:]
+            remaining = remaining[count:]
 
 
 class _Some(NamedTuple):
-    """Parts of some keys: the keys' columns, the parts' numbers, what they have, and how many bytes that is."""
+    """Parts of keys: the keys' columns, the parts' numbers, their content, and its size in bytes."""
 
     keys: list[pa.Array]
     numbers: Ints
@@ -82,25 +84,26 @@ class _Some(NamedTuple):
 
 
 def _some(rows: Rows, variable: Variable, fields: int) -> Iterator[_Some]:
-    """What some rows have, the last part of each key if they are not of a table of parts."""
-    at = variable.keyed.values[0].offset
+    """Decode rows; rows that are not of a table of parts count as the last part of their key."""
+    offset = variable.keyed.values[0].offset
     try:
         columns = key_columns(rows, variable.keyed.keys, variable.keyed.types)
-        values = nested_column(rows, at, ALL, variable.type)
+        values = nested_column(rows, offset, ALL, variable.type)
     except OversizeError:
         middle = rows.count // 2
         yield from _some(Rows(rows.words[:middle], rows.heap), variable, fields)
         yield from _some(Rows(rows.words[middle:], rows.heap), variable, fields)
         return
     numbers = np.full(rows.count, _LAST) if len(columns) == fields else columns[-1].to_numpy()
-    yield _Some(columns[:fields], numbers, values, ints(rows, at) & _LENGTH)
+    yield _Some(columns[:fields], numbers, values, ints(rows, offset) & _LENGTH)
 
 
 class _Beside:
-    """Rows of a table of parts, key group by key group.
+    """The rows of a table of parts, key group by key group.
 
     Args:
-        pieces: all rows, in the order of hashes. variable: of the table.
+        pieces: all rows, in hash order.
+        variable: the table's variable.
     """
 
     def __init__(self, pieces: Iterator[Rows], variable: Variable) -> None:
@@ -111,38 +114,40 @@ class _Beside:
         self._found: list[_Some] = []
 
     def of(self, group: HashRange) -> list[_Some]:
-        """The parts of a key group; groups come in order, one perhaps more than once."""
+        """Return the parts of a key group; groups must come in order, and one may be repeated."""
         if group != self._range:
             self._bounds.extend(group)
-            next(self._groups)  # of keys that nobody asks for
+            next(self._groups)  # skip the parts of keys between the groups
             fields = len(self._variable.keyed.fields) - 1
-            self._found = [one for rows in next(self._groups) for one in _some(rows, self._variable, fields)]
+            self._found = [part for rows in next(self._groups) for part in _some(rows, self._variable, fields)]
             self._range = group
         return self._found
 
 
 def _whole(variable: Variable, rows: Rows, beside: list[_Some]) -> Iterator[list[pa.Array]]:
-    """The keys of some rows, and what they have in all; `beside`: parts of these keys, and of others."""
+    """Yield the keys of rows with all their state; `beside` has parts of these keys, and of others."""
     fields = len(variable.keyed.fields)
     heads = list(_some(rows, variable, fields))
     everything = [*heads, *beside]
-    owners = _numbered([one.keys for one in everything], variable.keyed.types)
-    numbers, sizes = (np.concatenate([one[at] for one in everything]) for at in (1, 3))
+    owners = _numbered([part.keys for part in everything], variable.keyed.types)
+    numbers, sizes = (np.concatenate([part[field] for part in everything]) for field in (1, 3))
     order = np.lexsort((numbers, owners))
     order = order[owners[order] < rows.count]
     owners, sizes = owners[order], sizes[order]
     before = np.cumsum(sizes) - sizes
     before -= before[np.searchsorted(owners, owners, "left")]
     starts = np.flatnonzero(np.diff(owners, prepend=-1) | np.diff(before // _MOST, prepend=0))
-    keys = [pa.concat_arrays(columns) for columns in zip(*(one.keys for one in heads), strict=True)]
-    chunks = np.cumsum([0, *(len(one.values) for one in everything)])
+    keys = [pa.concat_arrays(columns) for columns in zip(*(part.keys for part in heads), strict=True)]
+    chunks = np.cumsum([0, *(len(part.values) for part in everything)])
     for start, stop in zip(starts, [*starts[1:], len(order)], strict=True):
-        some = order[start:stop]
-        pieces = np.searchsorted(chunks, some, "right") - 1
-        within = [some[pieces == at] - low for at, low in enumerate(chunks[:-1])]
-        taken = [one.values.take(pa.array(at)) for one, at in zip(everything, within, strict=True) if len(at)]
-        places = np.empty(len(some), np.int64)
-        places[np.argsort(pieces, kind="stable")] = np.arange(len(some))
+        positions = order[start:stop]
+        pieces = np.searchsorted(chunks, positions, "right") - 1
+        within = [positions[pieces == index] - low for index, low in enumerate(chunks[:-1])]
+        taken = [
+            part.values.take(pa.array(chosen)) for part, chosen in zip(everything, within, strict=True) if len(chosen)
+        ]
+        places = np.empty(len(positions), np.int64)
+        places[np.argsort(pieces, kind="stable")] = np.arange(len(positions))
         values = pa.concat_arrays(taken).take(pa.array(places)).flatten()
         if len(values):
             ends = pa.array([0, len(values)], pa.int32())
@@ -153,8 +158,8 @@ def _whole(variable: Variable, rows: Rows, beside: list[_Some]) -> Iterator[list
 
 
 def _numbered(keys: list[list[pa.Array]], types: tuple[DataType, ...]) -> Ints:
-    """A number for each key, the same for equal ones, in the order in which they come first."""
-    dtype = DataType("struct", fields=tuple((str(at), one) for at, one in enumerate(types)))
+    """Number the keys in order of first occurrence; equal keys have the same number."""
+    dtype = DataType("struct", fields=tuple((str(position), dtype_) for position, dtype_ in enumerate(types)))
     packed = []
     for columns in keys:
         ends, data = pack(pa.StructArray.from_arrays(columns, fields=list(dtype.arrow)), dtype)

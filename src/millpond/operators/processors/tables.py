@@ -13,12 +13,14 @@ from millpond.spec.types import DataType, parse_type
 
 @dataclass(frozen=True)
 class Variable:
-    """How a variable is stored: its table has the key and, as one byte string, all that the key has of it, or a part.
+    """The storage of a variable: a table with the key, and as one byte string the key's state or a part of it.
 
     Attributes:
-        fields: the columns of the key. keyed: the table. type: of what a key has.
-        expires: whether the rows have a second column, which says when something of them is due, in milliseconds.
-        headed: whether the rows have a last column, which says what parts there are beside; no bytes if there are none.
+        fields: the columns of the key.
+        keyed: the table.
+        type: the type of the byte string's value.
+        expires: whether rows have a second column with the earliest expiry of their content, in milliseconds.
+        headed: whether rows have a last column that describes the parts beside them; it is empty if there are none.
     """
 
     fields: tuple[Field, ...]
@@ -29,8 +31,8 @@ class Variable:
 
 
 def variables(spec: ProcessorSpec) -> dict[str, Variable]:
-    """The tables of a processor's state by name."""
-    headed = {one.table for one in spec.variables if one.parts}
+    """Return the tables of a processor's state by name."""
+    headed = {variable.table for variable in spec.variables if variable.parts}
     return {
         name: _variable(spec.key_fields, stored, expires=expires, headed=name in headed)
         for name, (stored, expires) in spec.tables.items()
@@ -38,9 +40,13 @@ def variables(spec: ProcessorSpec) -> dict[str, Variable]:
 
 
 def parts(spec: ProcessorSpec) -> dict[str, Variable]:
-    """The tables of parts of variables by name: the last column of their key is the part's number."""
+    """Return the tables of parts of variables by name; the last key column is the part's number."""
     fields = (*spec.key_fields, Field("part", "bigint"))
-    return {one.parts: _variable(fields, one.stored, expires=one.ttl_ms > 0) for one in spec.variables if one.parts}
+    return {
+        variable.parts: _variable(fields, variable.stored, expires=variable.ttl_ms > 0)
+        for variable in spec.variables
+        if variable.parts
+    }
 
 
 def _variable(fields: tuple[Field, ...], stored: str, *, expires: bool, headed: bool = False) -> Variable:

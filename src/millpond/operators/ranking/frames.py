@@ -1,4 +1,4 @@
-"""Aggregates over frames: of rows in sequence, results over themselves and so many rows before them."""
+"""Aggregates over frames: the results of each row over itself and a number of rows before it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from millpond.spec.kinds.over import OverSpec
 
 @dataclass
 class _States:
-    """Rows of accumulators, one for each result, in the place of a table."""
+    """Accumulator rows, one for each result, in the place of a table."""
 
     words: Words
 
@@ -28,7 +28,7 @@ class Frames:
 
     Attributes:
         inputs: positions of the columns that the calls read.
-        most: how many rows before the current one are in the longest frame.
+        most: the number of rows before the current one in the longest frame.
     """
 
     def __init__(self, spec: OverSpec) -> None:
@@ -43,12 +43,13 @@ class Frames:
     def results(
         self, columns: Mapping[int, Operand], rows: NDArray[np.int64], before: NDArray[np.int64]
     ) -> list[pa.Array]:
-        """The calls' results for some rows of sequences.
+        """Compute the calls' results for rows of sequences.
 
         Args:
             columns: the inputs, by their positions, for all rows of the sequences.
-            rows: those that results are wanted for.
-            before: how many rows of its sequence stand before each of them; beyond `most` it does not matter.
+            rows: positions of the rows to compute results for.
+            before: for each of them, the number of rows before it in its sequence; values above `most` mean the same as
+                `most`.
         """
         states = _States(np.tile(self._fresh, (len(rows), 1)))
         for lag in range(min(self.most, int(before.max(initial=0))), -1, -1):  # from a frame's first row to its last

@@ -1,4 +1,4 @@
-"""The kinds of ranks and aggregates over rows: what their state is, and what opens them."""
+"""The kinds of ranks and aggregates over rows: the tables of their state, and the operators that they open."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from millpond.spec.kinds.rank import RankSpec
 
 
 def _load_rank() -> Callable[[RankSpec, Opening], Operator]:
-    from millpond.operators.ranking.open import open_rank
+    from millpond.operators.ranking.top_n import TopNOperator
 
-    return open_rank
+    return lambda spec, opening: TopNOperator(spec, opening.make_table)
 
 
 def _rank_tables(spec: RankSpec) -> dict[str, StateTable]:
@@ -33,9 +33,12 @@ RANK = Kind(_load_rank, _rank_tables, _read_rank)
 
 
 def _load_over() -> Callable[[OverSpec, Opening], Operator]:
-    from millpond.operators.ranking.open import open_over
+    from millpond.operators.ranking.over_changelog import OverChangelogOperator
+    from millpond.operators.ranking.over_rows import OverRowsOperator
 
-    return open_over
+    return lambda spec, opening: (OverChangelogOperator if spec.retracts else OverRowsOperator)(
+        spec, opening.make_table
+    )
 
 
 def _over_tables(spec: OverSpec) -> dict[str, StateTable]:

@@ -1,8 +1,8 @@
-"""Aggregates over each key's last rows where rows come, go and change: every row has its result over those there are.
+"""Aggregates over each key's last rows of a changelog: every row has its result over the rows that exist.
 
-All rows of a key are kept in order, as by a top-N over rows that change. Once a batch's changes are folded in, the
-results that they may have touched are computed twice, over the rows before the batch and over those after it; what
-differs is given out (docs/changes.md).
+All rows of a key are kept in order, as by a top-N over a changelog. Once a batch's changes are folded in, the results
+that they may affect are computed twice: over the rows before the batch, and over those after it. The differences are
+emitted (docs/changes.md).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NO_BLOBS: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
 
 class OverChangelogOperator(TopNOperator):
-    """An `OverSpec` that `retracts`, on one partition: a top-N without bound keeps the rows."""
+    """An `OverSpec` that `retracts`, on one partition: an unlimited top-N keeps the rows."""
 
     def __init__(self, spec: OverSpec, make_table: MakeRows) -> None:
         rows = RankSpec(spec.columns, spec.keys, spec.order, "row_number", 1 << 62, retracts=True, changes=True)
@@ -40,21 +40,21 @@ class OverChangelogOperator(TopNOperator):
         self._frames = Frames(spec)
         width = len(spec.columns)
         self._results = PackedRows(spec.output_fields[width : width + len(spec.calls)], ())
-        # Where the inputs, which are atomic, stand in a slot.
+        # The places of the inputs, which are atomic, in a slot.
         parts = [sum(1 for _ in leaves(dtype)) for dtype in self._slots.types]
         firsts = np.concatenate([[0], np.cumsum(parts)])
         self._inputs = {p: (self._slots.places[firsts[p]], self._slots.types[p]) for p in self._frames.inputs}
 
     def output(self) -> Iterator[pa.RecordBatch]:
-        """The new images of the rows that the batch changed; with `changes` also those that are gone."""
+        """Yield the new images of the rows that the batch changed; with `changes`, also the old ones."""
         for rows in self._table.touched():
             rows = Rows(np.ascontiguousarray(rows.words), rows.heap)
-            held = rows.words[:, self._place + 2].astype(np.int64)
-            marks = np.empty(int(held.sum()), dtype=np.uint8)
+            stored = rows.words[:, self._place + 2].astype(np.int64)
+            marks = np.empty(int(stored.sum()), dtype=np.uint8)
             counts = np.empty((rows.count, 2), dtype=np.int64)
-            at = (rows.words, address(rows.heap), self._place, self._slots.stride, self._version)
-            kernels.mark(*at, self._frames.most, marks, counts)
-            slots, read = _running(held), _running(counts.sum(axis=1))
+            rows_args = (rows.words, address(rows.heap), self._place, self._slots.stride, self._version)
+            kernels.mark(*rows_args, self._frames.most, marks, counts)
+            slots, read = _running(stored), _running(counts.sum(axis=1))
             first = 0
             while first < rows.count:  # whole keys at a time
                 last = max(first + 1, int(np.searchsorted(read, read[first] + BLOCK, "right")) - 1)
@@ -66,18 +66,18 @@ class OverChangelogOperator(TopNOperator):
     def _block(
         self, rows: Rows, keys: tuple[int, int], marks: NDArray[np.uint8], size: NDArray[np.int64]
     ) -> Iterator[pa.RecordBatch]:
-        """What changed of some keys; `size` tells how many of their rows are read before the batch and after it."""
-        olds, news = (int(each) for each in size)
-        of, which, asked, before, runs = (np.empty(olds + news, dtype=np.int64) for _ in range(5))
+        """Yield the changes of whole keys; `size` has the number of their rows read before the batch and after it."""
+        olds, news = (int(count) for count in size)
+        owners, which, positions, before, runs = (np.empty(olds + news, dtype=np.int64) for _ in range(5))
         table = (rows.words, address(rows.heap), self._place, self._slots.stride)
-        more = (self._version, self._slots.descriptor, self._frames.most, marks, *keys)
-        old = kernels.sequence(*table, *more, 0, of[:olds], which[:olds], asked, before, runs, 0)
-        taken = (asked[old:], before[old:], runs[old:])
-        new = kernels.sequence(*table, *more, 1, of[olds:], which[olds:], *taken, olds)
-        asked = asked[: old + new]
+        key_args = (self._version, self._slots.descriptor, self._frames.most, marks, *keys)
+        old = kernels.sequence(*table, *key_args, 0, owners[:olds], which[:olds], positions, before, runs, 0)
+        new_args = (positions[old:], before[old:], runs[old:])
+        new = kernels.sequence(*table, *key_args, 1, owners[olds:], which[olds:], *new_args, olds)
+        positions = positions[: old + new]
         words: Words = np.empty((olds + news, self._slots.layout.width), dtype=np.uint64)
-        read_slots(*table, NO_BLOBS, of, which, words, NO_HEAP.copy())
-        results = self._frames.results(self._operands(words), asked, before[: old + new])
+        read_slots(*table, NO_BLOBS, owners, which, words, NO_HEAP.copy())
+        results = self._frames.results(self._operands(words), positions, before[: old + new])
         packed = self._results.pack(results, old + new)
         kinds = np.empty(old + new, dtype=np.int8)
         kernels.differences(
@@ -85,13 +85,15 @@ class OverChangelogOperator(TopNOperator):
             *(self._results.descriptor, kinds),
         )
         shown = np.flatnonzero(kinds if self._over.changes else kinds > 0)
-        of, which = of[asked[shown]], which[asked[shown]]
+        owners, which = owners[positions[shown]], which[positions[shown]]
         for start in range(0, len(shown), PIECE):
-            some = slice(start, start + PIECE)
-            yield from self._shown(table, of[some], which[some], [*_taken(results, shown[some])], kinds[shown[some]])
+            piece = slice(start, start + PIECE)
+            yield from self._shown(
+                table, owners[piece], which[piece], [*_taken(results, shown[piece])], kinds[shown[piece]]
+            )
 
     def _operands(self, words: Words) -> dict[int, Operand]:
-        """The inputs of the calls, of rows as they stand in slots."""
+        """Decode the inputs of the calls from rows in the layout of slots."""
         rows, operands = Rows(words, NO_HEAP), {}
         for position, (place, dtype) in self._inputs.items():
             read = {"float": floats, "wide": wide}.get(dtype.machine or "int", ints)

@@ -1,6 +1,6 @@
-"""Aggregates over each key's last rows: of every row, its result over itself and so many rows before it.
+"""Aggregates over each key's last rows: the result of every row over itself and a number of rows before it.
 
-A key's rows follow each other batch by batch, those of one batch in the order that the query asks for.
+A key's rows are in the order of their batches, and within a batch in the order that the query asks for.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from millpond.kernels.ranking.grouping import order_rows
 from millpond.kernels.ranking.packed_rows import read_slots, write_slots
 from millpond.kernels.runs.sort import order_by_hash
 from millpond.layout import HashRange, Rows, Words
-from millpond.operators.columns.encode import NO_HEAP, Operand, flatten, hashes_of, key_rows, operand
+from millpond.operators.columns.encode import NO_HEAP, Operand, hashes_of, operand
 from millpond.operators.protocol import MAIN, NO_FIGURES, PIECE, MakeRows, Times
 from millpond.operators.ranking.frames import Frames
 from millpond.operators.ranking.packed_rows import PackedRows
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from millpond.stores.rmw.table import RmwTable
 
 BLOCK = 8192
-"""Rows worked on at a time, or those of one key if they are more."""
+"""Rows processed at a time, unless one key has more."""
 
 
 class OverRowsOperator:
-    """An `OverSpec` over rows that only come, on one partition.
+    """An `OverSpec` over an insert-only input, on one partition.
 
-    A batch is held in memory until it is complete: its rows are put in order.
+    A batch is held in memory until it is complete, because its rows have to be sorted.
     """
 
     figures = NO_FIGURES
@@ -49,7 +49,7 @@ class OverRowsOperator:
         self._table = make_table(MAIN, self._main.layout.schema, self._main.initial)
         self.tables: dict[str, RmwTable] = {MAIN: self._table}
         keys = [Order(position) for position in spec.keys]
-        self._rows = PackedRows(spec.columns, [*keys, *(each for each in spec.order if each.column not in spec.keys)])
+        self._rows = PackedRows(spec.columns, [*keys, *(part for part in spec.order if part.column not in spec.keys)])
         self._frames = Frames(spec)
         self._inputs = self._frames.inputs
         self._kept = PackedRows([spec.columns[position] for position in self._inputs], ())
@@ -66,23 +66,23 @@ class OverRowsOperator:
         self._table.begin(version)
 
     def passes(self, rows: int) -> int:
-        """One: what a batch brings is held until it is complete."""
+        """Return 1: the whole batch is held until it is complete."""
         return 1
 
-    def announce(self, hashes: Words, needed: int) -> None:
-        """Let the state of some keys be read (see `Announced`)."""
-        self._table.announce(hashes, needed, needed)
+    def prefetch(self, hashes: Words, needed: int) -> None:
+        """Prefetch the state of keys (see `Prefetchable`)."""
+        self._table.prefetch(hashes, needed, needed)
 
-    def narrow(self, range_: HashRange) -> None:
-        """Until the next call, or the next batch, all rows will have hashes of this range."""
+    def restrict(self, range_: HashRange) -> None:
+        """Do nothing: the whole batch is held until it is complete."""
 
     def process(self, batch: pa.RecordBatch) -> None:
-        """Take up rows of the batch: the column `__hash`, then those of the spec."""
+        """Collect rows of the batch: the column `__hash`, then those of the spec."""
         if batch.num_rows:
             self._batches.append(batch)
 
     def finish(self) -> dict[str, TableDelta]:
-        """End the batch: compute, and seal the table."""
+        """End the batch: compute its results, and seal the table."""
         if self._batches:
             (whole,) = pa.Table.from_batches(self._batches).combine_chunks().to_batches()
             self._batches = []
@@ -93,42 +93,40 @@ class OverRowsOperator:
         rows = self._rows.pack(batch.columns[1:], batch.num_rows)
         hashes, positions = order_by_hash(hashes_of(batch).view(np.uint64).copy())
         starts = np.empty(batch.num_rows + 1, dtype=np.int64)
-        at = (address(rows.words), self._rows.stride, address(rows.heap))
+        rows_args = (address(rows.words), self._rows.stride, address(rows.heap))
         descriptor = self._rows.descriptor
-        found = order_rows(hashes.view(np.int64), positions, *at, descriptor, len(self.spec.keys), starts)
+        keys = order_rows(hashes.view(np.int64), positions, *rows_args, descriptor, len(self.spec.keys), starts)
         ordered = batch.take(pa.array(positions))
         first = 0
-        while first < found:  # whole keys at a time
-            last = max(first + 1, int(np.searchsorted(starts[: found + 1], starts[first] + BLOCK, "right")) - 1)
+        while first < keys:  # whole keys at a time
+            last = max(first + 1, int(np.searchsorted(starts[: keys + 1], starts[first] + BLOCK, "right")) - 1)
             piece = ordered.slice(starts[first], starts[last] - starts[first])
             self._block(piece, starts[first : last + 1] - starts[first])
             first = last
 
     def _block(self, batch: pa.RecordBatch, starts: NDArray[np.int64]) -> None:
-        """Results of the rows of some keys, in order; `starts` says where each key begins."""
+        """Compute the results of the rows of whole keys, in order; `starts` has the first row of each key."""
         ids = self._locate(batch, starts[:-1])
         new = np.diff(starts)
         table: Words = self._table.words[ids]
-        held = table[:, self._place + 2].astype(np.int64)
-        old_starts, lengths = _running(held), held + new
+        stored = table[:, self._place + 2].astype(np.int64)
+        old_starts, lengths = _running(stored), stored + new
         sequence = _running(lengths)
         total, olds = int(sequence[-1]), int(old_starts[-1])
-        # Where, among what is held and then what is new, each row of the sequences is.
-        of = np.repeat(np.arange(len(new)), lengths)
-        inside = np.arange(total) - sequence[of]
-        fresh = inside >= held[of]
-        source = np.where(fresh, olds + starts[of] + inside - held[of], old_starts[of] + inside)
-        columns = self._sequences(table, held, old_starts, batch, source)
+        # For each row of the sequences, its position among the stored rows followed by the new ones.
+        owners = np.repeat(np.arange(len(new)), lengths)
+        inside = np.arange(total) - sequence[owners]
+        fresh = inside >= stored[owners]
+        source = np.where(fresh, olds + starts[owners] + inside - stored[owners], old_starts[owners] + inside)
+        columns = self._sequences(table, stored, old_starts, batch, source)
         results = self._frames.results(columns, np.flatnonzero(fresh), inside[fresh])
         names = [field.name for field in self.spec.output_fields]
         self._out.append(pa.RecordBatch.from_arrays([*batch.columns[1:], *results], names=names))
-        self._keep(batch, ids, inside >= (lengths - self._frames.most)[of], fresh, source - olds, inside, of)
+        self._keep(batch, ids, inside >= (lengths - self._frames.most)[owners], fresh, source - olds, inside, owners)
 
     def _locate(self, batch: pa.RecordBatch, firsts: NDArray[np.int64]) -> NDArray[np.int64]:
         heads = batch.take(pa.array(firsts))
-        pairs = zip(self.spec.keys, self._main.types, strict=True)
-        leaves = [leaf for position, dtype in pairs for leaf in flatten(heads.column(1 + position), dtype)]
-        keys = key_rows(hashes_of(heads), leaves, self._main.keys, self._main.layout.key_stop)
+        keys = self._main.encode(hashes_of(heads), [heads.column(1 + position) for position in self.spec.keys])
         rows: NDArray[np.int64] = self._table.upsert(keys, self._version).rows
         return rows
 
@@ -140,12 +138,20 @@ class OverRowsOperator:
         batch: pa.RecordBatch,
         source: NDArray[np.int64],
     ) -> dict[int, Operand]:
-        """The inputs of the calls, for every key what is held and then what is new."""
-        of = np.repeat(np.arange(len(held)), held)
-        which = np.arange(len(of)) - old_starts[of]
+        """Return the inputs of the calls: for every key the stored rows, then the new ones.
+
+        Args:
+            table: the table's rows of the keys.
+            held: the number of stored rows of each key.
+            old_starts: the first stored row of each key, among the stored rows of all keys.
+            batch: the new rows.
+            source: for each row of the sequences, its position among the stored rows followed by the new ones.
+        """
+        owners = np.repeat(np.arange(len(held)), held)
+        which = np.arange(len(owners)) - old_starts[owners]
         heap = address(self._table.heap.data)
-        out: Words = np.empty((len(of), self._kept.layout.width), dtype=np.uint64)
-        read_slots(table, heap, self._place, self._kept.stride, self._kept.blobs, of, which, out, NO_HEAP.copy())
+        out: Words = np.empty((len(owners), self._kept.layout.width), dtype=np.uint64)
+        read_slots(table, heap, self._place, self._kept.stride, self._kept.blobs, owners, which, out, NO_HEAP.copy())
         old = [*self._kept.unpack(Rows(out, NO_HEAP), [], self._kept.fields)] if self._inputs else []
         taken = pa.array(source)
         operands = {}
@@ -164,7 +170,17 @@ class OverRowsOperator:
         inside: NDArray[np.int64],
         of: NDArray[np.int64],
     ) -> None:
-        """Store the last rows of each key."""
+        """Store the last rows of each key.
+
+        Args:
+            batch: the new rows.
+            ids: the row ids of the keys.
+            stays: a mask of the sequences' rows to store.
+            fresh: a mask of the sequences' rows that are new.
+            position: for each new row, its position in the batch.
+            inside: for each row, its position in its sequence.
+            of: for each row, the number of its key.
+        """
         rows = self._kept.pack([batch.column(1 + p) for p in self._inputs], batch.num_rows)
         sources = np.where(fresh, position, -1 - inside)[stays]
         counts = np.bincount(of[stays], minlength=len(ids))
@@ -183,13 +199,13 @@ class OverRowsOperator:
         self._table.words[ids, self._place + 2] = counts
 
     def output(self) -> Iterator[pa.RecordBatch]:
-        """The batch's rows with their results."""
+        """Yield the batch's rows with their results."""
         for rows in self._out:
             for start in range(0, rows.num_rows, PIECE):
                 yield rows.slice(start, PIECE)
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Release all memory."""
         self._table.close()
 
 

@@ -1,4 +1,4 @@
-"""Whole rows that are ranked or kept in order: packed into the fixed words of a layout, and given back as Arrow."""
+"""Whole rows that are ranked or kept in order, packed into the fixed words of a layout."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ _KINDS = {"int": compare.INT, "float": compare.FLOAT, "wide": compare.WIDE, "byt
 class PackedRows:
     """The layout of rows with these columns, and their order.
 
-    The first two words of a row are its own (see `kernels.ranking.packed_rows`), then come its nulls and columns,
-    structs flattened, floats as they are; last, of each nested column of the order, a key that orders as its values do.
+    The first two words of a row are the versions in which it came and went (see `kernels.ranking.packed_rows`). The
+    null bits and the columns follow, with structs flattened and floats bit by bit. Last comes, for each nested column
+    of the order, a key that orders as its values do.
 
     Args:
         fields: the columns.
-        order: by which of them rows are ordered. Rows that are equal there are ordered by the other columns.
+        order: the columns that order rows. Rows that are equal there are ordered by the other columns.
 
     Attributes:
-        layout: of a row, all columns being keys.
+        layout: the layout of a row, all columns being keys.
         descriptor: the columns for `kernels.ranking.compare`, those of the order first.
-        ordering: how many of them belong to the order.
+        ordering: the number of them that belong to the order.
         blobs: first words of the columns of byte strings.
     """
 
@@ -43,7 +44,7 @@ class PackedRows:
         self.types = [parse_type(field.type) for field in fields]
         flat = [list(leaves(dtype)) for dtype in self.types]
         firsts = np.cumsum([0, *(len(part) for part in flat)])
-        self._keyed = [each.column for each in order if self.types[each.column].nested]
+        self._keyed = [part_.column for part_ in order if self.types[part_.column].nested]
         stored = [leaf for part in flat for leaf in part] + [ORDER_KEY] * len(self._keyed)
         shown = len(stored) - len(self._keyed)
         columns = tuple(Column(str(number), leaf.kind) for number, leaf in enumerate(stored))
@@ -51,22 +52,22 @@ class PackedRows:
         self.places = [Place.of(offset, index) for index, offset in enumerate(self.layout.offsets)]
         self.blobs: NDArray[np.int64] = np.array(self.layout.bytes_columns, dtype=np.int64)
         keys = {column: shown + number for number, column in enumerate(self._keyed)}
-        first = [(keys.get(each.column, firsts[each.column]), each) for each in order]
-        named = {place for each in order for place in range(firsts[each.column], firsts[each.column + 1])}
+        first = [(keys.get(part_.column, firsts[part_.column]), part_) for part_ in order]
+        named = {place for part_ in order for place in range(firsts[part_.column], firsts[part_.column + 1])}
         named |= set(keys.values())
-        rest = [(position, Order(0)) for position in range(len(stored)) if position not in named]
-        described = [self._describe(position, stored[position], each) for position, each in first + rest]
+        unordered = [(position, Order(0)) for position in range(len(stored)) if position not in named]
+        described = [self._describe(position, stored[position], part_) for position, part_ in first + unordered]
         self.descriptor = np.array(described, dtype=np.int64).reshape(len(described), compare.COLUMN)
         self.ordering = len(first)
 
     @property
     def order(self) -> tuple[int, int, int, int]:
-        """The rows' order as kernels take it (see `kernels.ranking.top_n.RANKING`), while these rows are alive."""
+        """The rows' order for kernels (see `kernels.ranking.top_n.RANKING`), valid while this object lives."""
         return address(self.descriptor), len(self.descriptor), self.ordering, self.stride
 
     @property
     def stride(self) -> int:
-        """Bytes of a row."""
+        """The bytes of a row."""
         return 8 * self.layout.width
 
     def _describe(self, position: int, leaf: DataType, order: Order) -> list[int]:
@@ -76,13 +77,13 @@ class PackedRows:
         return [kind, place.offset, place.null_word, position % 64, flags]
 
     def columns(self) -> list[Column]:
-        """Columns of a table that hold one row word for word, from the first word on."""
+        """Return columns of a table that hold one row word for word, from the first word on."""
         head = [Column(name, "word") for name in ("born", "gone")]
         nulls = [Column(f"nulls{number}", "word") for number in range(self.layout.null_words)]
         return [*head, *nulls, *self.layout.schema.keys]
 
     def pack(self, arrays: Sequence[pa.Array], count: int) -> Rows:
-        """Rows of these columns."""
+        """Pack arrays of these columns into rows."""
         words: Words = np.empty((count, self.layout.width), dtype=np.uint64)
         arrow_words.put_header(words, np.zeros(count, dtype=np.int64), self.layout.key_start)
         heaps: list[Bytes] = []
@@ -94,25 +95,31 @@ class PackedRows:
         return Rows(words, NO_HEAP if not heaps else heaps[0] if len(heaps) == 1 else np.concatenate(heaps))
 
     def _put(self, words: Words, leaf: Leaf, place: Place, heaps: list[Bytes], base: int) -> int:
-        """Write a column; the bytes that it adds to the heap."""
-        at = (words, place.offset, place.null_word, place.null_bit)
+        """Write a column, and return the number of bytes that it adds to the heap."""
+        place_args = (words, place.offset, place.null_word, place.null_bit)
         machine = leaf.dtype.machine
         if leaf.array is None:
-            arrow_words.put_ints(*at, np.zeros(len(words), dtype=np.int64), leaf.valid)
+            arrow_words.put_ints(*place_args, np.zeros(len(words), dtype=np.int64), leaf.valid)
         elif machine == "wide":
-            arrow_words.put_pairs(*at, numbers(leaf.array, leaf.dtype), leaf.valid)
+            arrow_words.put_pairs(*place_args, numbers(leaf.array, leaf.dtype), leaf.valid)
         elif leaf.dtype.kind == "bytes":
             offsets, data = leaf_bytes(leaf)
             first = int(offsets[0])
-            arrow_words.pack_bytes(*at, offsets, data, base - first, leaf.valid)
+            arrow_words.pack_bytes(*place_args, offsets, data, base - first, leaf.valid)
             heaps.append(data[first:])
             return len(data) - first
-        else:  # floats keep their bits: rows are shown as they came
-            arrow_words.put_ints(*at, np.ascontiguousarray(numbers(leaf.array, leaf.dtype)).view(np.int64), leaf.valid)
+        else:  # floats keep their bits, because output rows must equal input rows
+            arrow_words.put_ints(
+                *place_args, np.ascontiguousarray(numbers(leaf.array, leaf.dtype)).view(np.int64), leaf.valid
+            )
         return 0
 
     def unpack(self, rows: Rows, more: Sequence[pa.Array], fields: Sequence[Field]) -> Iterator[pa.RecordBatch]:
-        """Rows as Arrow, with more columns beside them; one batch, or more where a column exceeds 32-bit offsets."""
+        """Decode rows as Arrow, with more columns beside them.
+
+        Yields:
+            One batch, or several where a column exceeds 32-bit offsets.
+        """
         try:
             columns = key_columns(rows, self.places, self.types)
         except OversizeError:

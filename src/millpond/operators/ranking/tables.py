@@ -1,4 +1,4 @@
-"""The tables of the rows of each key."""
+"""The tables that hold the rows of each key."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from millpond.spec.kinds.rank import RankSpec
 
 
 def rank_table(spec: RankSpec) -> Keyed:
-    """How the first rows of each key are stored: the one row itself, or all of them in one value."""
+    """Return the layout of the first rows of each key: the one row itself, or all of them in one value."""
     if spec.single:
         return keyed(spec.key_fields, [(column, False) for column in PackedRows(spec.columns, spec.order).columns()])
     return rows_table(spec)
 
 
 def rows_table(spec: RankSpec | OverSpec) -> Keyed:
-    """How rows of each key are stored in one value, with their number."""
+    """Return the layout of the rows of each key in one value, with their number."""
     return keyed(spec.key_fields, [(Column("slots", "bytes"), False), (Column("count", "word"), False)])

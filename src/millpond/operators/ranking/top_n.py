@@ -1,7 +1,7 @@
-"""Top-N: of every key the rows that stand first in an order, and what a batch changes among them.
+"""Top-N: the first rows of every key in an order, and the changes that a batch makes among them.
 
-Rows that are equal in the order are ranked by the batch in which they came, the earlier first, then by their other
-columns; where rows can go again, by their other columns alone. The changes follow Flink's retraction model
+Rows that are equal in the order are ranked by the batch in which they came, earlier first, then by their other columns;
+where rows can be retracted, by their other columns alone. The changes follow Flink's retraction model
 (docs/changes.md).
 """
 
@@ -20,7 +20,7 @@ from millpond.kernels.ranking import top_n as ranking
 from millpond.kernels.ranking.grouping import KeyBlock, group
 from millpond.kernels.ranking.packed_rows import BORN, long_slots, put_best, read_slots, write_slots
 from millpond.layout import HashRange, Rows, Words
-from millpond.operators.columns.encode import flatten, hashes_of, key_rows, portions
+from millpond.operators.columns.encode import hashes_of, portions
 from millpond.operators.protocol import MAIN, NO_FIGURES, PIECE, MakeRows, Times
 from millpond.operators.ranking.packed_rows import PackedRows
 from millpond.operators.ranking.tables import rank_table
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from millpond.stores.rmw.table import RmwTable
 
 BLOCK = 8192
-"""Rows worked on at a time."""
+"""Rows processed at a time."""
 
 FUNCTIONS = {"row_number": ranking.ROW_NUMBER, "rank": ranking.RANK, "dense_rank": ranking.DENSE_RANK}
 
@@ -50,10 +50,10 @@ class TopNOperator:
         self.tables: dict[str, RmwTable] = {MAIN: self._table}
         self._slots = PackedRows(spec.columns, spec.order)
         self._place = self._main.values[0].offset
-        told = spec.changes or spec.retracts or spec.function != "row_number"
-        flags = ranking.ALL_ROWS * spec.retracts | ranking.TOMBSTONES * told
-        wanted = (spec.limit, FUNCTIONS[spec.function], flags)
-        self._ranking = np.array([(*self._slots.order, *wanted)], ranking.RANKING)
+        tombstones = spec.changes or spec.retracts or spec.function != "row_number"
+        flags = ranking.ALL_ROWS * spec.retracts | ranking.TOMBSTONES * tombstones
+        ranking_args = (spec.limit, FUNCTIONS[spec.function], flags)
+        self._ranking = np.array([(*self._slots.order, *ranking_args)], ranking.RANKING)
         self._bytes = np.zeros(self._slots.layout.width, dtype=np.int64)
         for offset in self._slots.blobs:
             self._bytes[offset : offset + 2] = 1
@@ -66,31 +66,26 @@ class TopNOperator:
         self._table.begin(version)
 
     def passes(self, rows: int) -> int:
-        """In how many passes over ranges of the hash to work through a batch of so many rows."""
+        """Return the number of passes over hash ranges that a batch of `rows` rows takes."""
         count: int = self._table.passes(rows)
         return count
 
-    def announce(self, hashes: Words, needed: int) -> None:
-        """Let the state of some keys be read (see `Announced`)."""
-        self._table.announce(hashes, needed, needed)
+    def prefetch(self, hashes: Words, needed: int) -> None:
+        """Prefetch the state of keys (see `Prefetchable`)."""
+        self._table.prefetch(hashes, needed, needed)
 
-    def narrow(self, range_: HashRange) -> None:
-        """Until the next call, or the next batch, all rows will have hashes of this range."""
-        self._table.narrow(range_)
+    def restrict(self, range_: HashRange) -> None:
+        """Restrict the rows that follow to a hash range, until the next call or the next batch."""
+        self._table.restrict(range_)
 
     def process(self, batch: pa.RecordBatch) -> None:
-        """Take up rows of the batch: the column `__hash`, then those of the spec."""
+        """Fold in rows of the batch: the column `__hash`, then those of the spec."""
         for portion in portions(batch, self._table.portion, self._table.ahead):
             self._take(portion)
 
     def _take(self, batch: pa.RecordBatch) -> None:
         columns = batch.columns[1 : 1 + len(self.spec.columns)]
-        leaves = [
-            leaf
-            for position, dtype in zip(self.spec.keys, self._main.types, strict=True)
-            for leaf in flatten(columns[position], dtype)
-        ]
-        keys = key_rows(hashes_of(batch), leaves, self._main.keys, self._main.layout.key_stop)
+        keys = self._main.encode(hashes_of(batch), [columns[position] for position in self.spec.keys])
         rows = self._slots.pack(columns, batch.num_rows)
         signs = np.empty(0, dtype=np.int8)
         if self.spec.retracts:
@@ -102,13 +97,14 @@ class TopNOperator:
             put(Rows(keys.words[start:stop], keys.heap), Rows(rows.words[start:stop], rows.heap), signs[start:stop])
 
     def _group(self, keys: Rows) -> tuple[KeyBlock, NDArray[np.bool_]]:
+        # Existing rows do not count as changed yet: `_touch` marks only the groups that the block changes.
         located = self._table.upsert(keys, self._version, touch="created")
         count = len(located.rows)
         groups, members = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
         starts = np.empty(count + 1, dtype=np.int64)
         self._scratch[:] = 0
-        found = group(located.rows, self._scratch, groups, starts, members)
-        return KeyBlock(groups[:found], starts[: found + 1], members), located.created
+        count_ = group(located.rows, self._scratch, groups, starts, members)
+        return KeyBlock(groups[:count_], starts[: count_ + 1], members), located.created
 
     def _touch(
         self,
@@ -118,7 +114,17 @@ class TopNOperator:
         changed: NDArray[np.int64],
         created: NDArray[np.bool_],
     ) -> NDArray[np.int64]:
-        """The row ids of changed groups, said to be changed; what was read of the table before may have moved."""
+        """Mark changed groups and return their row ids.
+
+        The table may grow here, so addresses that were read from it before are stale.
+
+        Args:
+            keys: the key rows of the block.
+            block: the block's rows by key.
+            firsts: the first row of each group.
+            changed: the numbers of the changed groups.
+            created: for each row, whether it created its group.
+        """
         first = firsts[changed]
         if created[first].all():
             return block.groups[changed]
@@ -132,23 +138,23 @@ class TopNOperator:
     def _put(self, keys: Rows, rows: Rows, signs: NDArray[np.int8]) -> None:
         slots = self._slots
         block, created = self._group(keys)
-        held = int(self._table.words[block.groups, self._place + 2].sum())
+        stored = int(self._table.words[block.groups, self._place + 2].sum())
         entries = ranking.Entries(
-            np.empty(held + rows.count, dtype=np.int64),
-            np.empty(held + rows.count, dtype=np.int8),
+            np.empty(stored + rows.count, dtype=np.int64),
+            np.empty(stored + rows.count, dtype=np.int8),
             np.empty(len(block.groups), dtype=np.int64),
             np.empty(len(block.groups), dtype=np.int64),
         )
-        # `members` is put in order: which is the first of a group is told before.
+        # `decide` sorts `members`, so the first row of each group is read before.
         firsts = block.members[block.starts[:-1]]
         slab = (*self._slab(), data_of(self._table.heap.data), self._place)
         heap = data_of(rows.heap)
         room = np.empty(rows.count, dtype=np.int64), np.empty(rows.count, dtype=np.int64)
-        at = *slab, block, data_of(rows.words), heap
-        found = ranking.decide(*at, signs, self._ranking, slots.blobs, self._version, *room, entries)
-        if found < 0:
+        kernel_args = *slab, block, data_of(rows.words), heap
+        changes = ranking.decide(*kernel_args, signs, self._ranking, slots.blobs, self._version, *room, entries)
+        if changes < 0:
             raise unknown_retraction()
-        if not found:
+        if not changes:
             return
         changed = np.flatnonzero(entries.sizes)
         ids = self._touch(keys, block, firsts, changed, created)
@@ -157,6 +163,7 @@ class TopNOperator:
         out = np.empty(int(places[-1]) + 8, dtype=np.uint8)
         pairs = np.empty((len(changed), 2), dtype=np.uint64)
         begins = np.concatenate([[0], entries.ends[:-1]])
+        # `_touch` may have moved the table, so its addresses are read again.
         slab = (*self._slab(), data_of(self._table.heap.data), self._place)
         write_slots(
             *(*slab, changed, ids, begins, entries.ends, entries.fates, entries.sources),
@@ -171,8 +178,8 @@ class TopNOperator:
         winners = np.empty(len(block.groups), dtype=np.int64)
         rows_at = data_of(rows.words)
         slab = (*self._slab(), data_of(self._table.heap.data), self._place)
-        found = ranking.best(*slab, block, rows_at, data_of(rows.heap), self._ranking, self._version, winners)
-        if not found:
+        changes = ranking.best(*slab, block, rows_at, data_of(rows.heap), self._ranking, self._version, winners)
+        if not changes:
             return
         changed = np.flatnonzero(winners >= 0)
         ids = self._touch(keys, block, block.members[block.starts[:-1]], changed, created)
@@ -187,7 +194,7 @@ class TopNOperator:
         return {MAIN: self._table.seal()}
 
     def output(self) -> Iterator[pa.RecordBatch]:
-        """The new images of the rows that the batch changed; with `changes` also those that are gone."""
+        """Yield the new images of the rows that the batch changed; with `changes`, also the old ones."""
         for rows in self._table.touched():
             yield from self._new(rows) if self.spec.single else self._changes(rows)
 
@@ -202,15 +209,15 @@ class TopNOperator:
         slots, spec = self._slots, self.spec
         words = np.ascontiguousarray(rows.words)
         most = 2 * int(words[:, self._place + 2].sum())
-        of, which = np.empty(most, dtype=np.int64), np.empty(most, dtype=np.int64)
+        owners, which = np.empty(most, dtype=np.int64), np.empty(most, dtype=np.int64)
         ranks, kinds = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.int8)
         heap = data_of(rows.heap)
-        found = rank_changes.changes(
-            *(words, heap, self._place, self._ranking, self._version, spec.changes, of, which, ranks, kinds)
+        total = rank_changes.changes(
+            *(words, heap, self._place, self._ranking, self._version, spec.changes, owners, which, ranks, kinds)
         )
-        for start in range(0, found, PIECE):
-            stop = min(start + PIECE, found)
-            piece = (words, heap, self._place, slots.stride, slots.blobs, of[start:stop], which[start:stop])
+        for start in range(0, total, PIECE):
+            stop = min(start + PIECE, total)
+            piece = (words, heap, self._place, slots.stride, slots.blobs, owners[start:stop], which[start:stop])
             out = np.empty((stop - start, slots.layout.width), dtype=np.uint64)
             values = np.empty(long_slots(*piece), dtype=np.uint8)
             read_slots(*piece, out, values)
@@ -220,5 +227,5 @@ class TopNOperator:
             yield from slots.unpack(Rows(out, values), more, spec.output_fields)
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Release all memory."""
         self._table.close()

@@ -1,1 +1,1 @@
-"""Session windows: pieces of a batch, sessions that grow together, and what closes."""
+"""Session windows: cutting a batch into pieces of sessions, merging sessions, and closing them."""

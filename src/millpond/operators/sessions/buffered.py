@@ -1,8 +1,8 @@
-"""Session windows whose rows are kept until the watermark closes them, for functions that need all of them at once.
+"""Session windows that keep rows until the watermark closes them, for functions that need all rows at once.
 
-The sessions themselves stand in the main table, as those of every session operator do, and say which lists of the
-unaligned append store their rows are in (`row_lists.py`). When sessions close, their lists are taken, and what has
-come in whole is aggregated like a small batch, in tables that live for it alone.
+The sessions themselves are in the main table, as in every session operator. They record which lists of the unaligned
+append store hold their rows (`row_lists.py`). When sessions close, their lists are taken from the store. Complete
+sessions are aggregated like a small batch, in tables of their own.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from millpond.stores.protocol import TableDelta
     from millpond.stores.rmw.expiry import Expiry
 
-_TOGETHER = 65_536  # closed sessions whose rows are taken together, at most
+_SESSIONS_PER_READ = 65_536  # maximum closed sessions whose rows are taken together
 
 
 class BufferedSessions(SessionOperator):
-    """A `SessionSpec` in append mode, on one partition, whose rows are kept until their sessions close.
+    """A `SessionSpec` in append mode on one partition, which keeps rows until their sessions close.
 
     Args:
         spec: keys, inputs and calls.
-        make_table: opens the partition's tables, and tables that live for some closed sessions only.
+        make_table: opens the partition's tables, and temporary ones for closed sessions.
     """
 
     def __init__(self, spec: SessionSpec, make_table: MakeTable) -> None:
@@ -58,7 +58,7 @@ class BufferedSessions(SessionOperator):
         self._kept.begin(version)
 
     def _settle(self, earliest: int) -> None:
-        """Nothing is closed ahead of the batch's rows: results could not be put back."""
+        """Close nothing ahead of the batch's rows, because results could not be put back."""
 
     def _load(self, batch: pa.RecordBatch, order: Ints) -> None:
         first = 1 + len(self._key_types)
@@ -71,8 +71,8 @@ class BufferedSessions(SessionOperator):
     def _update(self, rows: Ints, bounds: Ints) -> None:
         if not len(rows):
             return
-        at, words = self._session, self._table.words
-        starts, ends = (np.ascontiguousarray(words[rows, at + i]).view(np.int64) for i in (0, 1))
+        offset, words = self._session, self._table.words
+        starts, ends = (np.ascontiguousarray(words[rows, offset + i]).view(np.int64) for i in (0, 1))
         counts = np.diff(bounds)
         boundaries = self._lists.add(self._table, rows, starts, counts)
         kept = self._rows.words[bounds[0] : bounds[-1]]
@@ -85,24 +85,24 @@ class BufferedSessions(SessionOperator):
             self._postpone(sessions, times[merged[first]])
 
     def _postpone(self, rows: Ints, times: Ints) -> None:
-        """Tell the store of the other lists of sessions that they will be asked for when the session ends."""
+        """Postpone the expected read of the sessions' other lists in the store to the end of the session."""
         table = self._table
         sessions = Rows(table.words[rows], table.heap.data)
-        of, boundaries = self._lists.of(sessions)
+        owners, boundaries = self._lists.of(sessions)
         heads = np.ascontiguousarray(sessions.words[:, : self._layout.key_stop])
         kernels.head_rows(heads, self._ordinal)
-        self._kept.postpone(heads[of, HASH], boundaries, times[of])
+        self._kept.postpone(heads[owners, HASH], boundaries, times[owners])
 
     def finish(self) -> dict[str, TableDelta]:
-        """End the batch: take out what is closed and aggregate it, seal the tables."""
+        """End the batch: take out closed sessions, aggregate them, and seal the tables."""
         assert self._expiry is not None
         self._rows = Rows(self._rows.words[:0].copy(), self._rows.heap[:0].copy())
-        self._table.widen()
+        self._table.unrestrict()
         self._closed = spooled(self._results(self._expiry), self._table.portion)
         return {MAIN: self._table.seal(), ROWS: self._kept.seal()}
 
     def _results(self, expiry: Expiry) -> Iterator[list[Any]]:
-        """The results of the sessions that the watermark has passed, each batch as an Arrow stream."""
+        """Yield the results of the sessions that the watermark has passed, each batch as an Arrow stream."""
         with closing(self._together(expiry)) as pieces:
             for sessions in pieces:
                 closed = ClosedSessions(
@@ -115,26 +115,26 @@ class BufferedSessions(SessionOperator):
                     yield [sink.getvalue()]
 
     def _together(self, expiry: Expiry) -> Generator[Rows]:
-        """Closed sessions, as many at a time as are taken together: one scan of the store's indexes finds them all."""
+        """Yield closed sessions, as many as are taken together: one scan of the store's indexes finds them all."""
         waiting: list[Rows] = []
         count = 0
         for rows in self._close(expiry):
             waiting.append(rows)
             count += rows.count
-            if count >= _TOGETHER:
+            if count >= _SESSIONS_PER_READ:
                 yield together(waiting, self._layout)
                 waiting, count = [], 0
         if waiting:
             yield together(waiting, self._layout)
 
     def output(self) -> Iterator[pa.RecordBatch]:
-        """The sessions that the watermark has closed."""
+        """Yield the sessions that the watermark has closed."""
         for buffer in self._closed:
             with pa.BufferReader(buffer) as source:
                 while source.tell() < source.size():
                     yield from pa.ipc.open_stream(source)
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Release all memory."""
         super().close()
         self._kept.close()

@@ -1,4 +1,4 @@
-"""Sessions that have closed: their rows are taken from the unaligned append store, and aggregated."""
+"""Closed sessions: takes their rows from the unaligned append store, and aggregates them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TIME_SHIFT = np.uint64(16)
 
 
 class _Taken(NamedTuple):
-    """Rows of closed sessions, and the number of the session that each is of."""
+    """Rows of closed sessions, and for each row the number of its session."""
 
     rows: Rows
     sessions: Ints
@@ -46,11 +46,15 @@ class _Taken(NamedTuple):
 
 
 class ClosedSessions:
-    """Some closed sessions.
+    """A set of closed sessions.
 
     Args:
-        spec, main, lists, stored: of the operator. kept: the store of their rows.
-        make_scratch: opens a table that lives for a moment.
+        spec: the sessions' spec.
+        main: the main table of the operator.
+        lists: the accumulator with the lists of each session.
+        stored: the encoding of the sessions' rows.
+        kept: the store of these rows.
+        make_scratch: opens a temporary table.
         sessions: rows of the main table.
     """
 
@@ -76,10 +80,10 @@ class ClosedSessions:
         self._held: list[_Taken] = []
 
     def results(self) -> Iterator[pa.RecordBatch]:
-        """The sessions with their results; they leave the store.
+        """Yield the sessions with their results, and remove their rows from the store.
 
         Raises:
-            StateDamagedError: there are not as many rows as there should be.
+            StateDamagedError: the store does not have the expected number of rows.
         """
         names = keyed((*self._main.fields[:-1], BOUNDARY), [(Column("session", "word"), False)])
         table = self._make_scratch(MAIN, names.layout.schema, names.initial)
@@ -90,22 +94,23 @@ class ClosedSessions:
             table.close()
 
     def _take(self, names: Keyed, table: RmwTable) -> Iterator[pa.RecordBatch]:
-        strangers: list[Rows] = []
-        held = 0
+        collisions: list[Rows] = []
+        buffered = 0
         most = self._kept.portion
         for rows in self._kept.take(*self._name(names, table)):
             sessions = self._sessions_of(rows, names, table)
-            ours = sessions >= 0
-            if not ours.all():  # another key's, of the same hash and boundary
-                strangers.append(_some(rows, ~ours, self._stored.layout))
-                rows, sessions = _some(rows, ours, self._stored.layout), sessions[ours]
+            known = sessions >= 0
+            if not known.all():  # rows of another key with the same hash and boundary
+                collisions.append(_some(rows, ~known, self._stored.layout))
+                rows, sessions = _some(rows, known, self._stored.layout), sessions[known]
             self._seen += np.bincount(sessions, minlength=len(self._seen))
             self._held.append(_Taken(rows, sessions))
-            held += self._held[-1].bytes
-            if held >= most:
+            buffered += self._held[-1].bytes
+            if buffered >= most:
                 yield from self._aggregate()
-                held = sum(taken.bytes for taken in self._held)
-                most = held + self._kept.portion
+                buffered = sum(taken.bytes for taken in self._held)
+                # Incomplete sessions stay buffered, so the next aggregation waits for another portion of rows.
+                most = buffered + self._kept.portion
         if (self._seen != self._wanted).any():
             raise StateDamagedError(
                 "The log does not have the rows of all sessions that it should.",
@@ -113,35 +118,35 @@ class ClosedSessions:
                 file=self._kept.place,
             )
         yield from self._aggregate()
-        for rows in strangers:
+        for rows in collisions:
             self._kept.append(rows, (rows.words[:, META] >> _TIME_SHIFT).astype(np.int64))
 
     def _name(self, names: Keyed, table: RmwTable) -> tuple[Words, Ints]:
-        """Note of which session each list is; the lists by hash and boundary."""
+        """Record the session of each list, and return the lists by hash and boundary."""
         main = self._main.layout
         heads = np.ascontiguousarray(self._sessions.words[:, : main.key_stop])
         head_rows(heads, self._main.keys[-1].offset)
-        of, boundaries = self._lists.of(self._sessions)
-        words = _key_words(heads[of], main, names.layout)
+        owners, boundaries = self._lists.of(self._sessions)
+        words = _key_words(heads[owners], main, names.layout)
         words[:, names.keys[-1].offset] = boundaries.view(np.uint64)
         value = names.values[0].offset
         for start in range(0, len(words), _BLOCK):
             rows = table.upsert(Rows(words[start : start + _BLOCK], self._sessions.heap), 0).rows
-            table.words[rows, value] = of[start : start + _BLOCK].view(np.uint64) + np.uint64(1)
+            table.words[rows, value] = owners[start : start + _BLOCK].view(np.uint64) + np.uint64(1)
         return words[:, HASH], boundaries
 
     def _sessions_of(self, rows: Rows, names: Keyed, table: RmwTable) -> Ints:
-        """Of which session each row is, −1 if of none of these."""
+        """Return the session of each row, −1 if it is of no session of this set."""
         words = _key_words(rows.words, self._stored.layout, names.layout)
         value = names.values[0].offset
         out = np.empty(len(words), np.int64)
         for start in range(0, len(words), _BLOCK):
-            at = table.upsert(Rows(words[start : start + _BLOCK], rows.heap), 0).rows
-            out[start : start + _BLOCK] = table.words[at, value].view(np.int64)
+            ids = table.upsert(Rows(words[start : start + _BLOCK], rows.heap), 0).rows
+            out[start : start + _BLOCK] = table.words[ids, value].view(np.int64)
         return out - 1
 
     def _aggregate(self) -> Iterator[pa.RecordBatch]:
-        """The results of the sessions all of whose rows have come in, which are let go."""
+        """Yield the results of sessions whose rows are complete, and release their rows."""
         whole = self._seen == self._wanted
         parts = [(taken, whole[taken.sessions]) for taken in self._held]
         self._held = [_left(taken, ~chosen, self._stored.layout) for taken, chosen in parts if not chosen.all()]
@@ -161,7 +166,7 @@ class ClosedSessions:
             groups.close()
 
     def _batch(self, taken: _Taken) -> pa.RecordBatch:
-        """Rows as the groups take them: keyed by the number of their session."""
+        """Build a batch for the groups: rows keyed by the number of their session."""
         hashes = (taken.sessions.view(np.uint64) * _SPREAD).view(np.int64)
         columns = [pa.array(hashes), pa.array(taken.sessions), *self._stored.inputs(taken.rows)]
         names = ["__hash", _NUMBER.name, *(field.name for field in self._spec.inputs)]
@@ -173,15 +178,15 @@ class ClosedSessions:
         for batch in decode_rows(groups.main, groups.calls, (_NUMBER, *fields[before:]), rows):
             numbers = np.asarray(batch.column(0))
             start = 0
-            named = Rows(self._sessions.words[numbers], self._sessions.heap)
-            for keys in decode_rows(self._main, [], fields[:before], named):
+            sessions = Rows(self._sessions.words[numbers], self._sessions.heap)
+            for keys in decode_rows(self._main, [], fields[:before], sessions):
                 results = batch.slice(start, keys.num_rows).columns[1:]
                 start += keys.num_rows
                 yield pa.RecordBatch.from_arrays([*keys.columns, *results], names=[field.name for field in fields])
 
 
 def _key_words(words: Words, source: RowLayout, target: RowLayout) -> Words:
-    """Rows of only keys, in a layout with the same keys."""
+    """Copy the keys of rows to a layout with the same keys."""
     out = np.zeros((len(words), target.key_stop), np.uint64)
     out[:, HASH] = words[:, HASH]
     nulls = (1 << min(64, len(target.schema.keys) - 1)) - 1  # the last key is never null, and there are at most 65
@@ -191,7 +196,7 @@ def _key_words(words: Words, source: RowLayout, target: RowLayout) -> Words:
 
 
 def _some(rows: Rows, which: np.ndarray, layout: RowLayout) -> Rows:
-    """Copies of some rows, with no more heap than they need."""
+    """Copy the chosen rows, with no more heap than they need."""
     rows_at, heaps_at = addresses(rows.words, rows.heap)
     return Rows(*gather_rows(rows_at[which], heaps_at[which], layout.width, shape_of(layout).blobs))
 
@@ -201,10 +206,10 @@ def _left(taken: _Taken, which: np.ndarray, layout: RowLayout) -> _Taken:
 
 
 def together(pieces: Sequence[Rows], layout: RowLayout) -> Rows:
-    """Pieces as one."""
+    """Concatenate pieces."""
     if len(pieces) == 1:
         return pieces[0]
     pieces = [Rows(np.ascontiguousarray(piece.words), piece.heap) for piece in pieces]
-    at = [addresses(*piece) for piece in pieces]
-    rows_at, heaps_at = (np.concatenate([each[part] for each in at]) for part in (0, 1))
+    pointers = [addresses(*piece) for piece in pieces]
+    rows_at, heaps_at = (np.concatenate([pointer[part] for pointer in pointers]) for part in (0, 1))
     return Rows(*gather_rows(rows_at, heaps_at, layout.width, shape_of(layout).blobs))

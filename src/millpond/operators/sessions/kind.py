@@ -1,4 +1,4 @@
-"""The kind of sessions: what their state is, and what opens them."""
+"""The kind of sessions: the tables of their state, and the operators that they open."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from millpond.spec.kinds.session import SessionSpec
 
 
 def _load() -> Callable[[SessionSpec, Opening], Operator]:
-    from millpond.operators.sessions.open import open_sessions
+    from millpond.operators.sessions.buffered import BufferedSessions
+    from millpond.operators.sessions.operator import SessionOperator
 
-    return open_sessions
+    return lambda spec, opening: (BufferedSessions if spec.keeps_rows else SessionOperator)(spec, opening.make_table)
 
 
 def _tables(spec: SessionSpec) -> dict[str, StateTable]:
@@ -32,10 +33,10 @@ def _read(spec: SessionSpec, table: str, rows: Rows) -> Iterator[pa.RecordBatch]
     if table == ROWS:
         yield kept_rows(spec).decode(rows).drop_columns(["__hash"])
         return
-    main, made = main_table(spec)
-    for each in made:
-        each.ansi = False  # what would be an error in the query is null here
-    yield from decode_rows(main, made, spec.state_fields, rows)
+    main, calls = main_table(spec)
+    for call in calls:
+        call.ansi = False  # a result that would fail the query is null here
+    yield from decode_rows(main, calls, spec.state_fields, rows)
 
 
 SESSION = Kind(_load, _tables, _read)

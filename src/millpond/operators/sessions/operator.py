@@ -1,8 +1,8 @@
-"""Session windows: rows of a key that follow each other closely are aggregated together, whatever order they come in.
+"""Session windows: aggregate rows of a key that follow each other closely, in whatever order they come.
 
-A key's sessions stand in the main table under the key and an ordinal, 0 to n − 1, in no order; the one with ordinal 0
-says how many there are. Nearly always there is one, which the batch extends: then its row is found, and folded into, as
-for any grouping. Keys with more sessions are read whole, merged, and written anew.
+A key's sessions are in the main table under the key and an ordinal, 0 to n − 1, in no order. The one with ordinal 0
+holds their number. Nearly always there is one, which the batch extends: then its row is found, and folded into, as in
+any grouping. Keys with more sessions are read whole, merged, and written again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from millpond.files.formats.segment import decode_rows as decode_segment
 from millpond.files.formats.segment import encode_rows
 from millpond.kernels.event_time import sessions as kernels
 from millpond.layout import HashRange, Ints, Rows, Words
-from millpond.operators.columns.encode import ALL, both, flatten, hashes_of, key_rows, numbers, operand, plain, portions
+from millpond.operators.columns.encode import ALL, both, hashes_of, numbers, operand, plain, portions
 from millpond.operators.columns.offsets import bounds_of
 from millpond.operators.functions.accumulators import BLOCK
 from millpond.operators.protocol import MAIN, NO_FIGURES, PIECE, MakeTable, Times
@@ -39,7 +39,7 @@ Fold = Callable[[Ints, int, int], None]
 
 _LONG = DataType("bigint")
 
-_MANY = 8192  # sessions of keys with several that are merged together
+_MANY = 8192  # maximum sessions, of keys with several, that are merged together
 
 
 class SessionOperator:
@@ -66,7 +66,7 @@ class SessionOperator:
         self._version = 0
         self._times = Times()
         self._closed: list[Any] = []
-        self._early: bool | None = None  # whether sessions were closed ahead of the batch's rows; None: not settled
+        self._early: bool | None = None  # whether sessions were closed ahead of the batch's rows; None: not yet decided
         self.late_rows = 0
 
     def begin(self, version: int, times: Times) -> None:
@@ -81,24 +81,26 @@ class SessionOperator:
             call.begin(version)
 
     def passes(self, rows: int) -> int:
-        """In how many passes over ranges of the hash to work through a batch of so many rows."""
+        """Return the number of passes over hash ranges that a batch of `rows` rows takes."""
         return self._table.passes(rows)
 
-    def announce(self, hashes: Words, needed: int) -> None:
-        """Let the state of some keys be read (see `Announced`)."""
-        self._table.announce(hashes, needed, needed)
+    def prefetch(self, hashes: Words, needed: int) -> None:
+        """Prefetch the state of keys (see `Prefetchable`)."""
+        self._table.prefetch(hashes, needed, needed)
 
-    def narrow(self, range_: HashRange) -> None:
-        """Until the next call, or the next batch, all rows will have hashes of this range."""
+    def restrict(self, range_: HashRange) -> None:
+        """Restrict the rows that follow to a hash range, until the next call or the next batch."""
         if self._early is None:
-            self._early = False  # closing looks at the whole range
-        self._table.narrow(range_)
+            self._early = False  # closing scans the whole range
+        self._table.restrict(range_)
 
     def process(self, batch: pa.RecordBatch) -> None:
         """Fold in rows of the batch: the column `__hash`, then the input columns of the spec."""
-        at = 1 + len(self._key_types)
+        first = 1 + len(self._key_types)
         for portion in portions(batch, self._table.portion, self._table.ahead):
-            bounds = [numbers(plain(column), self._bound_type) for column in portion.columns[at : at + self._bounds]]
+            bounds = [
+                numbers(plain(column), self._bound_type) for column in portion.columns[first : first + self._bounds]
+            ]
             starts, ends = own_windows(bounds, self.spec.gap)
             on_time = ends > self._times.late * 1000
             if self.spec.lag_ms is not None and not on_time.all():
@@ -109,13 +111,13 @@ class SessionOperator:
                 self._fold(portion, starts, ends)
 
     def adopt(self, batch: pa.RecordBatch) -> None:
-        """Take up sessions: `__hash`, the keys, start and end in microseconds, and the state columns of all calls."""
-        at = 1 + len(self._key_types)
+        """Adopt sessions: `__hash`, the keys, start and end in microseconds, and the state columns of all calls."""
+        first = 1 + len(self._key_types)
         for portion in portions(batch, self._table.portion, _MANY):
             places = self._main.keys[:-1]
             rows = partial_rows(portion, self._main, self._key_types, places, self._calls, skipped=2)
             for number in (0, 1):
-                rows.words[:, self._session + number] = numbers(plain(portion.column(at + number)), _LONG).view(
+                rows.words[:, self._session + number] = numbers(plain(portion.column(first + number)), _LONG).view(
                     np.uint64
                 )
             rows.words[:, self._ordinal] = 0
@@ -124,7 +126,7 @@ class SessionOperator:
     def _settle(self, earliest: int) -> None:
         """Close what the watermark has passed ahead of rows that start too late to change it, as nearly all do.
 
-        Few keys then have sessions left beside those that the batch makes. Should an earlier row follow, the closed
+        Few keys then have sessions left beside those that the batch makes. If an earlier row follows, the closed
         sessions are put back.
         """
         if self._expiry is None:
@@ -142,7 +144,7 @@ class SessionOperator:
             self._closed = []
 
     def _put_back(self, closed: Rows) -> None:
-        """Have some closed sessions again, as sessions beside those that there are."""
+        """Put closed sessions back, and merge them with the sessions that exist."""
         keys = Rows(np.ascontiguousarray(closed.words[:, : self._layout.key_stop]), closed.heap)
         kernels.head_rows(keys.words, self._ordinal)
         starts, ends = (np.ascontiguousarray(closed.words[:, self._session + i]).view(np.int64) for i in (0, 1))
@@ -159,12 +161,7 @@ class SessionOperator:
         self._merge(heads, stored, pieces, fold)
 
     def _fold(self, batch: pa.RecordBatch, starts: Ints, ends: Ints) -> None:
-        leaves = [
-            leaf
-            for position, dtype in enumerate(self._key_types)
-            for leaf in flatten(batch.column(1 + position), dtype)
-        ]
-        keys = key_rows(hashes_of(batch), leaves, self._main.keys[: len(leaves)], self._layout.key_stop)
+        keys = self._main.encode(hashes_of(batch), batch.columns[1 : 1 + len(self._key_types)])
         keys.words[:, self._ordinal] = 0
         pieces = Pieces.of(keys, starts, ends, self._layout)
         heads = Rows(keys.words[pieces.leaders], keys.heap)
@@ -187,22 +184,24 @@ class SessionOperator:
         for start in range(0, most, BLOCK):
             chosen = which[start : min(start + BLOCK, most)]
             stop = start + len(chosen)
+            # Row ids are only valid as long as the table's epoch does not change.
             rows = ids[chosen] if self._table.epoch == epoch else self._find(heads, stamps, chosen)
             kernels.extend(self._table.words, rows, self._session, pieces.starts[start:stop], pieces.ends[start:stop])
             self._changed(rows, rows)
             self._update(rows, pieces.rows[start : stop + 1])
         if most < count:
-            rest = which[most:]
+            others = which[most:]
 
             def fold(rows: Ints, low: int, high: int) -> None:
                 self._update(rows, pieces.rows[low : high + 1])
 
-            self._merge(Rows(heads.words[rest], heads.heap), stored[rest], pieces, fold, most)
+            self._merge(Rows(heads.words[others], heads.heap), stored[others], pieces, fold, most)
 
     def _blocks(self, keys: Ints) -> Iterator[Ints]:
-        """Keys, which are in hash order, in blocks: each from all over, if it may be that the index has to grow.
+        """Yield keys, which are in hash order, in blocks.
 
-        (New keys in hash order would crowd where they stand in an index that has yet to grow for those to come.)
+        If the index may have to grow, each block is spread over all keys: new keys in hash order would crowd one place
+        of an index that has not grown yet.
         """
         if len(keys) <= self._table.spare:
             yield from (keys[start : start + BLOCK] for start in range(0, len(keys), BLOCK))
@@ -238,7 +237,7 @@ class SessionOperator:
             call.load([operands[position] for position in spec.inputs], counts)
 
     def _update(self, rows: Ints, bounds: Ints) -> None:
-        """Fold the rows of some pieces into table rows; `bounds`: where each piece begins, and where the last ends."""
+        """Fold the rows of pieces into table rows; `bounds` has the piece's first rows, and the end of the last."""
         spread = np.repeat(rows, np.diff(bounds))
         for start in range(0, len(spread), BLOCK):
             for call in self._calls:
@@ -247,11 +246,14 @@ class SessionOperator:
     # Keys with several sessions
 
     def _merge(self, heads: Rows, stored: Ints, pieces: Pieces, fold: Fold, first: int = 0) -> None:
-        """Merge what is stored of some keys with the pieces of the keys from `first` on, and fold these in.
+        """Merge the stored sessions of keys with the pieces of the keys from `first` on, and fold these in.
 
         Args:
-            heads, stored: as for `_merge_keys`.
-            fold: folds the pieces between two numbers into given rows.
+            heads: as for `_merge_keys`.
+            stored: as for `_merge_keys`.
+            pieces: the pieces.
+            fold: folds the pieces between two numbers into the given rows.
+            first: the first key in `pieces`.
         """
         keys = pieces.keys[first:]
         ends = bounds_of(stored + np.diff(keys))
@@ -265,19 +267,25 @@ class SessionOperator:
             start = stop
 
     def _merge_keys(self, heads: Rows, stored: Ints, first: Ints, starts: Ints, ends: Ints) -> Ints:
-        """Merge sessions; returns the row of each piece's session.
+        """Merge sessions.
 
         Args:
-            heads: key rows of the keys' first sessions. stored: how many sessions each key has.
-            first, starts, ends: the pieces to merge in: the first one of each key, and their times.
+            heads: key rows of the keys' first sessions.
+            stored: the number of stored sessions of each key.
+            first: the first piece of each key to merge in.
+            starts: the starts of these pieces, in microseconds.
+            ends: the ends of these pieces, in microseconds.
+
+        Returns:
+            The row id of each piece's session.
         """
-        table, at = self._table, self._session
+        table, offset = self._table, self._session
         stamp = int(self._stamps(ends.max(initial=self._times.closed * 1000, keepdims=True))[0])
         bounds = bounds_of(stored)
         which = np.repeat(np.arange(len(stored)), stored)
         numbered = self._numbered(heads, which, np.arange(bounds[-1]) - bounds[which])
         old = table.upsert(numbered, stamp, "created").rows
-        old_starts, old_ends = (np.ascontiguousarray(table.words[old, at + i]).view(np.int64) for i in (0, 1))
+        old_starts, old_ends = (np.ascontiguousarray(table.words[old, offset + i]).view(np.int64) for i in (0, 1))
         of_stored, stays = np.empty(len(old), np.int64), np.empty(len(old), np.uint8)
         of_piece, sizes = np.empty(len(starts), np.int64), np.empty(len(stored), np.int64)
         most = len(old) + len(starts)
@@ -293,9 +301,9 @@ class SessionOperator:
         copies = table.copy(old[merged])
         table.remove(old[leaving])
         rows = table.upsert(self._numbered(heads, key, slot), stamp, "created").rows
-        kernels.put_sessions(table.words, rows, at, new_starts[:count], new_ends[:count])
+        kernels.put_sessions(table.words, rows, offset, new_starts[:count], new_ends[:count])
         head = np.flatnonzero(slot == 0)
-        table.words[rows[head], at + 3] = sizes[key[head]]
+        table.words[rows[head], offset + 3] = sizes[key[head]]
         changed[head] |= sizes[key[head]] != stored[key[head]]
         for call in self._calls:
             call.combine(table, rows[of_stored[merged]], copies)
@@ -315,14 +323,14 @@ class SessionOperator:
         self._closed = spooled(closed, self._table.portion)
 
     def _close(self, expiry: Expiry) -> Iterator[Rows]:
-        """Take out the sessions that the watermark has passed; yields them."""
+        """Take out the sessions that the watermark has passed, and yield them."""
         table = self._table
         most = max(_MANY, table.portion // (8 * self._layout.key_stop))  # closed sessions that wait to be taken out
         done = False
         while not done:
             epoch = table.epoch
             marked: list[Ints] = []
-            left: list[Rows] = []
+            kept: list[Rows] = []
             waiting = 0
             done = True
             with closing(expiry.due(self._times.closed)) as due:
@@ -334,54 +342,59 @@ class SessionOperator:
                     others = ids[alone == 0]
                     self._changed(others, others)
                     marked.append(others)
-                    left.append(Rows(np.ascontiguousarray(rows.words[alone == 0, : self._layout.key_stop]), rows.heap))
+                    kept.append(Rows(np.ascontiguousarray(rows.words[alone == 0, : self._layout.key_stop]), rows.heap))
                     yield rows
                     if waiting >= most:
                         done = False
                         break
             if waiting:
-                self._take_out(left, np.concatenate(marked) if table.epoch == epoch else None)
+                self._take_out(kept, np.concatenate(marked) if table.epoch == epoch else None)
 
     def _take_out(self, left: Sequence[Rows], marked: Ints | None) -> None:
         """Remove sessions that are marked as closed.
 
         Args:
-            left: their keys. marked: the ids of their rows, if these are in memory still.
+            left: their keys.
+            marked: the ids of their rows, if these are still in memory.
         """
         table = self._table
         epoch = table.epoch
-        found = [self._heads(keys) for keys in left]
+        heads = [self._heads(keys) for keys in left]
         if marked is not None and table.epoch == epoch:
-            # Mostly all sessions of a key have been closed: then there is nothing to number anew.
-            rows, places, counts = np.unique(np.concatenate(found), return_inverse=True, return_counts=True)
+            # Mostly all sessions of a key have been closed: then no session needs a new ordinal.
+            rows, places, counts = np.unique(np.concatenate(heads), return_inverse=True, return_counts=True)
             whole = (counts == table.words[rows, self._session + 3].view(np.int64))[places]
             table.remove(marked[whole])
-            bounds = bounds_of(np.array([len(ids) for ids in found]))
+            bounds = bounds_of(np.array([len(ids) for ids in heads]))
             left = [Rows(keys.words[~whole[bounds[i] : bounds[i + 1]]], keys.heap) for i, keys in enumerate(left)]
         for keys in left:
             self._renumber(keys)
 
     def _heads(self, keys: Rows) -> Ints:
-        """The rows of the first sessions of some keys, whose key rows these become."""
+        """Return the row ids of the keys' first sessions; turns `keys` into the key rows of these."""
         kernels.head_rows(keys.words, self._ordinal)
         stamp = int(self._stamps(np.array([self._times.closed * 1000]))[0])
-        found = [np.empty(0, np.int64)]
+        ids = [np.empty(0, np.int64)]
         for start in range(0, len(keys.words), BLOCK):
             block = Rows(keys.words[start : start + BLOCK], keys.heap)
-            found.append(self._table.upsert(block, stamp, "created").rows)
-        return np.concatenate(found)
+            ids.append(self._table.upsert(block, stamp, "created").rows)
+        return np.concatenate(ids)
 
     def _renumber(self, keys: Rows) -> None:
-        """Remove the sessions that are marked as closed of some keys, given by key rows of their first sessions."""
+        """Remove the sessions that are marked as closed, and number the others of their keys.
+
+        Args:
+            keys: key rows of the keys' first sessions.
+        """
         table = self._table
         stamp = int(self._stamps(np.array([self._times.closed * 1000]))[0])
         for start in range(0, len(keys.words), BLOCK):
             block = Rows(keys.words[start : start + BLOCK], keys.heap)
             rows, created = table.upsert(block, stamp, "created")
             rows, places = np.unique(rows, return_index=True)
-            gone = created[places]  # its closed sessions have been removed already, and there were no others
-            table.remove(rows[gone])
-            rows, places = rows[~gone], places[~gone]
+            empty = created[places]  # the key's closed sessions were all its sessions, and have been removed already
+            table.remove(rows[empty])
+            rows, places = rows[~empty], places[~empty]
             stored = np.ascontiguousarray(table.words[rows, self._session + 3]).view(np.int64)
             nothing = np.empty(0, np.int64)
             pieces = Pieces(nothing, np.zeros(1, np.int64), nothing, nothing, np.zeros(len(rows) + 1, np.int64))
@@ -389,14 +402,14 @@ class SessionOperator:
             self._merge(heads, stored, pieces, lambda rows, low, high: None)
 
     def finish(self) -> dict[str, TableDelta]:
-        """End the batch: take out what is closed, seal the table."""
+        """End the batch: take out closed sessions, and seal the table."""
         if self._expiry is not None and not self._early:
-            self._table.widen()
+            self._table.unrestrict()
             self._close_all(self._expiry)
         return {MAIN: self._table.seal()}
 
     def output(self) -> Iterator[pa.RecordBatch]:
-        """The sessions that the watermark has closed, or in complete mode all sessions."""
+        """Yield the sessions that the watermark has closed, or in complete mode all sessions."""
         fields = self.spec.output_fields
         for rows in self._table.scan() if self._expiry is None else self._closed_rows():
             for start in range(0, rows.count, PIECE):
@@ -409,5 +422,5 @@ class SessionOperator:
             yield from decode_segment(data, self._layout, "closed sessions")
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Release all memory."""
         self._table.close()

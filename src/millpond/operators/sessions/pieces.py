@@ -1,4 +1,4 @@
-"""The rows of a batch as pieces of sessions."""
+"""The rows of a batch, cut into pieces of sessions."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ class Pieces(NamedTuple):
     """Rows in order of key and start, cut into pieces of sessions.
 
     Attributes:
-        order: the rows.
-        rows: the first row of each piece, as a position in `order`, and one more entry at the end.
-        starts, ends: of each piece, in microseconds.
-        keys: the first piece of each key, and one more entry.
+        order: the positions of the rows.
+        rows: the first row of each piece, as a position in `order`, with the end of the last.
+        starts: the starts of the pieces, in microseconds.
+        ends: the ends of the pieces, in microseconds.
+        keys: the first piece of each key, with the end of the last.
     """
 
     order: Ints
@@ -56,20 +57,21 @@ class Pieces(NamedTuple):
         return self.order[self.rows[self.keys[:-1]]]
 
     def select(self, which: Ints) -> Pieces:
-        """The pieces of some keys, in their order."""
+        """Return the pieces of the chosen keys, in their order."""
         pieces, keys = spans(self.keys, which)
         members, rows = spans(self.rows, pieces)
         return Pieces(self.order[members], rows, self.starts[pieces], self.ends[pieces], keys)
 
 
 def own_windows(bounds: Sequence[Ints], gap: int | None) -> tuple[Ints, Ints]:
-    """The start and the end of each row's own window, in microseconds.
+    """Return the start and the end of each row's own window, in microseconds.
 
     Args:
-        bounds: the starts and, without `gap`, the ends. gap: how long all of them are.
+        bounds: the starts and, without `gap`, the ends.
+        gap: the length of all windows; None if they differ.
 
     Raises:
-        ArithmeticOverflowError: one would end after the last timestamp.
+        ArithmeticOverflowError: a window would end after the last timestamp.
     """
     if gap is None:
         starts, ends = bounds

@@ -1,6 +1,6 @@
-"""Where the rows of sessions are that are kept until the watermark closes them."""
+"""The lists of the rows of sessions that are kept until the watermark closes them."""
 
-# ruff: noqa: D102 (what a method does is said once, in `Accumulator`)
+# ruff: noqa: D102 (the methods are documented in `Accumulator`)
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _WIDTH = 8
 class Lists(Accumulator):
     """The lists that hold the rows of a session, each by its initial boundary (FlowKV §4.2), and the number of rows.
 
-    A list is begun with a session, under the session's start. It keeps that name when the session grows, so that what
-    was written need not be renamed. The start stays within the session, so that no other session of the key has a list
-    of that name. A session that others are merged into has their lists too.
+    A list begins with a session, under the session's start. It keeps that name when the session grows, so that written
+    rows need not be renamed. The start stays within the session, so that no other session of the key has a list of that
+    name. A session into which others are merged has their lists too.
 
-    Its columns are the first list, the rows, and the other lists.
+    The columns are the first list, the number of rows, and the other lists.
     """
 
     columns = (StateColumn("word"), StateColumn("word"), *GrowingBytes.columns)
@@ -45,16 +45,22 @@ class Lists(Accumulator):
         self._blobs = GrowingBytes()
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
-        """Nothing: rows are kept elsewhere."""
+        """Do nothing: rows are kept in the store."""
 
     def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
         raise UsageError("Rows of sessions are not folded here.", action="Add them by `Lists.add`.")
 
     def add(self, table: Writable, sessions: Ints, starts: Ints, counts: Ints) -> Ints:
-        """Add rows to sessions (their row ids; also several times the same); returns the list that those of each go to.
+        """Add rows to sessions.
 
         Args:
-            starts: of the sessions. counts: how many rows come to each.
+            table: the table of the sessions.
+            sessions: row ids of the sessions, possibly repeated.
+            starts: the starts of the sessions.
+            counts: the number of rows for each.
+
+        Returns:
+            The list that the rows of each go to.
         """
         first, number = self.places[0].offset, self.places[1].offset
         fresh = table.words[sessions, number] == 0
@@ -77,28 +83,28 @@ class Lists(Accumulator):
         self._blobs.append(table, rows, others, source)
 
     def several(self, words: Words, sessions: Ints) -> Ints:
-        """Which of some sessions (row ids) have more than one list."""
+        """Return the positions of sessions (row ids) that have more than one list."""
         return np.flatnonzero(words[sessions, self.places[3].offset])
 
     def rows(self, sessions: Rows) -> Ints:
-        """How many rows each session has."""
+        """Return the number of rows of each session."""
         return ints(sessions, self.places[1].offset)
 
     def of(self, sessions: Rows) -> tuple[Ints, Ints]:
-        """The lists of sessions: of which session each is, and its initial boundary."""
+        """Return the lists of sessions: for each list its session, and its initial boundary."""
         first, others = self.places[0].offset, self.places[2].offset
         offsets = np.empty(sessions.count + 1, np.int64)
         kernels.list_offsets(sessions.words, others, _WIDTH, offsets)
         more = np.empty(int(offsets[-1]), np.int64)
         kernels.read_fixed(sessions.words, sessions.heap, others, offsets, _WIDTH, more.view(np.uint8))
         sizes = np.diff(offsets) + 1
-        of = np.repeat(np.arange(sessions.count), sizes)
-        boundaries = np.empty(len(of), np.int64)
-        leading = np.zeros(len(of), np.bool_)
+        owners = np.repeat(np.arange(sessions.count), sizes)
+        boundaries = np.empty(len(owners), np.int64)
+        leading = np.zeros(len(owners), np.bool_)
         leading[bounds_of(sizes)[:-1]] = True
         boundaries[leading] = ints(sessions, first)
         boundaries[~leading] = more
-        return of, boundaries
+        return owners, boundaries
 
     def result(self, rows: Rows) -> pa.Array:
         return to_arrow(self.rows(rows), ALL, self.type)

@@ -1,4 +1,4 @@
-"""The tables of sessions: a row for each, and the rows that are kept until it closes."""
+"""The tables of sessions: a row for each session, and the rows that are kept until it closes."""
 
 from __future__ import annotations
 
@@ -13,25 +13,28 @@ from millpond.spec.operators import Field
 from millpond.spec.types import parse_type
 
 ORDINAL = Field("__ordinal", "bigint")
-"""What tells the sessions of a key from each other."""
+"""The key column that distinguishes the sessions of a key."""
 
 BOUNDARY = Field("__boundary", "bigint")
-"""The last key column of rows of sessions: the initial boundary of the list that they are in, in microseconds."""
+"""The last key column of the rows of sessions: the initial boundary of their list, in microseconds."""
 
 SESSION = tuple((Column(name, "word"), False) for name in ("start", "end", "expiry", "sessions"))
-"""Value columns of a session: start and end (microseconds), the time at which it is closed (milliseconds), and in the
-session with ordinal 0 how many there are of its key."""
+"""The value columns of a session.
+
+`start` and `end` are in microseconds, and `expiry`, when the session closes, in milliseconds. `sessions` of the session
+with ordinal 0 counts the sessions of its key.
+"""
 
 
 def main_table(spec: SessionSpec) -> tuple[Keyed, list[Accumulator]]:
-    """The table of sessions and the accumulators, bound to its columns; of rows that are kept, their lists."""
-    made: list[Accumulator] = [Lists()] if spec.keeps_rows else accumulators(spec.calls, spec.inputs)
-    columns = [*SESSION, *state_columns(made)]
+    """Return the table of sessions, and the accumulators bound to it; if rows are kept, their lists instead."""
+    bound: list[Accumulator] = [Lists()] if spec.keeps_rows else accumulators(spec.calls, spec.inputs)
+    columns = [*SESSION, *state_columns(bound)]
     table = keyed((*spec.key_fields, ORDINAL), columns, parse_type(spec.window.type))
-    bind(made, table.values[len(SESSION) :])
-    return table, made
+    bind(bound, table.values[len(SESSION) :])
+    return table, bound
 
 
 def kept_rows(spec: SessionSpec) -> StoredRows:
-    """How the rows of sessions are kept until these close."""
+    """Return the encoding of the rows that are kept until their session closes."""
     return StoredRows((*spec.key_fields, BOUNDARY), spec.inputs)

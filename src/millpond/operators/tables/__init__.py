@@ -1,1 +1,1 @@
-"""How tables of operators are laid out, and how their rows are made and read."""
+"""The layouts of operators' tables, and encoding and decoding of their rows."""

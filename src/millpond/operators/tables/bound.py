@@ -1,4 +1,4 @@
-"""The accumulators of calls, and the columns of a table that they keep their state in."""
+"""Accumulators of calls, and the columns of a table that hold their state."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from millpond.spec.types import parse_type
 def accumulators(
     calls: Sequence[AggregateCall], inputs: Sequence[Field], *, whole: bool = False, retracts: bool = False
 ) -> list[Accumulator]:
-    """The accumulators of calls, not bound yet.
+    """Make the accumulators of calls, without binding them.
 
     Args:
-        calls: the calls. inputs: what their inputs are positions in.
-        whole: whether the rows of each group are all there. retracts: whether rows may be taken back.
+        calls: the calls.
+        inputs: the columns that the calls' inputs refer to by position.
+        whole: whether all rows of each group are there.
+        retracts: whether rows may be retracted.
     """
     types = [parse_type(field.type) for field in inputs]
     return [
@@ -29,16 +31,19 @@ def accumulators(
 
 
 def state_columns(made: Sequence[Accumulator]) -> list[tuple[Column, bool]]:
-    """The columns of their state, each with whether a fresh row has null there; named by the calls' fields."""
+    """Return the columns of their state, named by the calls' fields, each with whether a fresh row has null there."""
     return [
-        (Column(f"{number if each.call.field is None else each.call.field}.{part}", column.kind), column.null)
-        for number, each in enumerate(made)
-        for part, column in enumerate(each.columns)
+        (
+            Column(f"{number if call_state.call.field is None else call_state.call.field}.{part}", column.kind),
+            column.null,
+        )
+        for number, call_state in enumerate(made)
+        for part, column in enumerate(call_state.columns)
     ]
 
 
 def bind(made: Sequence[Accumulator], places: Sequence[Place]) -> None:
-    """Bind accumulators to the first of some places, in the order of `state_columns`."""
+    """Bind accumulators to the first places, in the order of `state_columns`."""
     remaining = iter(places)
-    for each in made:
-        each.bind([next(remaining) for _ in each.columns])
+    for call_state in made:
+        call_state.bind([next(remaining) for _ in call_state.columns])

@@ -1,4 +1,4 @@
-"""How the rows of an aggregate's input are stored until their window or session closes."""
+"""Storage of the rows of an aggregate's input until their window or session closes."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ import pyarrow as pa
 
 from millpond.layout import HASH, Column, RowLayout, Rows, TableSchema, Words
 from millpond.operators.columns.decode import key_columns
-from millpond.operators.columns.encode import Leaf, Place, as_it_is, flatten, hashes_of, key_rows
+from millpond.operators.columns.encode import Leaf, Place, bitwise_leaf, flatten, hashes_of, key_rows
 from millpond.spec.operators import Field
 from millpond.spec.types import leaves, parse_type
 
 
 class StoredRows:
-    """How the rows of an aggregate's input are stored: the key, then the inputs as they are.
+    """The encoding of an aggregate's input rows: the key, then the inputs bit by bit.
 
     Args:
-        keys, inputs: their columns.
+        keys: the key columns.
+        inputs: the input columns.
 
     Attributes:
-        layout: of the rows. fields: the columns, keys first.
+        layout: the layout of the rows.
+        fields: the columns, keys first.
     """
 
     def __init__(self, keys: Sequence[Field], inputs: Sequence[Field]) -> None:
@@ -32,31 +34,31 @@ class StoredRows:
             [Column(f"{number}.{part}", leaf.kind) for part, leaf in enumerate(leaves(dtype))]
             for number, dtype in enumerate(self._types)
         ]
-        flat_keys = tuple(column for each in columns[: self._keys] for column in each)
-        values = tuple(column for each in columns[self._keys :] for column in each)
+        flat_keys = tuple(column for parts in columns[: self._keys] for column in parts)
+        values = tuple(column for parts in columns[self._keys :] for column in parts)
         self.layout = RowLayout(TableSchema(flat_keys, values))
         self._places = [Place.of(offset, index) for index, offset in enumerate(self.layout.offsets)]
 
     @property
     def initial(self) -> Words:
-        """The words of a fresh row, of which there are none."""
+        """The words of a fresh row; the table never creates one."""
         return np.zeros(self.layout.width, np.uint64)
 
     def encode(self, batch: pa.RecordBatch) -> Rows:
-        """The rows of a batch: the column `__hash`, then keys and inputs."""
+        """Encode the rows of a batch: the column `__hash`, then keys and inputs."""
         parts: list[Leaf] = []
         for number, dtype in enumerate(self._types):
             flat = flatten(batch.column(1 + number), dtype)
-            parts += flat if number < self._keys else [as_it_is(leaf) for leaf in flat]
+            parts += flat if number < self._keys else [bitwise_leaf(leaf) for leaf in flat]
         return key_rows(hashes_of(batch), parts, self._places, self.layout.width)
 
     def inputs(self, rows: Rows) -> list[pa.Array]:
-        """The inputs alone."""
+        """Decode the inputs alone."""
         flat = len(self.layout.schema.keys)
         return key_columns(rows, self._places[flat:], self._types[self._keys :])
 
     def decode(self, rows: Rows) -> pa.RecordBatch:
-        """The batch that rows were made from."""
+        """Decode rows into the batch that they were made from."""
         columns = [pa.array(np.ascontiguousarray(rows.words[:, HASH]).view(np.int64))]
         columns += key_columns(rows, self._places, self._types)
         return pa.RecordBatch.from_arrays(columns, names=["__hash", *(field.name for field in self.fields)])

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from millpond.errors import UsageError
 from millpond.layout import Column, RowLayout, Rows, TableSchema, Words
 from millpond.operators.columns.decode import OversizeError, ints, key_columns, to_arrow
-from millpond.operators.columns.encode import ALL, Place
+from millpond.operators.columns.encode import ALL, Leaf, Place, flatten_all, key_rows
 from millpond.operators.functions.accumulators import Accumulator
 from millpond.operators.protocol import StateTable
 from millpond.spec.operators import Field
@@ -20,14 +21,15 @@ from millpond.spec.types import DataType, leaves, parse_type
 
 @dataclass(frozen=True)
 class Keyed:
-    """A table's schema with the typed meaning of its keys.
+    """A table's schema with the types of its keys.
 
     Attributes:
         fields: the key columns before flattening.
-        layout: of the table.
+        layout: the layout of the table.
         initial: the words of a fresh row.
-        keys, values: the places of the key and the value columns.
-        window: the type of the windows that the rows are sessions of; then the last key column is an ordinal, and the
+        keys: the places of the key columns.
+        values: the places of the value columns.
+        window: for a table of sessions, the type of their windows. Then the last key column is an ordinal, and the
             values begin with the window's start and end.
     """
 
@@ -42,6 +44,24 @@ class Keyed:
     def types(self) -> tuple[DataType, ...]:
         """The types of the key columns."""
         return tuple(parse_type(field.type) for field in self.fields)
+
+    def encode(
+        self,
+        hashes: NDArray[np.int64],
+        columns: Sequence[pa.Array],
+        converted: Callable[[Leaf], Leaf] | None = None,
+    ) -> Rows:
+        """Encode keys as rows of the table, up to the last key column.
+
+        Args:
+            hashes: int64[n], the 64-bit hashes of the keys.
+            columns: the key columns, without the ordinals of sessions.
+            converted: changes each flattened column; without it, floats are normalised as Spark groups them.
+        """
+        leaves = flatten_all(columns, self.types[: len(columns)])
+        if converted is not None:
+            leaves = list(map(converted, leaves))
+        return key_rows(hashes, leaves, self.keys[: len(leaves)], self.layout.key_stop)
 
     @property
     def state(self) -> StateTable:
@@ -68,10 +88,19 @@ def keyed(fields: Sequence[Field], columns: Sequence[tuple[Column, bool]], windo
 def decode_rows(
     table: Keyed, calls: Sequence[Accumulator], fields: Sequence[Field], rows: Rows
 ) -> Iterator[pa.RecordBatch]:
-    """Keys and results of rows as Arrow.
+    """Decode keys and results of rows as Arrow.
+
+    Args:
+        table: the layout of the rows.
+        calls: the accumulators of the results.
+        fields: the output columns, keys first.
+        rows: the rows.
+
+    Yields:
+        One batch, or several where a column exceeds Arrow's 32-bit offsets.
 
     Raises:
-        UsageError: one row's are larger than Arrow's 32-bit offsets allow.
+        UsageError: the results of one row exceed these offsets.
     """
     try:
         if table.window is None:

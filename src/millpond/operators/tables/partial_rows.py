@@ -1,4 +1,4 @@
-"""Rows of tables made from partial results that come as columns."""
+"""Rows of tables, made from columns of partial results."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from millpond.layout import Rows
 from millpond.operators.columns.encode import (
     Leaf,
     Place,
-    as_it_is,
-    flatten,
+    bitwise_leaf,
+    flatten_all,
     hashes_of,
     key_rows,
     plain,
@@ -47,24 +47,27 @@ def partial_rows(
     calls: Sequence[Accumulator],
     skipped: int = 0,
 ) -> Rows:
-    """Whole rows of a table; of its values only those of accumulators are filled.
+    """Build whole rows of a table, whose only values are those of accumulators.
 
     Args:
         batch: the column `__hash`, then the keys, then columns to skip, then the state columns of all accumulators.
-        table: the table. types, keys: of the keys, and where they go. calls: its accumulators.
-        skipped: how many columns to skip.
+        table: the table.
+        types: the types of the keys.
+        keys: the places of the keys.
+        calls: the table's accumulators.
+        skipped: the number of columns to skip.
     """
-    leaves = [leaf for number, dtype in enumerate(types) for leaf in flatten(batch.column(1 + number), dtype)]
+    leaves = flatten_all(batch.columns[1 : 1 + len(types)], types)
     rows = key_rows(hashes_of(batch), leaves, keys, table.layout.width)
     places = [place for call in calls for place in call.places]
     first = 1 + len(types) + skipped
-    columns = [as_it_is(_leaf(batch.column(first + number))) for number in range(len(places))]
+    columns = [bitwise_leaf(_leaf(batch.column(first + number))) for number in range(len(places))]
     return Rows(rows.words, put_columns(rows.words, columns, places, rows.heap))
 
 
 def _leaf(array: pa.Array) -> Leaf:
     array = plain(array)
-    if pa.types.is_list(array.type):  # no other state comes as a list
+    if pa.types.is_list(array.type):  # only the state of sketches comes as a list
         array = sketch_blobs(array)
     kind = array.type
     if pa.types.is_decimal128(kind):

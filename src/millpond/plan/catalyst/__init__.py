@@ -1,1 +1,1 @@
-"""Spark's plan as Catalyst has it: the one room that touches objects of the JVM."""
+"""Spark's plan as Catalyst has it; only this package touches JVM objects."""

@@ -1,4 +1,4 @@
-"""The buffers of Spark's aggregate functions: in its state store, with the keys, and as columns of partial results."""
+"""Buffers of Spark's aggregate functions: in its state store, with the keys, and as partial results."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from millpond.spec.operators import Field
 
 
 class Buffers(NamedTuple):
-    """What is kept for a group.
+    """Layout of the aggregation buffers that Spark keeps for a group.
 
     Attributes:
-        keys: the grouping columns. metadata: of these. columns: of all buffers, in order.
-        blocks: which of the columns each buffer has.
-        calls: for each function that was asked for, which of the columns are its own; None where that is not known.
+        keys: the grouping columns.
+        metadata: the metadata of the grouping columns.
+        columns: the columns of all buffers, in order.
+        calls: for each requested function, the range of its own columns; None if it cannot be determined.
+        blocks: the range of columns of each buffer.
     """
 
     keys: list[Field]
@@ -29,57 +31,63 @@ class Buffers(NamedTuple):
 
 
 def buffers_of(catalyst: Catalyst, node: Node, functions: Sequence[Expression]) -> Buffers:
-    """What Spark keeps for an aggregate that computes these functions, as its optimiser and planner make it.
+    """Return the buffers of an aggregate with these functions, as Spark's optimiser and planner make it.
 
-    The optimiser computes some by way of others (small decimals by their digits, a count of what is never null as one
-    of rows), and the planner computes once what is the same.
+    The optimiser rewrites some functions (small decimals by their digits, a count of a never-null column as a count of
+    rows). The planner computes equal functions once.
 
     Args:
-        catalyst: of the query's session. node: the analysed aggregate, or a `DISTINCT`.
+        catalyst: of the query's session.
+        node: the analysed aggregate, or a `DISTINCT`.
         functions: its `AggregateExpression`s.
     """
     groupings = node.list("groupingExpressions")
-    named = [one if one.kind in _NAMED else catalyst.alias(one, f"key{at}") for at, one in enumerate(groupings)]
-    asked = [catalyst.alias(function, f"call{number}") for number, function in enumerate(functions)]
-    java = catalyst.optimized(catalyst.aggregate(node, [*named, *asked]))
+    named = [
+        grouping if grouping.kind in _NAMED else catalyst.alias(grouping, f"key{number}")
+        for number, grouping in enumerate(groupings)
+    ]
+    requested = [catalyst.alias(function, f"call{number}") for number, function in enumerate(functions)]
+    java = catalyst.optimized(catalyst.aggregate(node, [*named, *requested]))
     aggregate = next(below for below in java.walk() if below.kind == "Aggregate")
     physical = catalyst.physical_aggregate(aggregate)
     keys = [Expression(key) for key in items(physical._1())]
     columns: list[Field] = []
     owned: dict[int, range] = {}
-    for one in items(physical._2()):
-        attributes = [Expression(column) for column in items(one.aggregateFunction().aggBufferAttributes())]
-        result = Expression(one.resultAttribute()).expr_id
+    for expression in items(physical._2()):
+        attributes = [Expression(column) for column in items(expression.aggregateFunction().aggBufferAttributes())]
+        result = Expression(expression.resultAttribute()).expr_id
         owned[result] = range(len(columns), len(columns) + len(attributes))
         columns += [Field(column.name, column.type) for column in attributes]
     results = {result.expr_id: result for result in map(Expression, items(physical._3()))}
     calls: list[range | None] = []
-    for alias in asked:
+    for alias in requested:
         shown = results.get(alias.expr_id)
         parts = [] if shown is None else [part.expr_id for part in shown.walk() if part.kind == "AttributeReference"]
-        found = {owned[part] for part in parts if part in owned}
-        calls.append(found.pop() if len(found) == 1 else None)
+        ranges = {owned[part] for part in parts if part in owned}
+        calls.append(ranges.pop() if len(ranges) == 1 else None)
     fields = [Field(key.name, key.type) for key in keys]
     return Buffers(fields, [key.metadata for key in keys], columns, calls, list(owned.values()))
 
 
 def count_min_options(aggregate: Expression) -> dict[str, Any]:
-    """Return the width of a `CountMinSketchAgg`'s rows of counters and the multipliers that each row hashes with."""
+    """Return the options of a `CountMinSketchAgg`: its row width in counters, and each row's hash multiplier."""
     empty = bytes(aggregate.java.eval(aggregate.java.createAggregationBuffer()))
     depth, width = struct.unpack_from(">ii", empty, 12)
     return {"width": width, "multipliers": list(struct.unpack_from(f">{depth}q", empty, 20))}
 
 
 def buffer_types(function: Expression) -> list[str]:
-    """The types of an aggregate function's buffer columns, as DDL."""
+    """Return the types of an aggregate function's buffer columns, as DDL."""
     return [Expression(column).type for column in items(function.java.aggBufferAttributes())]
 
 
 def bound(catalyst: Catalyst, types: Mapping[str, str], columns: Sequence[str]) -> list[Expression]:
-    """SQL over nullable columns as expressions over bound references.
+    """Bind SQL over nullable columns to expressions over bound references.
 
     Args:
-        catalyst: of the session. types: of the columns, as DDL, by name. columns: SQL over the names.
+        catalyst: of the session.
+        types: column name → its type, as DDL.
+        columns: SQL over the names.
     """
     empty = catalyst.spark.range(0).selectExpr(
         *(f"cast(null as {type_}) as {quoted(name)}" for name, type_ in types.items())
@@ -90,7 +98,8 @@ def bound(catalyst: Catalyst, types: Mapping[str, str], columns: Sequence[str]) 
     attributes = catalyst.new(f"{package}.package$AttributeSeq", below)
     references = catalyst.object(f"{package}.BindReferences")
     return [
-        Expression(references.bindReference(_value(one).java, attributes, False)) for one in plan.list("projectList")
+        Expression(references.bindReference(_value(result).java, attributes, False))
+        for result in plan.list("projectList")
     ]
 
 

@@ -1,4 +1,4 @@
-"""Conditions and groupings as Spark's own optimiser leaves them; beside `catalyst`, what touches JVM objects."""
+"""Conditions and groupings as Spark's own optimiser leaves them."""
 
 from __future__ import annotations
 
@@ -42,21 +42,23 @@ _PRUNING = (f"{_OPTIMIZER}.ColumnPruning",)
 _REPLACING = (f"{_OPTIMIZER}.ReplaceDistinctWithAggregate",)
 _REPETITION = (f"{_OPTIMIZER}.RemoveRepetitionFromGroupExpressions",)
 _MOST_PASSES = 100
-"""As `spark.sql.optimizer.maxIterations`."""
+"""Same as `spark.sql.optimizer.maxIterations`."""
 
 
 def with_settled_conditions(catalyst: Catalyst, plan: Node, *, pruned: bool) -> Node:
-    """The plan with its conditions where Spark's optimiser puts them, and its joins as it leaves them.
+    """Return the plan with conditions placed, and joins rewritten, as by Spark's optimiser.
 
-    Where a condition stands decides which rows get as far as the nodes that watch their event time, and so what is
-    late: natively, a filter above an aggregate that asks for one key stands below the watermark. What a join of streams
-    does follows from its type, condition and columns: predicates above it become part of its condition, columns that
-    nobody reads are gone, and a watermark with them.
+    The place of a condition decides which rows reach the nodes that watch their event time, and so which rows are late.
+    On Spark, a filter on one key above an aggregate is moved below the watermark. The behaviour of a stream join
+    follows from its type, condition and columns: predicates above it become part of its condition, and unused columns
+    are pruned, with their watermarks.
 
     Args:
-        catalyst: of the query's session. plan: with plain conditions.
-        pruned: whether columns that nobody reads go.
+        catalyst: of the query's session.
+        plan: a plan with plain conditions.
+        pruned: whether unused columns are pruned.
     """
+    # The order of Spark's optimiser: filters are inferred once, and the inferred filters are then moved in turn.
     java = _applied(catalyst, _UNALIASED, plan.java)
     java = _applied(catalyst, _SETTLING, java, _MOST_PASSES)
     java = _applied(catalyst, _INFERRING, java)
@@ -66,27 +68,28 @@ def with_settled_conditions(catalyst: Catalyst, plan: Node, *, pruned: bool) -> 
 
 
 def pruned_deduplications(catalyst: Catalyst, plan: Node) -> list[frozenset[int]]:
-    """Identities of the columns that each `Deduplicate` of a plan has once nobody's are gone, in the order of the walk.
+    """Return for each `Deduplicate` its column identities after column pruning, in walk order.
 
-    The plan in which they are gone is only looked at (see `windows.needed_columns`).
+    The pruned plan is only read, and not used further (see `windows.needed_columns`).
 
     Args:
-        catalyst: of the query's session. plan: with its conditions settled.
+        catalyst: of the query's session.
+        plan: a plan with settled conditions.
     """
     java = _applied(catalyst, (*_UNALIASED, *_REPLACING), plan.java)
     java = _applied(catalyst, _PRUNING, java, _MOST_PASSES)
-    found = [node for node in Node(java).walk() if node.kind == "Deduplicate"]
-    return [frozenset(column.expr_id for column in node.output) for node in found]
+    deduplications = [node for node in Node(java).walk() if node.kind == "Deduplicate"]
+    return [frozenset(column.expr_id for column in node.output) for node in deduplications]
 
 
 def without_repeated_groupings(catalyst: Catalyst, plan: Node) -> Node:
-    """The plan with what its aggregates group by twice, as one window under two names, grouped by once."""
+    """Remove repeated groupings of aggregates, e.g. one window under two names."""
     java = _applied(catalyst, _REPETITION, plan.java)
     return plan if java.fastEquals(plan.java) else Node(java)
 
 
 def _applied(catalyst: Catalyst, rules: Sequence[str], java: Any, passes: int = 1) -> Any:
-    """Apply rules in turn, for so many passes or until nothing changes."""
+    """Apply rules in turn, for at most `passes` passes or until nothing changes."""
     objects = [catalyst._class(rule) for rule in rules]
     for _ in range(passes):
         before = java
@@ -98,10 +101,10 @@ def _applied(catalyst: Catalyst, rules: Sequence[str], java: Any, passes: int = 
 
 
 def with_plain_conditions(catalyst: Catalyst, plan: Node) -> Node:
-    """The plan with filters and join conditions as simple as Spark's optimiser makes them.
+    """Return the plan with filters and join conditions simplified as by Spark's optimiser.
 
-    What Spark replaces at run time (`BETWEEN`) is replaced. Nothing but conditions is touched: how windows of event
-    time are assigned is read from the plan as the analyser made it.
+    Runtime-replaceable expressions (`BETWEEN`) are replaced. Only conditions are changed: the assignment of event-time
+    windows is read from the plan as the analyser made it.
     """
     children = [with_plain_conditions(catalyst, child) for child in plan.children]
     if any(new is not old for new, old in zip(children, plan.children, strict=True)):
@@ -122,21 +125,21 @@ def with_plain_conditions(catalyst: Catalyst, plan: Node) -> Node:
 
 
 def _simplified(catalyst: Catalyst, condition: Expression, node: Node, rules: Sequence[str]) -> Expression:
-    """A condition of a node as rules leave it when it filters rows with the columns of the node's children."""
+    """Simplify a condition over the columns of the node's children by optimiser rules."""
     columns = catalyst._seq([column.java for child in node.children for column in child.output])
     nothing = catalyst._class(_LOCAL)(columns, catalyst._seq([]), False, catalyst._class("scala.Option").empty())
     alone = catalyst.filter(condition, Node(nothing)).java
     try:
-        found = Expression(_applied(catalyst, rules, alone, _MOST_PASSES).condition())
-    except (Py4JJavaError, PySparkException):  # what has no value yet, as the current time
+        simplified = Expression(_applied(catalyst, rules, alone, _MOST_PASSES).condition())
+    except (Py4JJavaError, PySparkException):  # a value that is unknown before the query runs, as the current time
         return condition
-    return condition if found.java.fastEquals(condition.java) else found
+    return condition if simplified.java.fastEquals(condition.java) else simplified
 
 
 def without_replaceables(catalyst: Catalyst, expression: Expression) -> Expression:
-    """An expression with what Spark replaces at run time (`BETWEEN`) replaced."""
+    """Replace runtime-replaceable expressions (`BETWEEN`) by their replacements."""
     if expression.kind == "With":
-        if not expression.deterministic:  # it is named in order to be computed once
+        if not expression.deterministic:  # `With` computes it once; inlined, two copies would differ
             return expression
         known = [(java.id(), Expression(java.child())) for java in items(expression.java.defs())]
         body = _inlined(catalyst, Expression(expression.java.child()), known)

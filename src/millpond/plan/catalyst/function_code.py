@@ -1,7 +1,7 @@
-"""What a user's Python function does, as a digest: of its code and of all that it refers to, not of where it stands.
+"""Digest of a user's Python function: of its code and of everything it refers to, not of its location.
 
-Two runs of one program give one digest, whatever moved in its files; another release of Python, whose compiler may give
-other code, gives another. What is installed in the environment counts by its name only.
+Two runs of one program give the same digest, even if code moved within its files. Another Python release may compile to
+other bytecode, so its digest differs. Installed packages count by name only.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ _INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib",
 
 
 def code_digest(command: bytes) -> str | None:
-    """A digest of a function as Spark has pickled it; None if it cannot be read (a large one lies in a broadcast)."""
+    """Return a digest of a function as pickled by Spark; None if it cannot be read (a large one is a broadcast)."""
     try:
         loaded = cloudpickle.loads(command)
-    except Exception:  # whatever the user's own code raises
+    except Exception:  # any exception of the user's own code
         return None
     release = ".".join(map(str, sys.version_info[:2]))
-    return hashlib.sha256(f"{release} {_Teller().tell(loaded)}".encode()).hexdigest()[:32]
+    return hashlib.sha256(f"{release} {_Describer().tell(loaded)}".encode()).hexdigest()[:32]
 
 
-class _Teller:
-    """Says what a value is; what refers to itself, by number."""
+class _Describer:
+    """Describes values as text; a repeated object is described by a number."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[int, object]] = {}  # by identity; the object stays alive, so that it is unique
+        self._known: dict[int, tuple[int, object]] = {}  # keeps the object alive, so that its id stays unique
 
     def tell(self, value: Any) -> str:
         if value is None or isinstance(value, bool | int | float | complex | str | bytes) or value is Ellipsis:
@@ -49,16 +49,17 @@ class _Teller:
         if isinstance(value, tuple | list):
             yield from map(self.tell, value)
         elif isinstance(value, set | frozenset):
-            yield from sorted(_Teller().tell(one) for one in value)
+            # Sets have no stable order: elements are described independently of each other, and the texts are sorted.
+            yield from sorted(_Describer().tell(element) for element in value)
         elif isinstance(value, dict):
-            for key, one in value.items():
-                yield f"{self.tell(key)}: {self.tell(one)}"
+            for key, item in value.items():
+                yield f"{self.tell(key)}: {self.tell(item)}"
         elif isinstance(value, types.ModuleType):
             yield value.__name__
         elif isinstance(value, types.CodeType):
             yield from self._code(value)
         elif isinstance(value, types.CellType):
-            yield from (self.tell(one) for one in _contents(value))
+            yield from (self.tell(content) for content in _contents(value))
         elif isinstance(value, types.MethodType):
             yield from (self.tell(value.__func__), self.tell(value.__self__))
         elif isinstance(value, functools.partial):
@@ -71,7 +72,7 @@ class _Teller:
             yield _pickled(value)
 
     def _users(self, value: Any) -> Iterator[str]:
-        """A function or class of the user's, or an object of such a class."""
+        """Describe a user's function or class, or an object of such a class."""
         if isinstance(value, types.FunctionType):
             yield self.tell(value.__code__)
             yield from map(self.tell, (value.__defaults__, value.__kwdefaults__, value.__closure__))
@@ -81,9 +82,9 @@ class _Teller:
         elif isinstance(value, type):
             yield value.__qualname__
             yield from (self.tell(base) for base in value.__bases__)
-            for name, one in sorted(vars(value).items()):
+            for name, member in sorted(vars(value).items()):
                 if name not in _INCIDENTAL:
-                    yield f"{name} = {self.tell(_function_in(one))}"
+                    yield f"{name} = {self.tell(_function_in(member))}"
         else:
             yield self.tell(type(value))
             state = value.__getstate__() if hasattr(value, "__getstate__") else vars(value)
@@ -102,7 +103,7 @@ _INCIDENTAL = frozenset(
 
 
 def _is_users(value: Any) -> bool:
-    """Whether a function, a class or an object's class is of the user's own code."""
+    """Whether a function, a class or an object's class is defined in the user's own code."""
     kind = value if isinstance(value, types.FunctionType | type) else type(value)
     module = sys.modules.get(kind.__module__ or "")
     if kind.__module__ == "__main__" or module is None:  # pickled with its code
@@ -112,9 +113,13 @@ def _is_users(value: Any) -> bool:
 
 
 def _globals(code: types.CodeType) -> set[str]:
-    """The names of the globals that code reads, and code within it."""
-    names = {str(one.argval) for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-    return names.union(*(_globals(one) for one in code.co_consts if isinstance(one, types.CodeType)))
+    """Return the names of the globals that code reads, nested code included."""
+    names = {
+        str(instruction.argval)
+        for instruction in dis.get_instructions(code)
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    }
+    return names.union(*(_globals(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)))
 
 
 def _contents(cell: types.CellType) -> list[Any]:
@@ -125,7 +130,7 @@ def _contents(cell: types.CellType) -> list[Any]:
 
 
 def _function_in(member: Any) -> Any:
-    """What a class's member calls, where it is a property or a static or class method."""
+    """Return the function of a property, static method or class method; other members unchanged."""
     if isinstance(member, property):
         return member.fget, member.fset, member.fdel
     return member.__func__ if isinstance(member, staticmethod | classmethod) else member
@@ -134,5 +139,5 @@ def _function_in(member: Any) -> Any:
 def _pickled(value: Any) -> str:
     try:
         return hashlib.sha256(cloudpickle.dumps(value)).hexdigest()
-    except Exception:  # then it came with the class, and has no state of its own that could be sent
+    except Exception:  # the object came with the class, and has no picklable state of its own
         return type(value).__module__

@@ -1,4 +1,4 @@
-"""What reading joins asks of Spark's own optimiser and operators; beside `catalyst`, what touches JVM objects."""
+"""Join properties computed by Spark's own optimiser and operators."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from millpond.plan.catalyst.versions import join_state_watermarks
 
 
 class EqualKeys(NamedTuple):
-    """The condition of a join, split.
+    """A join condition, split into equal keys and the rest.
 
     Attributes:
         left, right: expressions over the sides that have to be equal, pair by pair.
@@ -27,11 +27,11 @@ class EqualKeys(NamedTuple):
 
 
 def equal_keys(catalyst: Catalyst, join: Node) -> EqualKeys | None:
-    """The keys by which a join compares its sides for equality, as Spark takes them out of its condition."""
-    found = catalyst._class("org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys").unapply(join.java)
-    if not found.isDefined():
+    """Extract the equal keys from a join's condition, as Spark does; None if there are none."""
+    extracted = catalyst._class("org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys").unapply(join.java)
+    if not extracted.isDefined():
         return None
-    parts = found.get()
+    parts = extracted.get()
     rest = parts._4()
     return EqualKeys(
         [Expression(key) for key in items(parts._2())],
@@ -42,21 +42,24 @@ def equal_keys(catalyst: Catalyst, join: Node) -> EqualKeys | None:
 
 
 def with_rest(catalyst: Catalyst, keys: EqualKeys, conjuncts: Sequence[Expression]) -> EqualKeys:
-    """The same keys, with these conjuncts as the rest of the condition."""
+    """Return the keys with these conjuncts as the rest of the condition."""
     if not conjuncts:
-        none = catalyst._class("scala.Option").empty()
-        return keys._replace(rest=None, java=(*keys.java[:2], none))
+        no_rest = catalyst._class("scala.Option").empty()
+        return keys._replace(rest=None, java=(*keys.java[:2], no_rest))
     conjunction = catalyst._class("org.apache.spark.sql.catalyst.expressions.And")
-    rest = reduce(conjunction, (one.java for one in conjuncts))
+    rest = reduce(conjunction, (conjunct.java for conjunct in conjuncts))
     return keys._replace(rest=Expression(rest), java=(*keys.java[:2], catalyst._class("scala.Option").apply(rest)))
 
 
 def state_watermarks(
     catalyst: Catalyst, join: Node, keys: EqualKeys, watermark_ms: int
 ) -> tuple[int | None, int | None]:
-    """The watermarks (ms) of the state of both sides of a streaming join, given the input's (more than 2³¹)."""
-    some = catalyst._class("scala.Option").apply(watermark_ms)
+    """Return the state watermarks (ms) of both sides of a streaming join, for an input watermark above 2³¹ ms.
+
+    The input watermark has to exceed 2³¹, so that py4j sends it as a long.
+    """
+    watermark = catalyst._class("scala.Option").apply(watermark_ms)
     java = join.java
-    both = join_state_watermarks(catalyst._class, java.left().output(), java.right().output(), *keys.java, some)
+    both = join_state_watermarks(catalyst._class, java.left().output(), java.right().output(), *keys.java, watermark)
     left, right = both._1(), both._2()
     return (left.get() if left.isDefined() else None), (right.get() if right.isDefined() else None)

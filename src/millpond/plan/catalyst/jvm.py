@@ -1,4 +1,4 @@
-"""Makes plans and expressions, in the JVM of one session."""
+"""Factory for plans and expressions in the JVM of one session."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NO_DATA_COLUMN = "millpond_no_data_batches"
 
 @dataclass(frozen=True)
 class Catalyst:
-    """Makes plans and expressions in one session's JVM.
+    """Factory for plans and expressions in one session's JVM.
 
     Attributes:
         spark: a classic (py4j) session.
@@ -34,48 +34,50 @@ class Catalyst:
     spark: SparkSession
 
     def _class(self, name: str) -> Any:
-        """A class by its full name. (By way of its packages, py4j would ask the JVM about each of them every time.)"""
+        """Return a class by its full name; by package attributes, py4j would ask the JVM about each package."""
         context = self.spark.sparkContext
         assert context._gateway is not None
         return JavaClass(name, context._gateway._gateway_client)
 
     def new(self, name: str, *arguments: Any) -> Any:
-        """A new object of a class, by its full name."""
+        """Create an object of a class, by the class's full name."""
         return self._class(name)(*arguments)
 
     def object(self, name: str) -> Any:
-        """A Scala object, or a class with static methods, by its full name."""
+        """Return a Scala object, or a class with static methods, by its full name."""
         return self._class(name)
 
     def seq(self, items: Sequence[Any]) -> Any:
-        """An indexed Scala sequence of JVM objects."""
+        """Return an indexed Scala sequence of JVM objects."""
         return self._seq(items, indexed=True)
 
     def array(self, items: Sequence[Any]) -> Any:
-        """A Java array of objects."""
+        """Return a Java array of objects."""
         gateway = self.spark.sparkContext._gateway
         assert gateway is not None
-        made = gateway.new_array(self._class("java.lang.Object"), len(items))
+        objects = gateway.new_array(self._class("java.lang.Object"), len(items))
         for index, item in enumerate(items):
-            made[index] = item
-        return made
+            objects[index] = item
+        return objects
 
     def literal(self, value: str | bool | int) -> Expression:
-        """A constant: a string, a boolean or an int."""
+        """Return a literal: a string, a boolean or an int."""
         types = self._class("org.apache.spark.sql.types.DataTypes")
         type_ = {str: types.StringType, bool: types.BooleanType, int: types.IntegerType}[type(value)]
         return Expression(self._class(f"{_EXPRESSIONS}.Literal").create(value, type_))
 
     def count(self, operands: Sequence[Expression]) -> Expression:
-        """The aggregate function `count`."""
-        return Expression(self._class(f"{_EXPRESSIONS}.aggregate.Count")(self._seq([one.java for one in operands])))
+        """Return the aggregate function `count`."""
+        return Expression(
+            self._class(f"{_EXPRESSIONS}.aggregate.Count")(self._seq([operand.java for operand in operands]))
+        )
 
     def max_of(self, operand: Expression) -> Expression:
-        """The aggregate function `max`."""
+        """Return the aggregate function `max`."""
         return Expression(self._class(f"{_EXPRESSIONS}.aggregate.Max")(operand.java))
 
     def conjunction(self, one: Expression | None, other: Expression | None) -> Expression | None:
-        """The conjunction of two conditions, of which None is always true."""
+        """Return the conjunction of two conditions; None stands for true."""
         if one is None or other is None:
             return one or other
         return Expression(self._class(f"{_EXPRESSIONS}.And")(one.java, other.java))
@@ -89,23 +91,23 @@ class Catalyst:
 
     @property
     def session_id(self) -> str:
-        """What tells this session from others of the application."""
+        """The identifier of this session within the application."""
         return str(self.spark._jsparkSession.sessionUUID())
 
     @property
     def settings(self) -> dict[str, str]:
-        """What the session's settings have been set to, asked for at once (PySpark asks for each)."""
+        """The settings set in the session, fetched in one call (PySpark needs a call per setting)."""
         text = str(self.spark._jsparkSession.conf().getAll().mkString(_BETWEEN))
-        name_and_value = (one.partition(" -> ") for one in text.split(_BETWEEN) if one)
+        name_and_value = (entry.partition(" -> ") for entry in text.split(_BETWEEN) if entry)
         return {name: value for name, _, value in name_and_value}
 
     @property
     def process_id(self) -> int:
-        """The JVM's."""
+        """The process id of the JVM."""
         return int(self._class("java.lang.ProcessHandle").current().pid())
 
     def analyzed(self, df: DataFrame) -> Node:
-        """The analysed plan of a DataFrame, common table expressions inlined where Spark's optimiser would."""
+        """Return the analysed plan, with common table expressions inlined where Spark's optimiser would."""
         plan = Node(df._jdf.queryExecution().analyzed())
         return self._inline(plan) if any(node.kind == "WithCTE" for node in plan.walk()) else plan
 
@@ -114,31 +116,31 @@ class Catalyst:
         return Node(inline_cte(rule, plan.java))
 
     def filter(self, condition: Expression, child: Node) -> Node:
-        """`SELECT * FROM child WHERE condition`."""
+        """Return `SELECT * FROM child WHERE condition`."""
         return Node(self._class(f"{_LOGICAL}.Filter")(condition.java, child.java))
 
     def dataframe(self, plan: Node) -> DataFrame:
-        """The DataFrame of a plan."""
+        """Return the DataFrame of a plan."""
         dataset = self._class("org.apache.spark.sql.classic.Dataset")
         return DataFrame(dataset.ofRows(self.spark._jsparkSession, plan.java), self.spark)
 
     def with_children(self, tree: Node, children: Sequence[Node]) -> Node:
-        """The same node over other children."""
+        """Return the same node over other children."""
         return Node(tree.java.withNewChildren(self._seq([child.java for child in children], indexed=True)))
 
     def with_operands(self, expression: Expression, operands: Sequence[Expression]) -> Expression:
-        """The same expression over other operands."""
+        """Return the same expression over other operands."""
         return Expression(expression.java.withNewChildren(self._seq([o.java for o in operands], indexed=True)))
 
     def alias(self, expression: Expression, name: str) -> Expression:
-        """`expression AS name`, under a new identity."""
+        """Return `expression AS name`, under a new identity."""
         fresh = self._class(f"{_EXPRESSIONS}.NamedExpression").newExprId()
         return self._alias(expression, name, fresh, self._seq([]), None)
 
-    def stand_in(self, expression: Expression, old: Expression) -> Expression:
-        """`expression` under the name, identity, qualifier and metadata of `old`, so that nodes above never notice.
+    def replacement(self, expression: Expression, old: Expression) -> Expression:
+        """Return `expression` under the name, identity, qualifier and metadata of `old`.
 
-        The metadata carries the watermark's delay to stateful operators above.
+        Nodes above need no change. The metadata carries the watermark's delay to stateful operators above.
         """
         return self._alias(expression, old.name, old.java.exprId(), old.java.qualifier(), old.java.metadata())
 
@@ -148,45 +150,48 @@ class Catalyst:
         return Expression(alias(expression.java, name, expr_id, qualifier, option, self._seq([])))
 
     def tagged(self, column: Expression, name: str, value: str) -> Expression:
-        """A column under its own name and identity, with something more in its metadata."""
+        """Return a column under its own name and identity, with an entry added to its metadata."""
         builder = self._class("org.apache.spark.sql.types.MetadataBuilder")().withMetadata(column.java.metadata())
         metadata = builder.putString(name, value).build()
         return self._alias(column, column.name, column.java.exprId(), column.java.qualifier(), metadata)
 
     def without_errors(self, expression: Expression) -> Expression:
-        """`expression`, with null for each part of it that would end the query with an error.
+        """Return `expression` with null in place of each part that would fail.
 
-        Each part by itself: what occurs twice Spark computes once, beforehand, outside of whatever catches its errors.
+        Each part is wrapped by itself: Spark computes a repeated part once, beforehand, outside the expression that
+        would catch its errors.
         """
         if not expression.children or (expression.foldable and expression.succeeds):
             return expression
         if not any(operand.kind == "LambdaFunction" for operand in expression.children):
-            expression = self.with_operands(expression, [self.without_errors(one) for one in expression.children])
+            expression = self.with_operands(
+                expression, [self.without_errors(operand) for operand in expression.children]
+            )
         return Expression(self._class(f"{_EXPRESSIONS}.TryEval")(expression.java))
 
     def null(self, like: Expression) -> Expression:
-        """A null of the type of `like`, declared as that is."""
+        """Return a null of the type and declared nullability of `like`."""
         null = self.unknown(like)
         return null if like.nullable else self.not_null(null)
 
     def unknown(self, like: Expression) -> Expression:
-        """A null of the type of `like`."""
+        """Return a null of the type of `like`."""
         return Expression(self._class(f"{_EXPRESSIONS}.Literal")(None, like.java.dataType()))
 
     def blank(self, like: Expression) -> Expression:
-        """A constant for a column that nobody reads: null, or the default of a type that may not be null."""
+        """Return a constant for an unused column: null, or the default of a type that may not be null."""
         if like.nullable:
             return self.null(like)
         return Expression(self._class(f"{_EXPRESSIONS}.Literal").default(like.java.dataType()))
 
     def not_null(self, expression: Expression) -> Expression:
-        """`expression`, declared never null."""
+        """Return `expression`, declared never null."""
         return Expression(self._class(f"{_EXPRESSIONS}.KnownNotNull")(expression.java))
 
     def fitted(self, expression: Expression, wanted: Expression) -> Expression:
-        """`expression` with exactly the type and nullability of `wanted`, inside of nested types too.
+        """Return `expression` with exactly the type and nullability of `wanted`, nested types included.
 
-        Spark declares what stateful operators of a stream give to be nullable throughout.
+        Spark declares the output of a stream's stateful operators nullable throughout.
         """
         java = expression.java
         if not java.dataType().equals(wanted.java.dataType()):
@@ -197,14 +202,15 @@ class Catalyst:
         return Expression(java)
 
     def project(self, named: Sequence[Expression], child: Node) -> Node:
-        """`SELECT named FROM child`."""
+        """Return `SELECT named FROM child`."""
         return Node(self._class(f"{_LOGICAL}.Project")(self._seq([n.java for n in named]), child.java))
 
     def stateless_limit(self, limit: Node) -> Node:
-        """The same limit over complete results, in a form that Spark does not take for a limit of a stream's rows.
+        """Return a limit over complete results in a form that Spark does not plan as a stateful limit.
 
-        Spark plans a limit as stateful unless it sees a streaming `Aggregate` below, and there is none any more. What
-        it looks for is a global limit right above a local one: rows are brought together, and sorted, in another way.
+        Spark plans a limit as stateful unless it sees a streaming `Aggregate` below, and the rewriting has removed
+        that. Spark looks for a global limit directly above a local one. So rows are gathered, and sorted, in another
+        way.
         """
         (local,) = limit.children
         if local.kind != "LocalLimit":
@@ -216,36 +222,39 @@ class Catalyst:
         return self.with_children(limit, [below])
 
     def rows(self, values: Sequence[int], name: str) -> DataFrame:
-        """A bigint column of constant rows."""
+        """Return a bigint column of constant rows."""
         return self.spark.sql("VALUES " + ", ".join(f"({value}L)" for value in values) + f" AS t({name})")
 
     def streaming_rows(self, values: Sequence[int], name: str) -> DataFrame:
-        """A bigint column of constant rows that takes part in every micro-batch (a streaming `LocalRelation`)."""
+        """Return a bigint column of constant rows in every micro-batch (a streaming `LocalRelation`)."""
         rows = self.rows(values, name)
         execution = rows._jdf.queryExecution()
-        plans = (Node(plan()) for plan in (execution.analyzed, execution.optimizedPlan))  # the versions differ in which
+        # versions of Spark differ in the plan that has it
+        plans = (Node(plan()) for plan in (execution.analyzed, execution.optimizedPlan))
         local = next(node.java for plan in plans for node in plan.walk() if node.kind == "LocalRelation")
         relation = self._class(f"{_LOGICAL}.LocalRelation")
         return self.dataframe(Node(relation(local.output(), local.data(), True, local.stream())))
 
-    def watching_watermark(self, like: DataFrame, stores: int) -> DataFrame:
+    def watermark_batch_source(self, like: DataFrame, stores: int) -> DataFrame:
         """Return a streaming DataFrame without partitions that makes Spark schedule no-data batches.
 
-        Spark runs a no-data batch when the watermark has moved and the plan holds a stateful operator of its own whose
-        state the watermark may close. Here that operator is a deduplication over no partitions: no task, no state
-        store, no source. It sees the query's watermark only if the session has `statefulOperator.allowMultiple` off.
+        Spark runs a no-data batch if the watermark has moved, and may close state of a Spark operator in the plan. Here
+        that operator is a deduplication over no partitions: no task, no state store, no source. It sees the query's
+        watermark only if the session has `statefulOperator.allowMultiple` off.
 
         Args:
-            like: whose columns it has. stores: into how many partitions Spark divides the query's state stores.
+            like: a DataFrame with the columns to return.
+            stores: the number of partitions of Spark's own state stores.
         """
         watched = self._no_partitions({WATERMARK_DELAY: 0}, stores)
         return self._columns_of(like, watched.dropDuplicates(watched.columns))
 
-    def watching_clock(self, like: DataFrame, stores: int, output_mode: str) -> DataFrame:
-        """Return the same, with groups whose state times out by the clock: Spark schedules batch after batch.
+    def clock_batch_source(self, like: DataFrame, stores: int, output_mode: str) -> DataFrame:
+        """Return the same, with groups whose state times out by processing time: Spark schedules batch after batch.
 
         Args:
-            like, stores: as for `watching_watermark`. output_mode: of the query.
+            like, stores: as for `watermark_batch_source`.
+            output_mode: of the query.
         """
         groups = self._no_partitions({}, stores).groupBy(_NO_DATA_COLUMN)
         timed = groups.applyInPandasWithState(
@@ -254,14 +263,14 @@ class Catalyst:
         return self._columns_of(like, timed)
 
     def _no_partitions(self, metadata: dict[str, int], stores: int) -> DataFrame:
-        """Return a streaming scan of an RDD without partitions, named for people: one timestamp column.
+        """Return a streaming scan of an RDD without partitions: one timestamp column, with a readable name.
 
-        It says that it is divided as the stateful operator above asks for. Else Spark would put an exchange between
-        them, which has as many partitions as there are stores.
+        The scan declares the partitioning that the stateful operator above requires. Otherwise Spark would add an
+        exchange with as many partitions as there are stores.
         """
         rdd = self.spark.sparkContext._jsc.emptyRDD().rdd().setName(_NO_DATA_SCAN)
         column = F.timestamp_millis("id").alias(_NO_DATA_COLUMN, metadata=metadata)
-        output = self._seq([one.java for one in self.analyzed(self.spark.range(1).select(column)).output])
+        output = self._seq([column.java for column in self.analyzed(self.spark.range(1).select(column)).output])
         divided = self._class("org.apache.spark.sql.catalyst.plans.physical.HashPartitioning")(output, stores)
         none = self._class("scala.Option").empty()
         fields = [output, rdd, divided, self._seq([]), True, none, self.spark._jsparkSession, none, none]
@@ -272,10 +281,10 @@ class Catalyst:
         return rows.select(*(F.lit(None).cast(field.dataType).alias(field.name) for field in like.schema))
 
     def qualified(self, path: str) -> str:
-        """The full URL that Spark makes of a path: of its default file system, absolute.
+        """Return the absolute URL that Spark makes of a path, with its default file system.
 
         Raises:
-            UsageError: it is no path, or of a file system that Spark has not been set up for.
+            UsageError: it is not a path, or its file system is not configured in Spark.
         """
         try:
             hadoop = self._class("org.apache.hadoop.fs.Path")(path)
@@ -289,16 +298,16 @@ class Catalyst:
             ) from None
 
     def delete_at_exit(self, folder: str) -> None:
-        """Have Spark delete a local folder when the application ends, as it deletes its own temporary ones."""
+        """Delete a local folder when the application ends, by the hook that deletes Spark's own temporary folders."""
         hooks = self._class("org.apache.spark.util.ShutdownHookManager")
         hooks.registerShutdownDeleteDir(self._class("java.io.File")(folder))
 
     def runs(self, query_id: str | None) -> bool:
-        """Whether the application runs the query of this id, in whatever session."""
+        """Whether the application runs the query of this id, in any session."""
         return query_id is not None and self._active_run(query_id) is not None
 
     def check_sink(self, name: str) -> None:
-        """See that Spark knows a format that is written to; raises Spark's own error."""
+        """Check that Spark knows the sink's format; raise Spark's own error otherwise."""
         if name not in ("", "foreach", "foreachBatch", "memory"):
             source = self._class("org.apache.spark.sql.execution.datasources.DataSource")
             source.lookupDataSource(name, self.spark._jsparkSession.sessionState().conf())
@@ -308,7 +317,7 @@ class Catalyst:
         return queries.get(self._class("java.util.UUID").fromString(query_id))
 
     def stop_active_run(self, query_id: str | None) -> None:
-        """Stop the application's running query of this id, if any, as Spark does when it is started again.
+        """Stop the application's running query of this id, if any, as Spark does when it is restarted.
 
         Raises:
             UsageError: it runs, and `spark.sql.streaming.stopActiveRunOnRestart` is false.
@@ -324,21 +333,21 @@ class Catalyst:
         running.stop()
 
     def in_own_session(self, df: DataFrame, settings: dict[str, str]) -> DataFrame:
-        """The same DataFrame in a copy of the session with `settings`; listeners do not hear of its queries."""
+        """Return the same DataFrame in a copy of the session with `settings`; listeners do not see its queries."""
         copy = Catalyst(SparkSession(self.spark.sparkContext, self.spark._jsparkSession.cloneSession()))
         for name, value in settings.items():
             copy.spark.conf.set(name, value)
         return copy.dataframe(Node(df._jdf.queryExecution().analyzed()))
 
     def check_streaming(self, plan: Node, output_mode: str) -> None:
-        """Spark's own check of what a stream may do; raises Spark's own error."""
+        """Run Spark's own check of streaming operations; raise Spark's own error."""
         modes = self._class("org.apache.spark.sql.streaming.OutputMode")
         mode = {"append": modes.Append, "update": modes.Update, "complete": modes.Complete}[output_mode.lower()]()
         checker = self._class("org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker")
         checker.checkForStreaming(plan.java, mode)
 
     def without_distincts(self, plan: Node) -> Node:
-        """The plan with every DISTINCT aggregate of a streaming `Aggregate` made an ordinary one."""
+        """Return the plan with DISTINCT removed from every aggregate of a streaming `Aggregate`."""
         children = [self.without_distincts(child) for child in plan.children]
         if any(new is not old for new, old in zip(children, plan.children, strict=True)):
             plan = self.with_children(plan, children)
@@ -351,17 +360,19 @@ class Catalyst:
         )
 
     def aggregate(self, node: Node, results: Sequence[Expression]) -> Node:
-        """The same aggregate with other results."""
+        """Return the same aggregate with other results."""
         java = node.java
-        return Node(copied(java, java.groupingExpressions(), self._seq([one.java for one in results]), java.child()))
+        return Node(
+            copied(java, java.groupingExpressions(), self._seq([result.java for result in results]), java.child())
+        )
 
     def optimized(self, plan: Node) -> Node:
-        """What Spark's optimiser makes of a plan."""
+        """Return the plan after Spark's optimiser."""
         optimizer = self.spark._jsparkSession.sessionState().optimizer()
         return Node(optimizer.execute(plan.java))
 
     def physical_aggregate(self, node: Node) -> Any:
-        """Groupings, aggregate functions and results of an aggregate as the planner takes them apart."""
+        """Return groupings, aggregate functions and results of an aggregate, as Spark's planner extracts them."""
         return self._class("org.apache.spark.sql.catalyst.planning.PhysicalAggregation").unapply(node.java).get()
 
     def _plain(self, expression: Expression) -> Expression:

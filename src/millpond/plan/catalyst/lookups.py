@@ -1,4 +1,4 @@
-"""Lookup joins (`millpond.enrich`) in Spark's plans: there they are a function over record batches."""
+"""Lookup joins (`millpond.enrich`) in Spark's plans, where they are a function over record batches."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def looks_up(node: Node) -> bool:
 
 
 def lookup_title(node: Node) -> str:
-    """The operator in a few words: the same ones whatever is looked up, and where."""
+    """Return the operator's title, which does not depend on the looked-up columns or the table."""
     return _name(node).partition(" from ")[0]
 
 
 def why_not_again(node: Node) -> str:
-    """Why it may make other rows when a batch is run again, as a clause."""
+    """Explain, as a clause, why a repeated batch may produce other rows."""
     return (
         f"'{_name(node)}' may find something else when a batch is run again"
         " (if it does not, set spark.millpond.commit.mode=async)"
@@ -33,7 +33,7 @@ def why_not_again(node: Node) -> str:
 
 
 def lookup_spec(catalyst: Catalyst, node: Node) -> EnrichSpec | None:
-    """What a lookup join looks up; None if the function only has a name like one."""
+    """Return the spec of a lookup join; None if the function only has a name like one."""
     loaded = pickle.loads(command(catalyst, _function(node)))
     function = loaded[0] if isinstance(loaded, tuple) else None
     code = getattr(function, "__code__", None)
@@ -44,7 +44,7 @@ def lookup_spec(catalyst: Catalyst, node: Node) -> EnrichSpec | None:
 
 
 def _function(node: Node) -> Expression:
-    return next(one for one in node.expressions if one.kind == "PythonUDF")
+    return next(expression for expression in node.expressions if expression.kind == "PythonUDF")
 
 
 def _name(node: Node) -> str:

@@ -1,7 +1,7 @@
-"""Spark's plans and expressions as Python objects, to be read: `Node` and `Expression` wrap Catalyst's trees.
+"""Wrappers of Spark's plans and expressions for reading: `Node` and `Expression` wrap Catalyst's trees.
 
-`Catalyst` (jvm.py) makes new ones. All else in this package works on these wrappers, so that another plan reader (Spark
-Connect's protobuf plans) could stand here one day.
+`Catalyst` (jvm.py) makes new trees. The rest of this package uses these wrappers, so that another plan reader (Spark
+Connect's protobuf plans) could replace them.
 """
 
 from __future__ import annotations
@@ -24,19 +24,22 @@ _DAY = 86_400_000_000
 
 WATERMARK_DELAY = "spark.watermarkDelayMs"
 INTEGERS = ("tinyint", "smallint", "int", "bigint")
-"""Names of integral types, from narrow to wide."""
+"""Names of integral types, in ascending width."""
 TIME_WINDOW = "spark.timeWindow"
 SESSION_WINDOW = "spark.sessionWindow"
 
 
 def items(scala_seq: Any) -> list[Any]:
-    """A Scala sequence as a Python list."""
+    """Return a Scala sequence as a Python list."""
     return [scala_seq.apply(index) for index in range(scala_seq.size())]
 
 
 @lru_cache
 def sketch_tables(precision: int) -> dict[str, Any]:
-    """Spark's own tables for correcting HyperLogLog++ estimates at a precision (4 to 18 bits; beyond, it has none)."""
+    """Return Spark's own tables that correct HyperLogLog++ estimates at a precision of 4 to 18 bits.
+
+    For other precisions Spark has no tables; the result is empty.
+    """
     context = SparkContext._active_spark_context
     assert context is not None
     if not 4 <= precision <= 18:
@@ -44,7 +47,7 @@ def sketch_tables(precision: int) -> dict[str, Any]:
     jvm: Any = context._jvm
     helper = jvm.org.apache.spark.sql.catalyst.util.HyperLogLogPlusPlusHelper
 
-    def numbers(array: Any) -> list[float]:  # as text: one call instead of one a number
+    def numbers(array: Any) -> list[float]:  # as text: one call instead of one per number
         return [float(part) for part in str(jvm.java.util.Arrays.toString(array)).strip("[]").split(",")]
 
     return {
@@ -55,7 +58,7 @@ def sketch_tables(precision: int) -> dict[str, Any]:
 
 
 def _field_names(type_: Any) -> Iterator[str]:
-    """The names of all fields in a data type, as Spark's JSON has it."""
+    """Yield the names of all fields in a data type, given as Spark's JSON."""
     if isinstance(type_, str):
         return
     for field in type_["fields"] if type_["type"] == "struct" else ():
@@ -67,7 +70,7 @@ def _field_names(type_: Any) -> Iterator[str]:
 
 
 class Interval(NamedTuple):
-    """An interval of time in parts, of which only microseconds have one length everywhere."""
+    """A time interval in parts; only microseconds have a fixed length."""
 
     months: int
     days: int
@@ -75,7 +78,7 @@ class Interval(NamedTuple):
 
 
 class _Tree:
-    """What plans and expressions have in common."""
+    """Base of plan nodes and expressions."""
 
     def __init__(self, java: Any) -> None:
         self.java = java
@@ -99,14 +102,14 @@ class Expression(_Tree):
 
     @cached_property
     def type(self) -> str:
-        """The data type as DDL, e.g. `decimal(10,2)`; names of fields are quoted where they have to be."""
+        """The data type as DDL, e.g. `decimal(10,2)`, with field names quoted where necessary."""
         type_ = str(self.java.dataType().catalogString())
         names = _field_names(json.loads(self.java.dataType().json())) if "struct<" in type_ else ()
         return type_ if all(map(PLAIN_NAME.fullmatch, names)) else ddl(self.data_type)
 
     @cached_property
     def data_type(self) -> DataType:
-        """The data type as PySpark's object, nullability of nested fields included."""
+        """The data type as PySpark's object, with the nullability of nested fields."""
         return StructType.fromJson(
             {
                 "type": "struct",
@@ -153,16 +156,16 @@ class Expression(_Tree):
 
     @cached_property
     def meaning(self) -> int:
-        """A hash of `canonical`: of many expressions, most are told apart without asking the JVM about each pair."""
+        """A hash of `canonical`; it separates most expressions without asking the JVM about each pair."""
         return int(self.canonical.hashCode())
 
     def means(self, other: Expression) -> bool:
-        """Whether both compute the same thing from the same attributes."""
+        """Whether both compute the same value from the same attributes."""
         return self.meaning == other.meaning and bool(self.canonical.equals(other.canonical))
 
     @property
     def constant(self) -> Any:
-        """The value of a constant expression, as the JVM has it."""
+        """The JVM value of a constant expression."""
         return self.java.eval(None)
 
     @property
@@ -175,10 +178,10 @@ class Expression(_Tree):
 
     @property
     def known(self) -> Any:
-        """The value of a constant expression, as the JVM has it; None where it has none before the query runs."""
+        """The JVM value of a constant expression; None if it has no value before the query runs."""
         try:
             return self.constant
-        except (Py4JJavaError, PySparkException):  # as the current time, and what is an error
+        except (Py4JJavaError, PySparkException):  # the current time, or an expression that fails
             return None
 
     @property
@@ -192,7 +195,7 @@ class Expression(_Tree):
 
     @property
     def interval(self) -> Interval | None:
-        """The length of a constant interval of time."""
+        """The length of a constant time interval; None for other expressions."""
         if not self.type.startswith("interval") or "year" in self.type or "month" in self.type:
             return None
         value = self.constant
@@ -205,13 +208,13 @@ class Expression(_Tree):
         return Interval(*(get_field(value, part) for part in Interval._fields))
 
     def walk(self) -> Iterator[Expression]:
-        """This expression and everything below it, top down."""
+        """Yield this expression and all descendants, top down."""
         yield self
         for child in self.children:
             yield from child.walk()
 
     def get(self, method: str) -> Any:
-        """A field of the JVM object as a Python value, expressions wrapped, options opened; None where it has none."""
+        """Return a field of the JVM object as a Python value, with options unwrapped; None if empty or missing."""
         try:
             value = getattr(self.java, method)()
         except Py4JError:  # versions of Spark differ in their fields
@@ -224,7 +227,7 @@ class Expression(_Tree):
         return value
 
     def expression(self, method: str) -> Expression | None:
-        """A field of the JVM object that is an expression."""
+        """Return a field of the JVM object that is an expression."""
         value = self.get(method)
         return None if value is None else Expression(value)
 
@@ -244,25 +247,25 @@ class Node(_Tree):
 
     @property
     def streaming(self) -> bool:
-        """Whether anything below is a stream."""
+        """Whether a stream is below."""
         return bool(self.java.isStreaming())
 
     @property
     def expressions(self) -> list[Expression]:
-        """The expressions that the node itself holds."""
+        """The node's own expressions."""
         return [Expression(expression) for expression in items(self.java.expressions())]
 
     def expression(self, method: str) -> Expression:
-        """A field of the JVM object that is an expression."""
+        """Return a field of the JVM object that is an expression."""
         return Expression(getattr(self.java, method)())
 
     def list(self, method: str) -> list[Expression]:
-        """A field of the JVM object that is a sequence of expressions."""
+        """Return a field of the JVM object that is a sequence of expressions."""
         return [Expression(expression) for expression in items(getattr(self.java, method)())]
 
     def rows(self, method: str) -> Sequence[Sequence[Expression]]:
-        """A field of the JVM object that is a sequence of sequences of expressions."""
-        return [[Expression(one) for one in items(row)] for row in items(getattr(self.java, method)())]
+        """Return a field of the JVM object that is a sequence of sequences of expressions."""
+        return [[Expression(expression) for expression in items(row)] for row in items(getattr(self.java, method)())]
 
     @property
     def source(self) -> str:
@@ -273,7 +276,7 @@ class Node(_Tree):
 
     @property
     def source_options(self) -> dict[str, str]:
-        """The options of a source that Spark implements as version 1, names in lower case; empty for others."""
+        """The options of a version 1 source, with names in lower case; empty for other nodes."""
         if self.kind != "StreamingRelation":
             return {}
         pairs = items(self.java.dataSource().options().toSeq())
@@ -281,7 +284,7 @@ class Node(_Tree):
 
     @property
     def relation_options(self) -> dict[str, str]:
-        """The options of a source, of either version; names as they were given."""
+        """The options of a source of either version, with names as given."""
         if self.kind == "StreamingRelationV2":
             entries = self.java.extraOptions().asCaseSensitiveMap()
             return {str(name): str(entries[name]) for name in entries}
@@ -293,14 +296,14 @@ class Node(_Tree):
         return str(self.java.joinType().toString())
 
     def walk(self) -> Iterator[Node]:
-        """This node and everything below it, top down (subqueries excluded)."""
+        """Yield this node and all descendants, top down (subqueries excluded)."""
         yield self
         for child in self.children:
             yield from child.walk()
 
 
 def percentile_options(aggregate: Expression) -> dict[str, Any]:
-    """What a percentile's result depends on beside its values, from `Median`, `Percentile` and their like."""
+    """Return the options of a percentile function (`Median`, `Percentile`, …)."""
     weighted = {"weighted": True} if weights_percentiles() else {}
     if aggregate.kind == "Median":
         return {"percentages": [0.5]} | weighted

@@ -1,4 +1,4 @@
-"""Stopping a query for good, because the program and its JVM end."""
+"""Final stop of a query when the program and its JVM end."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ _LOG4J = "org.apache.logging.log4j"
 
 
 def stop_at_exit(query: StreamingQuery, seconds: int) -> None:
-    """Stop a query, without log lines of Spark on what that interrupts.
+    """Stop a query without Spark's log lines about the interruption.
 
     Args:
-        query: one that runs. seconds: how long to wait for its thread at most.
+        query: a running query.
+        seconds: the maximum time to wait for its thread.
     """
     query._jsq.sparkSession().conf().set("spark.sql.streaming.stopTimeout", f"{seconds}s")
     with _silent():
@@ -25,7 +26,7 @@ def stop_at_exit(query: StreamingQuery, seconds: int) -> None:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Turn Spark's log off; loggers to which the user has given levels of their own are left alone."""
+    """Turn Spark's log off; loggers whose level the user has set are unchanged."""
     jvm: Any = SparkContext._jvm
     configurator = getattr(jvm, f"{_LOG4J}.core.config.Configurator")
     level = getattr(jvm, f"{_LOG4J}.LogManager").getRootLogger().getLevel()

@@ -1,4 +1,4 @@
-"""What expressions and plans compute, as text that is the same in every session; beside `catalyst`, for the JVM."""
+"""Canonical text of expressions and plans, equal in every session."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from millpond.plan.catalyst.nodes import INTEGERS, Expression, Node, items
 from millpond.plan.catalyst.python import function_code
 
 Cut = Callable[[Expression], str | None]
-"""What is said in place of an expression that is not looked into; None if it is."""
+"""Returns the text that replaces an expression without looking into it; None if it is described in full."""
 
 _GENERATED = re.compile(r"#-?\d+L?\b|__auto_generated_subquery_name\.|(?<=_gen_alias)_\d+|(?<=\blambda )(?=\w)")
 _NUMBERED = re.compile(r"\b(lambda [a-z]\w*?)_\d+")  # variables of lambda functions
@@ -22,31 +22,31 @@ _PLAIN_FIELDS = re.compile(
     r"scala\.Enumeration\$Val|scala\.collection\.immutable\.Map.*|java\.math\..*|org\.apache\.spark\.sql\.types\..*|"
     r"org\.apache\.spark\.sql\.catalyst\.expressions\.NumericEvalContext|org\.apache\.spark\..*\$"
 )
-"""Classes of an expression's fields that print what they hold, and nothing that a session numbers."""
+"""Classes of expression fields whose text has no numbers that depend on the session."""
 
 
 def readable(expression: Expression) -> str:
-    """An expression as SQL, for people."""
+    """Return an expression as SQL, for people."""
     try:
-        said = str(expression.java.sql())
+        sql = str(expression.java.sql())
     except Py4JError:
-        said = str(expression)
-    return nameless(_NUMBERED.sub(r"\1", _GENERATED.sub("", said)))
+        sql = str(expression)
+    return nameless(_NUMBERED.sub(r"\1", _GENERATED.sub("", sql)))
 
 
 class Canonical:
-    """Says what expressions compute. Columns are told by their names where they come from, others by number.
+    """Describes the computation of expressions as text. Source columns are labelled by name, others by number.
 
-    Not told apart is the code of functions of the user: that of those in Python is told beside.
+    The code of user functions is not part of the text; Python functions are listed in `functions`.
 
     Args:
         catalyst: of the session.
-        source: the columns from which all comes.
+        source: the columns from which all expressions are computed.
 
     Attributes:
-        functions: of the user, in Python: their names, each with a digest of its code, empty if it cannot be told.
-        zones: time zones by which expressions compute.
-        plain: whether no setting of the session changes what they are.
+        functions: the user's Python functions: each name with a digest of its code, empty if it is unreadable.
+        zones: the time zones used by expressions.
+        plain: whether the expressions are independent of the session's settings.
     """
 
     def __init__(self, catalyst: Catalyst, source: Sequence[Expression]) -> None:
@@ -61,21 +61,21 @@ class Canonical:
         self.plain = True
 
     def passes(self, result: Expression) -> bool:
-        """Whether a projection's result is a column as it was, maybe under another name."""
+        """Whether a projection's result is a column itself, perhaps under another name."""
         if result.kind == "Alias" and result.children[0].kind == "AttributeReference":
             self._labels["column", result.expr_id] = self._label("column", result.children[0].expr_id)
             return True
         return result.kind == "AttributeReference"
 
     def column(self, column: Expression) -> str:
-        """A column."""
+        """Describe a column."""
         return f"{self._label('column', column.expr_id)}:{column.type}"
 
     def expression(self, expression: Expression, cut: Cut) -> str:
-        """An expression with all below it."""
-        said = cut(expression)
-        if said is not None:
-            return said
+        """Describe an expression with all its descendants."""
+        replacement = cut(expression)
+        if replacement is not None:
+            return replacement
         if expression.kind == "AttributeReference":
             return self.column(expression)
         self.plain = self.plain and _plain(expression)
@@ -92,13 +92,13 @@ class Canonical:
         return f"{own}:{expression.type}({', '.join(parts)})"
 
     def plan(self, node: Node) -> str:
-        """A plan over constant rows."""
+        """Describe a plan over constant rows."""
         if not node.children:
             columns = ", ".join(self.column(column) for column in node.output)
             return f"{node.kind}<{constant_rows(node)}>({columns})"
         below = [self.plan(child) for child in node.children]
-        said = [self.expression(expression, lambda _: None) for expression in node.expressions]
-        return f"{node.kind}[{', '.join(said)}]({', '.join(below)})"
+        described = [self.expression(expression, lambda _: None) for expression in node.expressions]
+        return f"{node.kind}[{', '.join(described)}]({', '.join(below)})"
 
     def _label(self, kind: str, identity: int) -> str:
         return self._labels.setdefault((kind, identity), str(len(self._labels)))
@@ -147,7 +147,7 @@ def _plain(expression: Expression) -> bool:
 
 
 def subquery(expression: Expression) -> Node | None:
-    """The plan of a subquery expression; None for others."""
+    """Return the plan of a subquery expression; None for other expressions."""
     if expression.kind not in _SUBQUERIES:
         return None
     return Node(expression.java.plan())
@@ -157,7 +157,7 @@ _SUBQUERIES = frozenset({"ScalarSubquery", "ListQuery", "Exists", "LateralSubque
 
 
 def constant_rows(leaf: Node) -> str | None:
-    """The rows of a relation that are part of the plan, as text; None where a plan only says where rows are."""
+    """Return the rows that a leaf relation holds in the plan, as text; None if the plan only refers to them."""
     if leaf.kind == "LocalRelation" and not leaf.streaming:
         return str(leaf.java.data().mkString(";"))
     if leaf.kind == "Range":
@@ -187,21 +187,21 @@ _COUNTING = (
     "spark.sql.datetime",
     "spark.sql.timestampType",
 )
-"""How the names of settings begin that change what expressions are, beside the time zone."""
+"""Prefixes of settings that change the meaning of expressions, besides the time zone."""
 
 _ALWAYS = ("spark.sql.ansi.enabled", "spark.sql.caseSensitive", "spark.sql.legacy.timeParserPolicy")
-"""Those of them that are noted even where they are as Spark has them."""
+"""Settings among them that are recorded even with their default values."""
 
 
 def counting_settings(catalyst: Catalyst) -> dict[str, str]:
-    """The session's settings that change what expressions are, but for those that are as Spark has them."""
-    given: dict[str, str] = catalyst.settings
+    """Return the session's settings that change the meaning of expressions and differ from their defaults."""
+    settings: dict[str, str] = catalyst.settings
     defaults = _defaults(catalyst)
-    found = {name: str(catalyst.spark.conf.get(name)).lower() for name in _ALWAYS}
-    for name, value in given.items():
+    counting = {name: str(catalyst.spark.conf.get(name)).lower() for name in _ALWAYS}
+    for name, value in settings.items():
         if name.startswith(_COUNTING) and str(value).lower() != defaults(name):
-            found[name] = str(value).lower()
-    return dict(sorted(found.items()))
+            counting[name] = str(value).lower()
+    return dict(sorted(counting.items()))
 
 
 def _defaults(catalyst: Catalyst) -> Callable[[str], str | None]:
@@ -218,7 +218,7 @@ def _defaults(catalyst: Catalyst) -> Callable[[str], str | None]:
 
 
 def constant_string(expression: Expression) -> str | None:
-    """The value of a constant string expression; None for others, and where it has none."""
+    """Return the value of a constant string expression; None for others, and if it has no value."""
     if not expression.type.startswith("string") or not expression.foldable:
         return None
     value: Any = expression.known
@@ -226,7 +226,7 @@ def constant_string(expression: Expression) -> str | None:
 
 
 def walk(expressions: Sequence[Expression], cut: Cut) -> Iterator[Expression]:
-    """Expressions and all below them, also what stands for those that are replaced before they run."""
+    """Yield expressions and their descendants, and the replacements of runtime-replaceable ones."""
     for expression in expressions:
         if cut(expression) is not None:
             continue
@@ -236,5 +236,5 @@ def walk(expressions: Sequence[Expression], cut: Cut) -> Iterator[Expression]:
 
 
 def nameless(text: str) -> str:
-    """Text without the names that `spark.sql("… {df} …", df=df)` gives its views anew each time."""
+    """Remove the generated names of views from a text; `spark.sql("… {df} …", df=df)` makes new ones each time."""
     return re.sub(r"\b_pyspark_[0-9a-f]{32}\.", "", text)

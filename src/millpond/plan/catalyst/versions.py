@@ -1,7 +1,7 @@
-"""What differs between the versions of Spark that Millpond runs on: the one place that knows them.
+"""Differences between the supported versions of Spark; no other module depends on them.
 
-Java signatures differ: each form is tried until one exists. What the versions' Python workers can call differs, too:
-private names of PySpark that only some versions have are imported where they are used, behind `calls_user_code`.
+Java signatures differ: each form is tried until one exists. The Python worker code differs, too. Private names of
+PySpark that only some versions have are imported where they are used, behind `calls_user_code`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TESTED = ("4.1", "4.2", "4.3")
 """The versions of Spark that Millpond is tested with."""
 
 CALLS_USER_CODE = "4.3"
-"""The first version in which Millpond calls the user's functions over groups, and processors."""
+"""The first version in which Millpond calls user functions over groups, and processors."""
 
 _JOIN_HELPERS = (
     "org.apache.spark.sql.execution.streaming.operators.stateful.join.StreamingSymmetricHashJoinHelper",
@@ -36,54 +36,57 @@ def is_tested(version: str) -> bool:
 
 
 def calls_user_code() -> bool:
-    """Whether this PySpark has the code by which Millpond calls the user's functions over groups, and processors."""
+    """Whether this PySpark has the code for calling user functions over groups, and processors."""
     return _since(CALLS_USER_CODE)
 
 
 def semi_join_has_right_first() -> bool:
-    """Whether the right rows of a left semi join come first in a batch. Spark 4.2 changed that."""
+    """Whether right rows of a left semi join are processed first in a batch, as since Spark 4.2."""
     return _since("4.2")
 
 
 def semi_join_is_one_sided() -> bool:
-    """Whether the watermark of a left semi join follows the left side alone. Spark 4.3 changed that."""
+    """Whether the watermark of a left semi join follows the left side alone, as since Spark 4.3."""
     return _since("4.3")
 
 
 def weights_percentiles() -> bool:
-    """Whether a percentile between two values is the sum of both, weighted, not the lower one plus a part of the gap.
+    """Whether a percentile between two values is their weighted sum, as before Spark 4.3.
 
-    Spark 4.3 changed that: next to an infinity, and in the last digit, the results differ.
+    Since then it is the lower value plus a part of the gap: next to an infinity, and in the last digit, the results
+    differ.
     """
     return not _since("4.3")
 
 
 def merges_empty_moments() -> bool:
-    """Whether Spark merges the central moments of no rows like any others, and `corr` divides by a variance of zero.
+    """Whether central moments of no rows are merged as any others, and `corr` divides by a zero variance.
 
-    Spark 4.3 changed both. Before, a power of a value that is beyond a double makes its sum NaN in the merge, and
-    `corr` of a column that does not vary is an error in ANSI mode.
+    This holds before Spark 4.3. There, the merge gives NaN if a power of a value exceeds a double. `corr` of a constant
+    column is an error in ANSI mode.
     """
     return not _since("4.3")
 
 
 def _since(first: str) -> bool:
-    here, there = (tuple(int(part) for part in version.split(".")[:2]) for version in (pyspark.__version__, first))
-    return here >= there
+    installed, required = (
+        tuple(int(part) for part in version.split(".")[:2]) for version in (pyspark.__version__, first)
+    )
+    return installed >= required
 
 
 def inline_cte(rule: Any, plan: Any) -> Any:
-    """A JVM plan after Spark's rule `InlineCTE`, whose flags (false by default) differ in number."""
+    """Apply Spark's rule `InlineCTE`; its flags (false by default) differ in number."""
     return _first([partial(rule, *[False] * flags) for flags in (3, 2, 1)]).apply(plan)
 
 
 def copied(java: Any, *fields: Any) -> Any:
-    """A copy of a JVM plan node, whose last field is a hint in some versions."""
+    """Copy a JVM plan node, whose last field is a hint in some versions."""
     return _first([lambda: java.copy(*fields, java.hint()), lambda: java.copy(*fields)])
 
 
 def join_state_watermarks(class_of: Callable[[str], Any], *arguments: Any) -> Any:
-    """Spark's `getStateWatermark` of a join: the class moved, and gained a flag for several columns of event time."""
+    """Call Spark's `getStateWatermark` of a join; the class moved, and gained a flag for several event-time columns."""
 
     def call(name: str, *flags: bool) -> Any:
         return class_of(name).getStateWatermark(*arguments, *flags)
@@ -92,15 +95,15 @@ def join_state_watermarks(class_of: Callable[[str], Any], *arguments: Any) -> An
 
 
 def scan_of_rdd(relation: Callable[..., Any], *fields: Any) -> Any:
-    """A `LogicalRDD` with these fields. Spark 4.3 has a flag more, false by default."""
+    """Make a `LogicalRDD` with these fields; Spark 4.3 has one more flag, false by default."""
     return _first([partial(relation, *fields, *flags) for flags in ([], [False])])
 
 
 def _first(forms: Sequence[Callable[[], _Made]]) -> _Made:
-    """The result of the first form of a call that this version of Spark has.
+    """Return the result of the first form of a call that this version of Spark has.
 
     Raises:
-        UsageError: it has none of them.
+        UsageError: it has no such form.
     """
     for form in forms:
         try:

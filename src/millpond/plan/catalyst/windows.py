@@ -1,4 +1,4 @@
-"""What reading `Window` nodes asks of Spark's own optimiser; beside `catalyst`, what touches JVM objects."""
+"""Column usage of `Window` nodes, from Spark's own optimiser."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, Node
 
 Needed = Mapping[int, frozenset[int]]
-"""Identities of results of `Window` nodes → those of the columns below that are used, by the node or above it."""
+"""Identity of a `Window` node's result → identities of columns below that the node, or a node above, uses."""
 
 _UNALIASED = (
     "org.apache.spark.sql.catalyst.analysis.EliminateSubqueryAliases",
@@ -16,28 +16,29 @@ _UNALIASED = (
 )
 _PRUNING = "org.apache.spark.sql.catalyst.optimizer.ColumnPruning"
 _PASSES = 10
-"""Enough for plans that people write; what a further pass would find is carried."""
+"""Enough passes for realistic plans; columns that a further pass would prune are kept, which is correct."""
 
 
 def needed_columns(catalyst: Catalyst, plan: Node) -> dict[int, frozenset[int]]:
-    """Which columns below each `Window` node are used, as Spark's optimiser would find.
+    """Return the columns below each `Window` node that are used, by Spark's column pruning.
 
-    The plan that it makes is only looked at: pruned as a whole, it would hide from other operators how their windows of
-    event time are assigned. Windows none of whose results are used are not among the answers.
+    The pruned plan is only read: used further, it would hide how other operators' event-time windows are assigned. A
+    window without any used result is missing from the answer.
     """
     java = plan.java
     for rule in _UNALIASED:
         java = catalyst._class(rule).apply(java)
     pruning = catalyst._class(_PRUNING)
-    for _ in range(_PASSES):  # one pass stops where it takes a result away
+    for _ in range(_PASSES):  # one pass stops where it removes a result
         java, before = pruning.apply(java), java
         if java.fastEquals(before):
             break
-    below = {one.expr_id: {c.expr_id for c in node.children[0].output} for node, one in _results(plan)}
+    below = {result.expr_id: {c.expr_id for c in node.children[0].output} for node, result in _results(plan)}
     needed: dict[int, frozenset[int]] = {}
     for node, result in _results(Node(java)):
         columns = _sources(node.children[0], below[result.expr_id])
-        needed[result.expr_id] = needed.get(result.expr_id, frozenset()) | columns  # inlined twice, it has one identity
+        # a window that is inlined twice has one identity
+        needed[result.expr_id] = needed.get(result.expr_id, frozenset()) | columns
     return needed
 
 
@@ -48,23 +49,23 @@ def _results(plan: Node) -> Iterator[tuple[Node, Expression]]:
 
 
 def _sources(pruned: Node, known: set[int]) -> frozenset[int]:
-    """The known columns that a pruned plan's output consists of: of a struct, it may have single fields.
+    """Return the known columns from which a pruned plan's output is computed; of a struct, single fields may remain.
 
-    If that cannot be told of one of them, it may be any.
+    If the origin of a column cannot be determined, all known columns are returned.
     """
     computed: dict[int, list[int]] = {}
     for node in pruned.walk():
-        for one in node.list("projectList") if node.kind == "Project" else []:
-            if one.kind == "Alias":
-                computed[one.expr_id] = [part.expr_id for part in one.walk() if part.kind == "AttributeReference"]
+        for result in node.list("projectList") if node.kind == "Project" else []:
+            if result.kind == "Alias":
+                computed[result.expr_id] = [part.expr_id for part in result.walk() if part.kind == "AttributeReference"]
     sources: set[int] = set()
-    waiting = [column.expr_id for column in pruned.output]
-    while waiting:
-        column = waiting.pop()
+    pending = [column.expr_id for column in pruned.output]
+    while pending:
+        column = pending.pop()
         if column not in known and column not in computed:
             return frozenset(known)
         if column in known:
             sources.add(column)
         else:
-            waiting += computed[column]
+            pending += computed[column]
     return frozenset(sources)

@@ -1,1 +1,1 @@
-"""Results that change: how their changes reach the operators above, and what may stand between."""
+"""Changelogs: how an operator's changes reach the operators above, and what may be evaluated between them."""

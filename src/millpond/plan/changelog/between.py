@@ -1,8 +1,9 @@
-"""What Spark evaluates between two operators where rows change, and above the last one if its changes are shown.
+"""Expressions that Spark evaluates between two operators where rows change, or above the last one.
 
-It is evaluated again for a row that is taken back, in a later batch, or in a later run. So it has to be `stable`, and
-is pinned (docs/changes.md). It is read from the query as the user wrote it: a filter that moves below an operator by
-Spark's rules still stands between two of them.
+They matter above the last operator if the query shows its changes. Spark evaluates them again for a retracted row, in a
+later batch or a later run. So they have to be `stable`, and are recorded with the state (docs/changes.md). They are
+read from the query as the user wrote it. A filter that Spark's rules move below an operator is therefore still between
+two operators.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from millpond.checkpoint.pinned import PinnedBetween
+from millpond.checkpoint.state_schema import BetweenSchema
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, Node
 from millpond.plan.catalyst.text import Canonical, Cut, counting_settings, readable
@@ -20,17 +21,18 @@ from millpond.plan.reading.decision import Decision, describe
 from millpond.plan.reading.functions import replaced
 
 _CHANGING = frozenset({"Aggregate", "Distinct", "Window"})
-"""Nodes that may give out rows that change, and take such rows back."""
+"""Nodes that may emit rows that change, and may retract rows."""
 
 _STATEFUL = _CHANGING | {"Deduplicate", "DeduplicateWithinWatermark", "Join"}
 
 
 @dataclass(frozen=True)
 class Segment:
-    """The way from one operator up to the next.
+    """The path from one operator up to the next.
 
     Attributes:
-        producer: the operator below. nodes: those between, bottom up.
+        producer: the operator below.
+        nodes: the nodes between, bottom up.
         consumer: the operator above; None at the top of the query.
     """
 
@@ -39,7 +41,7 @@ class Segment:
     consumer: Node | None
 
     def parts(self) -> Iterator[tuple[Node, list[Expression], Cut]]:
-        """What is evaluated on the way, bottom up: of which node, which expressions, and what not to look into."""
+        """Yield what is evaluated on the path, bottom up: the node, its expressions, and what not to look into."""
         yield self.producer, _results(self.producer), _given(self.producer)
         for node in self.nodes:
             yield node, node.expressions, _nothing
@@ -48,7 +50,7 @@ class Segment:
 
 
 def segments(plan: Node) -> list[Segment]:
-    """Every way from an operator that may give out rows that change to the next above it, or to the top; bottom up."""
+    """Return every path from an operator whose rows may change to the next above, or to the top; bottom up."""
     return list(_segments(plan, None, ()))
 
 
@@ -66,39 +68,50 @@ def _segments(node: Node, consumer: Node | None, above: tuple[Node, ...]) -> Ite
 
 
 def unstable_between(plan: Node, *, top: bool = False) -> str | None:
-    """What between two operators (`top`: above the last) may give something else for the same row later, if any."""
+    """Return an expression between two operators whose value for a row may differ later; None if there is none.
+
+    Args:
+        plan: the plan as the user wrote it.
+        top: whether to look above the last operator instead.
+    """
     for segment in segments(plan):
         if (segment.consumer is None) != top:
             continue
         for _, expressions, cut in segment.parts():
-            said = unstable(expressions, cut)
-            if said is not None:
-                return said
+            unstable_part = unstable(expressions, cut)
+            if unstable_part is not None:
+                return unstable_part
     return None
 
 
-def pinned_between(catalyst: Catalyst, decision: Decision) -> tuple[PinnedBetween, ...]:
-    """What of a query must stay the same from run to run, since rows of earlier runs may be taken back."""
+def between_schemas(catalyst: Catalyst, decision: Decision) -> tuple[BetweenSchema, ...]:
+    """Return the expressions that must not change between runs, since rows of earlier runs may be retracted."""
     retracts = any(spec.retracts for spec in decision.specs)
     wanted = [
         segment
         for segment in segments(decision.analyzed)
         if (decision.all_changes if segment.consumer is None else retracts)
     ]
-    return tuple(_pinned(catalyst, segment) for segment in wanted)
+    return tuple(_between_schema(catalyst, segment) for segment in wanted)
 
 
-def _pinned(catalyst: Catalyst, segment: Segment) -> PinnedBetween:
+def _between_schema(catalyst: Catalyst, segment: Segment) -> BetweenSchema:
     canonical = Canonical(catalyst, segment.producer.output)
     shown, exact = [], []
     for node, expressions, cut in segment.parts():
-        computed = [one for one in expressions if node.kind != "Project" or not canonical.passes(one)]
+        computed = [
+            expression for expression in expressions if node.kind != "Project" or not canonical.passes(expression)
+        ]
         exact.append(f"{node.kind}[{', '.join(canonical.expression(expression, cut) for expression in computed)}]")
-        said = _functions(node) if node is segment.consumer else [one for one in expressions if not _mere(one, cut)]
-        if said:
-            shown.append(f"{node.kind}: {', '.join(readable(expression) for expression in said)}")
+        shown_parts = (
+            _functions(node)
+            if node is segment.consumer
+            else [expression for expression in expressions if not _mere(expression, cut)]
+        )
+        if shown_parts:
+            shown.append(f"{node.kind}: {', '.join(readable(expression) for expression in shown_parts)}")
     exact += [f"{column.name} = {canonical.column(column)}" for column in _taken(segment)]
-    return PinnedBetween(
+    return BetweenSchema(
         below=describe(segment.producer),
         above="the sink" if segment.consumer is None else describe(segment.consumer),
         computes=tuple(shown),
@@ -110,7 +123,7 @@ def _pinned(catalyst: Catalyst, segment: Segment) -> PinnedBetween:
 
 
 def _mere(result: Expression, cut: Cut) -> bool:
-    """Whether it is a column, or what an operator has the value of, if under another name."""
+    """Whether a result is just a column, or a value that the operator has, perhaps under another name."""
     source = result.children[0] if result.kind == "Alias" else result
     return source.kind == "AttributeReference" or cut(source) is not None
 
@@ -120,17 +133,18 @@ def _nothing(expression: Expression) -> str | None:
 
 
 def _results(producer: Node) -> list[Expression]:
-    """What an operator's results are computed by, of what it has kept."""
+    """Return the expressions that compute an operator's results from its state."""
     return producer.list("aggregateExpressions") if producer.kind == "Aggregate" else []
 
 
 def _given(producer: Node) -> Cut:
-    """Says of what expressions the operator has the values itself: its functions and what it groups by."""
+    """Return a `Cut` that replaces expressions whose values the operator has: its functions and grouping keys."""
     if producer.kind != "Aggregate":
         return _nothing
     groupings = producer.list("groupingExpressions")
     functions: list[Expression] = []
 
+    # Functions are numbered in the order in which they are met, so the numbers are the same in each run.
     def said(expression: Expression) -> str | None:
         for number, grouping in enumerate(groupings):
             if grouping.means(expression):
@@ -147,7 +161,7 @@ def _given(producer: Node) -> Cut:
 
 
 def _inputs(consumer: Node) -> list[Expression]:
-    """What an operator is given of each row."""
+    """Return the expressions that an operator receives for each row."""
     if consumer.kind == "Aggregate":
         return [*consumer.list("groupingExpressions"), *_arguments(consumer.list("aggregateExpressions"))]
     if consumer.kind == "Window":
@@ -157,7 +171,7 @@ def _inputs(consumer: Node) -> list[Expression]:
 
 
 def _taken(segment: Segment) -> list[Expression]:
-    """The columns that go up as they are: rows of a window, of `DISTINCT`, those that the query shows."""
+    """Return the columns passed up unchanged: rows of a window, of `DISTINCT`, columns that the query shows."""
     if segment.consumer is not None and segment.consumer.kind == "Aggregate":
         return []
     return (segment.nodes[-1] if segment.nodes else segment.producer).output
@@ -174,7 +188,7 @@ def _calls(results: list[Expression]) -> Iterator[Expression]:
 
 
 def _functions(consumer: Node) -> list[Expression]:
-    """What an operator groups by and computes, as people read it."""
+    """Return an operator's groupings and functions, for people."""
     if consumer.kind == "Aggregate":
         return [*consumer.list("groupingExpressions"), *_calls(consumer.list("aggregateExpressions"))]
     return consumer.list("windowExpressions") if consumer.kind == "Window" else []

@@ -1,4 +1,4 @@
-"""Where rows change after they were given out, and how their changes reach the operator above (docs/changes.md)."""
+"""Placement of changelogs: where emitted rows change, and how changes reach the operator above (docs/changes.md)."""
 
 from __future__ import annotations
 
@@ -11,49 +11,50 @@ from millpond.plan.reading.ranking import conjuncts, lets_pass
 from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.spec.kinds.rank import RankSpec
 from millpond.spec.kinds.union import OperatorSpec
+from millpond.spec.protocol import ChangelogError
 
 THROUGH = frozenset({"Project", "Filter", "SubqueryAlias", "View"})
-"""Nodes through which changes travel: each row on its own."""
+"""Nodes through which a changelog passes, each row by itself."""
 
 
 def changing(decided: Decided) -> OperatorSpec | None:
-    """The operator, by its spec, whose changes come out of a plan; None if none do.
+    """Return the spec of the operator whose changes a plan emits; None if its rows never change.
 
     Raises:
-        Unsupported: they would have to pass a node that cannot let them pass.
+        Unsupported: the changes would have to pass a node that cannot pass them on.
     """
-    found = decided
-    while found.operator is None and found.node.kind in THROUGH:
-        (found,) = found.children
-    if found.operator is not None and found.operator.spec is not None:
-        _emits(found.operator)
-        return found.operator.spec if found.operator.spec.updates else None
-    if any(_updates(operator) for operator in found.operators()):
-        raise Unsupported(Reason("MP-CHANGES", found.node.kind))
+    below = decided
+    while below.operator is None and below.node.kind in THROUGH:
+        (below,) = below.children
+    if below.operator is not None and below.operator.spec is not None:
+        _emits(below.operator)
+        return below.operator.spec if below.operator.spec.updates else None
+    if any(_updates(operator) for operator in below.operators()):
+        raise Unsupported(Reason("MP-CHANGES", below.node.kind))
     return None
 
 
 def consuming(spec: OperatorSpec) -> OperatorSpec:
-    """The operator over an input that is a changelog.
+    """Return the operator's spec over a changelog as input.
 
     Raises:
-        Unsupported: it cannot take rows back.
+        Unsupported: it cannot retract rows.
     """
-    found = spec.consuming()
-    if isinstance(found, str):
-        raise Unsupported(Reason("MP-RETRACT", found))
-    return found
+    try:
+        return spec.consume_changelog()
+    except ChangelogError as error:
+        raise Unsupported(Reason("MP-RETRACT", str(error))) from error
 
 
 def updating(decided: Decided) -> bool:
-    """Whether what comes out of a plan may change later."""
+    """Whether rows emitted by a plan may change later."""
     if decided.operator is not None:
         return _updates(decided.operator)
     return any(updating(child) for child in decided.children)
 
 
 def leave_updating(decided: Decided) -> Decided:
-    """Leave to Spark what emits a key's updates below an operator that Spark keeps: it would count them as new rows."""
+    """Leave operators that emit updates to Spark, below an operator of Spark's that would count them as new rows."""
     return decided.with_ours(lambda one: one.left(Reason("MP-ABOVE")) if _updates(one) else one)
 
 
@@ -62,10 +63,10 @@ def _updates(operator: Operator) -> bool:
 
 
 def emitting(decided: Decided) -> Decided:
-    """The same plan with the changes of its topmost operator coming out.
+    """Return the plan with a changelog as output of its topmost operator.
 
     Raises:
-        Unsupported: they stay in.
+        Unsupported: the operator cannot emit its changes.
     """
     return _topmost(decided, _emits)
 
@@ -73,10 +74,10 @@ def emitting(decided: Decided) -> Decided:
 def _emits(operator: Operator) -> Operator:
     if operator.spec is None:
         return operator
-    found = operator.spec.emitting()
-    if isinstance(found, str):
-        raise Unsupported(Reason("MP-CHANGES", found))
-    return replace(operator, spec=found)
+    try:
+        return replace(operator, spec=operator.spec.produce_changelog())
+    except ChangelogError as error:
+        raise Unsupported(Reason("MP-CHANGES", str(error))) from error
 
 
 def _topmost(decided: Decided, change: Callable[[Operator], Operator]) -> Decided:
@@ -86,15 +87,15 @@ def _topmost(decided: Decided, change: Callable[[Operator], Operator]) -> Decide
 
 
 def filtered(decided: Decided) -> bool:
-    """Whether images of the topmost operator may be left out one by one: a filter stands above it.
+    """Whether a filter above the topmost operator may drop one row of an update and keep the other.
 
-    The filter that bounds the ranks of a top-N lets all that comes out of it pass.
+    The filter that bounds the ranks of a top-N keeps the operator's whole output.
     """
-    found = decided
-    while found.operator is None:
-        if found.node.kind == "Filter" and not _bounds_only(found):
+    below = decided
+    while below.operator is None:
+        if below.node.kind == "Filter" and not _bounds_only(below):
             return True
-        (found,) = found.children
+        (below,) = below.children
     return False
 
 
@@ -108,14 +109,14 @@ def _bounds_only(decided: Decided) -> bool:
     if not isinstance(spec, RankSpec):
         return False
     ranks = {below.node.list("windowExpressions")[0].expr_id}
-    for projection in reversed(projections):  # what the rank is called where it is filtered
-        ranks |= {one.expr_id for one in projection.list("projectList") if _names(one, ranks)}
+    for projection in reversed(projections):  # the rank may be renamed below the filter
+        ranks |= {result.expr_id for result in projection.list("projectList") if _names(result, ranks)}
     parts = conjuncts(decided.node.expression("condition"))
     return all(any(lets_pass(part, rank, spec.limit) for rank in ranks) for part in parts)
 
 
 def _names(result: Expression, columns: set[int]) -> bool:
-    """Whether it is one of these columns under another name."""
+    """Whether a result is one of these columns under another name."""
     if result.kind != "Alias":
         return False
     (source,) = result.children

@@ -1,7 +1,7 @@
-"""Whether expressions give the same for a row when it is taken back, batches later, as when it was given out.
+"""Stability of expressions: whether a retracted row gets the same values as when it was emitted.
 
-Natively each batch evaluates an expression once for a row. What stands between two operators where rows change is
-evaluated again for a row's old image. So it may look at nothing but the row: not at the clock, the session, a table.
+Spark evaluates an expression once per row. An expression between two operators where rows change is evaluated again for
+a row's old version, batches later. So it may depend on the row alone: not on the clock, the session or a table.
 """
 
 from __future__ import annotations
@@ -16,28 +16,32 @@ _LEAVES = frozenset(
     {
         *("AttributeReference", "Literal", "NamedLambdaVariable", "CommonExpressionRef", "OuterReference"),
         *("VariableReference", "ResolvedCollation", "Pi", "EulerNumber"),
-        *("PythonUDF", "ScalaUDF", "ScalarSubquery", "ListQuery", "Exists"),  # looked at apart, or the user's word
-        *("CreateArray", "CreateMap", "CreateNamedStruct", "Concat"),  # of nothing
+        # analysed separately, or declared stable by the user
+        *("PythonUDF", "ScalaUDF", "ScalarSubquery", "ListQuery", "Exists"),
+        *("CreateArray", "CreateMap", "CreateNamedStruct", "Concat"),  # without operands
     }
 )
-"""Expressions over nothing that are the same at all times. Any other may ask the clock, the session or the machine."""
+"""Expressions without operands that never change; any other may read the clock, the session or the machine."""
 
 _CONSTANT_PLANS = frozenset({"Project", "Filter", "SubqueryAlias", "View", "Distinct", "Aggregate", "Union"})
-"""Nodes over constant rows whose rows are constant."""
+"""Nodes whose rows are constant if the rows below are."""
 
 _MOMENT = re.compile(r"\s*(now|today|tomorrow|yesterday)\b", re.IGNORECASE)
-"""Strings that Spark reads as a time of the current day when it casts a constant."""
+"""Strings that Spark's constant cast reads as a time of the current day."""
 
 
 def unstable(expressions: Sequence[Expression], cut: Cut = lambda _: None) -> str | None:
-    """What among expressions may give something else for the same row later; None if nothing does.
+    """Return an expression whose value for the same row may differ later; None if there is none.
 
-    What functions of the user say of themselves (`asNondeterministic`) is believed.
+    A user function's own declaration (`asNondeterministic`) is trusted.
 
     Args:
-        expressions: with columns resolved. cut: says what not to look into.
+        expressions: expressions with resolved columns.
+        cut: returns a text for expressions not to look into.
     """
-    return next((said for one in walk(expressions, cut) if (said := _unstable(one)) is not None), None)
+    return next(
+        (reason for expression in walk(expressions, cut) if (reason := _unstable(expression)) is not None), None
+    )
 
 
 def _unstable(expression: Expression) -> str | None:
@@ -63,7 +67,7 @@ def _unstable(expression: Expression) -> str | None:
 
 
 def _random_vector(vector: Expression) -> bool:
-    """Whether an initialisation vector is left to chance: it is empty, or only known per row."""
+    """Whether an initialisation vector is random: it is empty, or not constant."""
     if not vector.foldable:
         return True
     value = vector.known
@@ -71,7 +75,7 @@ def _random_vector(vector: Expression) -> bool:
 
 
 def _unstable_plan(plan: Node) -> str | None:
-    """What may differ from batch to batch in the rows of a subquery."""
+    """Describe the part of a subquery whose rows may differ from batch to batch; None if there is none."""
     for node in plan.walk():
         if not node.children:
             if constant_rows(node) is None:
@@ -79,7 +83,7 @@ def _unstable_plan(plan: Node) -> str | None:
                 return f"a subquery over a table that may change (with columns {columns})"
         elif node.kind not in _CONSTANT_PLANS:
             return f"a subquery with {node.kind}"
-        said = unstable(node.expressions)
-        if said is not None:
-            return f"{said} in a subquery"
+        reason = unstable(node.expressions)
+        if reason is not None:
+            return f"{reason} in a subquery"
     return None

@@ -1,1 +1,1 @@
-"""Who announces keys of a query's operators ahead of their rows (Keyed Prefetching §IV-A)."""
+"""Prefetch sources: stages and source that know keys of operators before their rows (Keyed Prefetching §IV-A)."""

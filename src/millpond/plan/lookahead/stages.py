@@ -1,8 +1,8 @@
-"""`millpond.lookahead`: a stage of the user's plan whose rows tell which keys are on their way.
+"""`millpond.lookahead`: a stage in the user's plan whose rows reveal upcoming keys.
 
-In the plan that Spark alone runs it is a filter by a constant that is true, of which Spark's optimiser leaves nothing.
-Operators are decided without it. In a second copy of the plan it is a projection that nothing but its metadata tells
-from its input: conditions pass it, as they would if it were not there.
+In the plan that Spark alone runs, a stage is a filter by a constant that is true; Spark's optimiser removes it.
+Operators are decided without it. In a second copy of the plan, a stage is a projection that differs from its input by
+metadata only. So conditions move past it, as they would without it.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ _MARK = "millpond.lookahead"
 
 
 def staged(df: DataFrame, columns: Sequence[str]) -> DataFrame:
-    """The DataFrame of a stage; arguments as for `millpond.lookahead`.
+    """Return the DataFrame of a stage; arguments as for `millpond.lookahead`.
 
     Raises:
-        UsageError: there is no such column, or several.
+        UsageError: there is no such column, or there are several.
     """
     if not columns:
         raise UsageError("There is no column to look at.", action="Name the columns of a key: lookahead(df, 'key').")
     sensitive = df.sparkSession.conf.get("spark.sql.caseSensitive", "false") == "true"
-    found = []
+    names = []
     for name in columns:
         if not isinstance(name, str):
             raise UsageError(f"{name!r} is no name of a column.", action="Name each: lookahead(df, 'key', 'other').")
-        same = [one for one in df.columns if one == name or (not sensitive and one.lower() == name.lower())]
+        same = [column for column in df.columns if column == name or (not sensitive and column.lower() == name.lower())]
         if not same:
             raise UsageError(f"There is no column {name!r} to look at.", action=f"There are {df.columns}.")
         if len(same) > 1:
             raise UsageError(f"Two columns are called {name}.", action="Rename one.")
-        found += [one for one in same if one not in found]
-    return df.where(F.isnotnull(F.lit(f"{_MARK}({json.dumps(found)})")))
+        names += [column for column in same if column not in names]
+    return df.where(F.isnotnull(F.lit(f"{_MARK}({json.dumps(names)})")))
 
 
 def unmarked(catalyst: Catalyst, node: Node) -> Node:
-    """The plan without stages; the same object if there are none."""
+    """Return the plan without stages; the same object if there are none."""
     children = [unmarked(catalyst, child) for child in node.children]
     if _said(node) is not None:
         return children[0]
@@ -51,29 +51,33 @@ def unmarked(catalyst: Catalyst, node: Node) -> Node:
 
 
 def encoded(catalyst: Catalyst, node: Node) -> Node:
-    """The plan with each stage as a projection that `columns_of` knows."""
+    """Return the plan with each stage as a projection that `columns_of` recognises."""
     children = [encoded(catalyst, child) for child in node.children]
-    said = _said(node)
-    if said is None:
+    names = _said(node)
+    if names is None:
         return _over(catalyst, node, children)
-    first = next(column for column in children[0].output if column.name in said)
-    tagged = catalyst.tagged(first, _MARK, json.dumps(said))
-    return catalyst.project([tagged if one is first else one for one in children[0].output], children[0])
+    first = next(column for column in children[0].output if column.name in names)
+    tagged = catalyst.tagged(first, _MARK, json.dumps(names))
+    return catalyst.project([tagged if column is first else column for column in children[0].output], children[0])
 
 
 def columns_of(node: Node) -> tuple[str, ...] | None:
-    """The columns that a stage names; None for all else."""
-    tagged = next((one for one in node.list("projectList") if _tagged(one)), None) if node.kind == "Project" else None
+    """Return the columns that a stage names; None for other nodes."""
+    tagged = (
+        next((result for result in node.list("projectList") if _tagged(result)), None)
+        if node.kind == "Project"
+        else None
+    )
     return None if tagged is None else tuple(json.loads(tagged.metadata[_MARK]))
 
 
 def plain_columns(node: Node) -> list[Expression]:
-    """What the projection of a stage is made of, as if it were none."""
-    return [one.children[0] if _tagged(one) else one for one in node.list("projectList")]
+    """Return the columns of a stage's projection without the stage's metadata."""
+    return [result.children[0] if _tagged(result) else result for result in node.list("projectList")]
 
 
 def title(columns: Sequence[str]) -> str:
-    """A stage in a word."""
+    """Return the title of a stage."""
     return f"lookahead({', '.join(columns)})"
 
 

@@ -1,1 +1,1 @@
-"""Reads one kind of Catalyst's nodes each: what goes below the exchange, is computed, and comes back."""
+"""Readers for each kind of Catalyst node: what to project below the exchange, what to compute, what comes back."""

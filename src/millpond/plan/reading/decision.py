@@ -1,4 +1,4 @@
-"""The nouns of a decision: a query's plan, and for every stateful operator of it what runs where and why."""
+"""Data types of a decision: a query's plan, and for each stateful operator its engine and the reason."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import NamedTuple
 from millpond.plan.catalyst.lookups import NODE, lookup_title
 from millpond.plan.catalyst.nodes import Expression, Node
 from millpond.plan.catalyst.text import nameless
-from millpond.plan.reading.aggregate import Reading, calls_user
+from millpond.plan.reading.aggregate import MAPS, map_title
 from millpond.plan.reading.join import JoinReading, join_title
-from millpond.plan.reading.map_groups import MAPS, title_of
 from millpond.plan.reading.processor import GROUP_STATES, PROCESSORS, group_state_title, processor_title
 from millpond.plan.reading.ranking import partitioned_by
+from millpond.plan.reading.reading import Reading, calls_user
 from millpond.plan.reading.reasons import Reason
 from millpond.spec.kinds.union import OperatorSpec
 
@@ -23,10 +23,10 @@ class Operator:
     """One stateful operator of the query.
 
     Attributes:
-        title: what it is, for people.
-        spec: what a slot computes, if it runs on Millpond.
+        title: the operator's title for people.
+        spec: the spec that a slot runs; None if the operator stays on Spark.
         index: its number among the query's Millpond operators, bottom up, left to right; None on Spark.
-        reading: what to project around it.
+        reading: the reading of its node: the projections around the operator.
         reason: why it stays on Spark.
     """
 
@@ -38,51 +38,51 @@ class Operator:
 
     @property
     def closes(self) -> bool:
-        """Whether the watermark closes state of this operator, and has results shown that no row asks for."""
+        """Whether the watermark closes state of this operator, which may emit results without new rows."""
         return self.spec is not None and self.spec.closes
 
     @property
     def ticks(self) -> bool:
-        """Whether the clock has something to do for this operator, so that there is always another batch."""
+        """Whether processing time has work for this operator, so that there is always another batch."""
         return self.spec is not None and self.spec.ticks
 
     @property
     def stateful(self) -> bool:
-        """Whether it has state; what runs here may have none."""
-        return self.spec is None or self.spec.stateful
+        """Whether it has state; an operator on Millpond may have none."""
+        return self.spec is None or self.spec.facts.stateful
 
     @property
     def functions(self) -> tuple[str, ...]:
-        """The aggregate functions that a slot computes, in the words of the query and the order of the spec's calls."""
+        """The aggregate functions that a slot computes, in the query's words and the order of the spec's calls."""
         if not isinstance(self.reading, Reading):
             return ()
-        return tuple(nameless(one.name) for one in self.reading.aggregates if not calls_user(one))
+        return tuple(nameless(aggregate.name) for aggregate in self.reading.aggregates if not calls_user(aggregate))
 
     def left(self, reason: Reason) -> Operator:
-        """The same operator, left to Spark."""
+        """Return the same operator, left to Spark."""
         return Operator(self.title, reason=reason)
 
 
 @dataclass(frozen=True)
 class Decided:
-    """A plan node with what was decided about it and about the nodes below."""
+    """A plan node with the decisions about it and about the nodes below."""
 
     node: Node
     children: tuple[Decided, ...]
     operator: Operator | None = None
 
     def walk(self) -> Iterator[Decided]:
-        """This and all below, bottom up, left to right."""
+        """Yield this node and all descendants, bottom up, left to right."""
         for child in self.children:
             yield from child.walk()
         yield self
 
     def operators(self) -> Iterator[Operator]:
-        """All stateful operators, bottom up, left to right."""
+        """Yield all stateful operators, bottom up, left to right."""
         return (decided.operator for decided in self.walk() if decided.operator is not None)
 
     def with_ours(self, change: Callable[[Operator], Operator]) -> Decided:
-        """The same plan with every operator that runs on Millpond changed, bottom up, left to right."""
+        """Return the plan with `change` applied to every Millpond operator, bottom up, left to right."""
         children = tuple(child.with_ours(change) for child in self.children)
         operator = self.operator
         if operator is not None and operator.spec is not None:
@@ -90,13 +90,13 @@ class Decided:
         return Decided(self.node, children, operator)
 
 
-class Announces(NamedTuple):
-    """How a stage tells the keys of an operator.
+class StageHints(NamedTuple):
+    """Prefetch hints that a stage sends for an operator.
 
     Attributes:
-        place: its place among those that can, in the order of the plan; stages of several branches may share one.
-        name: under which it does.
-        columns: the hash of a key and what else the operator asks for, over the columns of the rows that pass.
+        place: the stage's place among the operator's stages, in plan order; stages of several branches may share one.
+        name: the hints' name.
+        columns: the key hash and the operator's further hint columns, over the columns of the rows that pass.
     """
 
     place: int
@@ -106,31 +106,32 @@ class Announces(NamedTuple):
 
 @dataclass(frozen=True)
 class Stage:
-    """A `millpond.lookahead` of the query.
+    """A `millpond.lookahead` stage of the query.
 
     Attributes:
-        node: where it stands, in the plan that has stages.
-        columns: what it names.
-        announces: the operators whose keys it can tell, by index, and how.
-        reasons: why it cannot tell the keys of others that its rows get to, by their titles.
+        node: its node in the plan that has stages.
+        columns: the columns that it names.
+        announces: operator index → the hints that the stage can send for it.
+        reasons: title of an operator above → why the stage cannot compute its keys.
     """
 
     node: Node
     columns: tuple[str, ...]
-    announces: Mapping[int, Announces] = field(default_factory=dict)
+    announces: Mapping[int, StageHints] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Wrong:
-    """A shape of the query for which Spark gives wrong rows.
+    """A shape of the query for which Spark returns wrong rows.
 
     Attributes:
         code: a key of `plan.wrong_in_spark.SHAPES`.
-        title: of the operator whose rows are wrong.
-        detail: the part of the query that it is about.
-        certain: whether rows are wrong whatever the data; otherwise only if rows come in an unfavourable order.
-        loss: what goes wrong. advice: what to do.
+        title: the title of the operator whose rows are wrong.
+        detail: the part of the query that causes it.
+        certain: whether rows are wrong for any data; otherwise only for an unfavourable order of rows.
+        loss: the effect on the result.
+        advice: the remedy.
     """
 
     code: str
@@ -146,16 +147,16 @@ class Wrong:
 
 @dataclass(frozen=True)
 class Decision:
-    """What was decided about one query.
+    """The decision about one query.
 
     Attributes:
         root: the decided plan.
         output_mode: `append`, `update` or `complete`.
         analyzed: the plan as the user wrote it.
-        all_changes: whether the query shows rows that are gone too, and a column `_op`.
-        staged: the decided plan with the stages that announce keys in it; None if there are none.
-        stages: those of the query, bottom up.
-        wrong: the shapes of the query for which Spark, and Millpond with it, gives wrong rows.
+        all_changes: whether the query also shows deleted rows, with a column `_op`.
+        staged: the decided plan with lookahead stages; None if there are none.
+        stages: the query's stages, bottom up.
+        wrong: the shapes of the query for which Spark, and Millpond with it, returns wrong rows.
         operators: the query's stateful operators, bottom up, left to right.
     """
 
@@ -183,18 +184,18 @@ class Decision:
 
     @property
     def covered(self) -> frozenset[int]:
-        """The operators without state, by index, of which all that comes out goes into one that has state."""
+        """Indexes of the operators without state whose whole output goes into an operator with state."""
         return frozenset(_covered(self.root, above=False))
 
     @property
     def maps_windows(self) -> bool:
-        """Whether `applyInPandas` or `applyInArrow` is to be called with whole closed windows."""
-        found = (decided.operator for decided in self.root.walk() if decided.node.kind in MAPS)
-        return any(operator is not None and operator.spec is not None for operator in found)
+        """Whether `applyInPandas` or `applyInArrow` functions are called with whole closed windows."""
+        operators = (decided.operator for decided in self.root.walk() if decided.node.kind in MAPS)
+        return any(operator is not None and operator.spec is not None for operator in operators)
 
     @property
     def specs(self) -> list[OperatorSpec]:
-        """What the slots compute, by operator index."""
+        """The specs that slots run, by operator index."""
         return [operator.spec for operator in self.operators if operator.spec is not None]
 
 
@@ -209,9 +210,9 @@ def _covered(decided: Decided, *, above: bool) -> Iterator[int]:
 
 
 def describe(node: Node) -> str:
-    """An operator in a few words, the same ones at each start: they are pinned."""
+    """Return an operator's title, which is the same at each start: it is recorded with the state."""
     if node.kind in MAPS:
-        return nameless(title_of(node))
+        return nameless(map_title(node))
     if node.kind == NODE:
         return nameless(lookup_title(node))
     if node.kind in PROCESSORS:

@@ -1,25 +1,23 @@
-"""Reads calls of aggregate functions: which of Spark's they are, what they are called with, and their options."""
+"""Read calls of aggregate functions: Spark's function, its arguments, and its options."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pyspark.sql.types import ArrayType, DataType, _parse_datatype_string
 
 from millpond.plan.catalyst.buffers import count_min_options
 from millpond.plan.catalyst.nodes import Expression, percentile_options, sketch_tables
 from millpond.plan.catalyst.versions import merges_empty_moments
+from millpond.plan.reading.reading import Reading
 from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.spec.functions import BY_CATALYST, key_supported, sketch_precision, supported
 from millpond.spec.operators import AggregateCall
 
-if TYPE_CHECKING:
-    from millpond.plan.reading.aggregate import Reading
-
 SMALL = frozenset({"tinyint", "smallint", "int", "bigint", "float", "double", "boolean", "date"})
-"""Types cheap enough to be sent as they are where only their nulls count."""
+"""Types small enough to be sent as they are, even if only their null flags count."""
 
 
 def _children(aggregate: Expression) -> list[Expression]:
@@ -39,13 +37,13 @@ def _own_type(aggregate: Expression) -> str:
 
 
 class Reader(NamedTuple):
-    """What is read of a call beside its function.
+    """Reader of one function's calls.
 
     Attributes:
-        operands: the operands that rows have, where not all are (others are constants).
-        inputs: makes the call's inputs of its operands, where each is not simply an input.
-        options: what the result depends on beside its inputs.
-        result: the type in which the result comes, if it is not the function's own; the plan casts it.
+        operands: returns the operands that depend on rows, if not all do (the remaining ones are constants).
+        inputs: makes the call's inputs from its operands, if they are not simply the operands.
+        options: returns the function's further parameters.
+        result: returns the type of the slot's result, if it is not the function's own; the plan casts it.
     """
 
     operands: Callable[[Expression], list[Expression]] = _children
@@ -83,7 +81,7 @@ def read_function(reading: Reading, expression: Expression) -> AggregateCall:
 
 
 def replaced(function: Expression) -> Expression:
-    """A function, or if it is not known here, what Spark runs in its place, if it does: `avg` of `regr_avgx`, say."""
+    """Return a known function; an unknown one is replaced as Spark does (`avg` for `regr_avgx`, say)."""
     while function.kind not in BY_CATALYST:
         replacement = function.expression("replacement")
         if replacement is None:
@@ -92,8 +90,8 @@ def replaced(function: Expression) -> Expression:
     return function
 
 
-def piped_type(expression: Expression) -> DataType:
-    """The type in which the result of an `AggregateExpression` comes, which the plan may cast."""
+def slot_result_type(expression: Expression) -> DataType:
+    """Return the type of the slot's result of an `AggregateExpression`; the plan may cast it."""
     called = expression.expression("aggregateFunction")
     assert called is not None
     aggregate = replaced(called)
@@ -108,7 +106,7 @@ def piped_type(expression: Expression) -> DataType:
 
 
 def _present(reading: Reading, operands: list[Expression]) -> list[int]:
-    """Of `count`: a column that is null where any operand is, the operand itself if it is small, else a flag."""
+    """Add the input of `count`: null where any operand is; a small operand itself, otherwise a flag."""
     operands = [operand for operand in operands if operand.nullable]
     if not operands:
         return []
@@ -119,7 +117,10 @@ def _present(reading: Reading, operands: list[Expression]) -> list[int]:
 
 
 def _hashed(reading: Reading, operands: list[Expression]) -> list[int]:
-    """The 64-bit hash that Spark's sketch takes of a value; its collations and nested types are Spark's business."""
+    """Add the 64-bit hash that Spark's sketch takes of a value.
+
+    Collations and nested types are refused: Spark hashes them in its own way.
+    """
     (operand,) = operands
     if "collate" in operand.type or key_supported(operand.type):
         raise Unsupported(Reason("MP-INPUT-TYPE", f"approx_count_distinct({operand.type})"))
@@ -127,19 +128,19 @@ def _hashed(reading: Reading, operands: list[Expression]) -> list[int]:
 
 
 def _counted(aggregate: Expression) -> list[Expression]:
-    """The operands of a percentile that rows have: the value, and its frequency unless that is 1."""
+    """Return the row operands of a percentile: the value, and its frequency unless that is 1."""
     value, *rest = aggregate.children
     frequency = rest[1] if len(rest) > 1 else None
     return [value] if frequency is None or str(frequency) == "1" else [value, frequency]
 
 
 def _first(aggregate: Expression) -> list[Expression]:
-    """The first operand, where the others are constants."""
+    """Return the first operand; the remaining ones are constants."""
     return aggregate.children[:1]
 
 
 def _binary(reading: Reading, operands: list[Expression]) -> list[int]:
-    """A number, decimals as doubles: that is what Spark computes with."""
+    """Add a number as input; decimals become doubles, as in Spark's computation."""
     (operand,) = operands
     if not operand.type.startswith("decimal"):
         return [reading.add_input(operands)]
@@ -147,7 +148,7 @@ def _binary(reading: Reading, operands: list[Expression]) -> list[int]:
 
 
 def _binary_result(aggregate: Expression) -> str:
-    """The function's type, with doubles for decimals."""
+    """Return the function's type, with doubles for decimals."""
     return re.sub(r"decimal\(\d+,\d+\)", "double", aggregate.type)
 
 
@@ -161,13 +162,13 @@ def _quantiles(aggregate: Expression) -> dict[str, Any]:
 
 
 def _texts(aggregate: Expression) -> list[Expression]:
-    """The operands of `listagg`: the text, and what it is ordered by unless that is the text itself."""
+    """Return the operands of `listagg`: the text, and its sort columns unless the text is its own sort column."""
     text, _, *orders = aggregate.children
     return [text, *(order.children[0] for order in orders)] if aggregate.get("needSaveOrderValue") else [text]
 
 
 def _beside_order(reading: Reading, operands: list[Expression]) -> list[int]:
-    """The text, or a struct of it and what it is ordered by; null where the text is."""
+    """Add the text, or a struct of it and its sort columns; null where the text is null."""
     if len(operands) == 1:
         return [reading.add_input(operands)]
     names = [f"c{number}" for number in range(len(operands))]
@@ -177,9 +178,9 @@ def _beside_order(reading: Reading, operands: list[Expression]) -> list[int]:
 
 
 def _joining(aggregate: Expression) -> dict[str, Any]:
-    """The delimiter of `listagg`, as hexadecimal digits, and how its texts are ordered, if they are."""
+    """Return the delimiter of `listagg` as hexadecimal digits, and its sort directions, if any."""
     _, delimiter, *orders = aggregate.children
-    order = [[str(one.get("direction").toString()) == "Descending", _nulls_last(one)] for one in orders]
+    order = [[str(sort.get("direction").toString()) == "Descending", _nulls_last(sort)] for sort in orders]
     return {"delimiter": delimiter.constant_bytes.hex()} | ({"order": order} if order else {})
 
 
@@ -188,7 +189,7 @@ def _nulls_last(order: Expression) -> bool:
 
 
 def _eval_mode(aggregate: Expression) -> dict[str, Any]:
-    """`legacy`, `ansi` or `try`: what `sum` and `avg` do on overflow."""
+    """Return the overflow behaviour of `sum` and `avg`: `legacy`, `ansi` or `try`."""
     context = aggregate.get("evalContext")
     mode = context.evalMode() if context is not None else aggregate.get("evalMode")
     return {"eval_mode": "legacy" if mode is None else str(mode.toString()).lower()}
@@ -203,7 +204,7 @@ def _collecting(aggregate: Expression) -> dict[str, Any]:
 
 
 def _moments(aggregate: Expression) -> dict[str, Any]:
-    """Of all statistics: how the version of Spark merges states (see `operators.functions.moments`)."""
+    """Return for all statistics how this Spark version merges states (see `operators.functions.moments`)."""
     return {"merges_empty": True} if merges_empty_moments() else {}
 
 
@@ -212,7 +213,7 @@ def _of_sample(aggregate: Expression) -> dict[str, Any]:
 
 
 def _quotient(aggregate: Expression) -> dict[str, Any]:
-    """What a division by zero gives, told by the division in which Spark's function ends."""
+    """Return the behaviour on division by zero, from the division at the end of Spark's function."""
     result = aggregate.expression("evaluateExpression")
     assert result is not None
     division = next(part for part in result.walk() if part.kind == "Divide")
@@ -220,7 +221,7 @@ def _quotient(aggregate: Expression) -> dict[str, Any]:
 
 
 def _most_frequent(aggregate: Expression) -> dict[str, Any]:
-    """Of `mode`: Spark reverses the order of values so that its maximum is the least one."""
+    """Return which of equally frequent values `mode` takes: Spark reverses the order to get the least."""
     return {"greatest": aggregate.get("reverseOpt") is False}
 
 
@@ -256,4 +257,4 @@ READERS: dict[str, Reader] = {
     "percentile": Reader(operands=_counted, options=percentile_options),
     "mode": Reader(options=_most_frequent),
 }
-"""Functions of which more is read than that each operand is an input."""
+"""Readers of functions that need more than one input per operand."""

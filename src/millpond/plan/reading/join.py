@@ -1,4 +1,4 @@
-"""Reads one `Join` of two streams: keys, times, condition, what each side sends, and what comes back."""
+"""Read a `Join` of two streams: keys, times, condition, the rows each side sends, and the result columns."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from millpond.plan.catalyst.joins import EqualKeys, equal_keys, state_watermarks
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Expression, Node
 from millpond.plan.catalyst.versions import semi_join_has_right_first, semi_join_is_one_sided
-from millpond.plan.reading.aggregate import unique
 from millpond.plan.reading.join_condition import LEFT, RIGHT, Sides, TimeRange, compiled, conjuncts
+from millpond.plan.reading.reading import unique
 from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.spec.functions import KEY_COLUMNS, MAX_KEY_COLUMNS, key_supported, key_width, value_supported
 from millpond.spec.kinds.join import FROM_TIME, JoinSide, JoinSpec
@@ -28,19 +28,21 @@ _KINDS = {
     "LeftSemi": "left_semi",
 }
 _LOW, _HIGH = 10_000_000_000, 4_000_000_000_000
-"""Two watermarks (ms) by which the watermark of a side's state is recognised as a function of the input's."""
+"""Two input watermarks (ms), to determine a side's state watermark as a function of the input's."""
 _FOR_EVER = 1 << 50  # milliseconds
 _FIXED_ZONES = {"utc", "gmt", "z", "etc/utc", "etc/gmt", "+00:00", "utc+00:00", "gmt+00:00", "zulu", "universal"}
 
 
 @dataclass
 class SideReading:
-    """What one side of a join sends to the slot.
+    """Columns that one side of a join sends to the slot.
 
     Attributes:
-        keys: its key expressions. values: expressions stored beside.
-        time: SQL over `{0}` and the expression of the event time; late: the same for the time by which rows are late.
-        able: conjuncts that rows must fulfil to find a partner at all.
+        keys: its key expressions.
+        values: the further stored expressions.
+        time: the expression of the event time.
+        late: the expression of the time that defines lateness.
+        able: conjuncts that a row must fulfil to have any match.
         columns, places: as in `JoinSide`.
         attributes: the plan's columns that `columns` stand for.
     """
@@ -55,7 +57,7 @@ class SideReading:
     attributes: list[Expression] = field(default_factory=list)
 
     def value(self, expression: Expression) -> int:
-        """The number of a stored value, added if new.
+        """Return the number of a stored value, which is added if it is new.
 
         Raises:
             Unsupported: values of its type cannot be stored.
@@ -72,13 +74,13 @@ class SideReading:
 
 @dataclass
 class JoinReading:
-    """What was read from a `Join` node.
+    """The reading of a `Join` node.
 
     Attributes:
-        spec: the operator's plain description.
-        left, right: what the sides send.
+        spec: the operator's spec.
+        left, right: the sides' readings.
         above: conjuncts that Spark evaluates over the joined rows.
-        output_lag_ms: how far the watermark of what comes out lies behind the input's.
+        output_lag_ms: lag of the output's watermark behind the input's.
     """
 
     spec: JoinSpec
@@ -89,42 +91,44 @@ class JoinReading:
 
 
 def read_join(catalyst: Catalyst, node: Node) -> JoinReading:
-    """Read a `Join` of two streams as `catalyst_conditions.with_settled_conditions` leaves it.
+    """Read a `Join` of two streams whose conditions `catalyst.conditions.with_settled_conditions` has placed.
 
     Raises:
-        Unsupported: with the reason why it stays on Spark.
+        Unsupported: it stays on Spark, for the given reason.
     """
     kind = _KINDS.get(node.join_type)
     if kind is None:
         raise Unsupported(Reason("MP-OPERATOR", f"a {join_title(node)} join of streams"))
-    found = equal_keys(catalyst, node)
-    if found is None or not found.left:
+    equal = equal_keys(catalyst, node)
+    if equal is None or not equal.left:
         raise Unsupported(Reason("MP-OPERATOR", "a join of streams without equal keys"))
-    for key in found.left:
+    for key in equal.left:
         reason = key_supported(key.type)
         if reason is not None:
             raise Unsupported(Reason(reason, f"{key.name} ({key.type})"))
     children = dict(zip((LEFT, RIGHT), node.children, strict=True))
-    readings = {LEFT: SideReading(found.left), RIGHT: SideReading(found.right)}
-    expiries = expiries_of(catalyst, node, found)
-    _set_times(readings, children, found, expiries)
+    readings = {LEFT: SideReading(equal.left), RIGHT: SideReading(equal.right)}
+    expiries = expiries_of(catalyst, node, equal)
+    _set_times(readings, children, equal, expiries)
     sides = Sides(*(frozenset(a.expr_id for a in children[name].output) for name in (LEFT, RIGHT)))
-    above, condition, bounds = _split(catalyst, kind, found.rest, sides, readings)
+    above, condition, bounds = _split(catalyst, kind, equal.rest, sides, readings)
     names: set[str] = set()
     for name, reading in readings.items():
         if name == LEFT or kind != "left_semi":
             _set_columns(reading, children[name].output, names)
-    if not any(reading.columns for reading in readings.values()):  # nobody reads a column; rows count all the same
+    # the query reads no column, but the number of rows matters
+    if not any(reading.columns for reading in readings.values()):
         key = readings[LEFT].keys[0]
         readings[LEFT].columns.append(Field(unique("key", names), key.type))
         readings[LEFT].places.append(-1)
-    keys = tuple(Field(unique(f"key{number}", names), key.type) for number, key in enumerate(found.left))
+    keys = tuple(Field(unique(f"key{number}", names), key.type) for number, key in enumerate(equal.left))
     if key_width(keys) > MAX_KEY_COLUMNS:
         raise Unsupported(Reason(KEY_COLUMNS, str(key_width(keys))))
     spec = JoinSpec(
         kind,
         keys,
-        tuple(kind == "full_outer" for _ in keys),  # Spark compares nulls as equal, but filters them out elsewhere
+        # Spark compares nulls as equal, but filters them out in all kinds except full outer
+        tuple(kind == "full_outer" for _ in keys),
         _side(readings[LEFT], names, expiries[LEFT], kind in ("left_outer", "full_outer")),
         _side(readings[RIGHT], names, expiries[RIGHT], kind in ("right_outer", "full_outer")),
         *bounds,
@@ -135,23 +139,24 @@ def read_join(catalyst: Catalyst, node: Node) -> JoinReading:
 
 
 def join_title(node: Node) -> str:
-    """The type of a join in words."""
+    """Return the type of a join in words."""
     return re.sub("(?<=[a-z])(?=[A-Z])", " ", node.join_type).lower()
 
 
 class Expiry:
-    """The watermark of a side's state: the input's and `offset`, but at most `cap`.
+    """Watermark of a side's state: the input's plus `offset`, but at most `cap`.
 
-    A bound comes of a comparison with a constant, from which Spark concludes that state beyond it has to be kept.
+    A cap comes from a comparison with a constant, from which Spark concludes that state beyond it has to be kept.
     """
 
     def __init__(self, low: int, high: int) -> None:
+        # If the state's watermark does not follow the input's over the whole distance, it is capped by a constant.
         self.cap = None if high - low == _HIGH - _LOW else high
         self.offset = high - _HIGH if self.cap is None else low - _LOW if low < high else high
 
 
 def expiries_of(catalyst: Catalyst, node: Node, keys: EqualKeys) -> dict[str, Expiry | None]:
-    """The watermark of each side's state; None where a side's rows are kept for ever."""
+    """Return the watermark of each side's state; None if a side's rows are kept for ever."""
     low = state_watermarks(catalyst, node, keys, _LOW)
     high = state_watermarks(catalyst, node, keys, _HIGH)
     both = [None if a is None or b is None else Expiry(a, b) for a, b in zip(low, high, strict=True)]
@@ -159,14 +164,14 @@ def expiries_of(catalyst: Catalyst, node: Node, keys: EqualKeys) -> dict[str, Ex
 
 
 def tagged(expressions: Sequence[Expression]) -> Expression | None:
-    """The first column of event time among some expressions."""
+    """Return the first event-time column among some expressions; None if there is none."""
     return next(
         (e for e in expressions if e.kind in ("AttributeReference", "Alias") and WATERMARK_DELAY in e.metadata), None
     )
 
 
 def watermarked_key(keys: EqualKeys) -> int | None:
-    """The number of the key by which Spark removes the state of both sides; None if no key has a watermark."""
+    """Return the number of the key by which Spark removes the state of both sides; None if no key has a watermark."""
     for side in (keys.left, keys.right):
         for number, key in enumerate(side):
             if tagged([key]) is not None:
@@ -177,7 +182,7 @@ def watermarked_key(keys: EqualKeys) -> int | None:
 def _set_times(
     readings: dict[str, SideReading], children: dict[str, Node], keys: EqualKeys, expiries: dict[str, Expiry | None]
 ) -> None:
-    """Say by which time each side's state is ordered and expires, and by which its rows are late."""
+    """Set the time that orders and expires each side's state, and the time that defines lateness."""
     by_key = watermarked_key(keys)
     for name, reading in readings.items():
         reading.late = tagged(children[name].output)
@@ -192,7 +197,11 @@ def _set_times(
 def _split(
     catalyst: Catalyst, kind: str, rest: Expression | None, sides: Sides, readings: dict[str, SideReading]
 ) -> tuple[list[Expression], list[Any] | None, tuple[int | None, int | None]]:
-    """The condition beside the keys: what Spark evaluates above, what the slot evaluates, and the range of time."""
+    """Split the condition besides the keys.
+
+    Returns:
+        The conjuncts that Spark evaluates above the join; the condition that the slot evaluates; the time range.
+    """
     parts = list(conjuncts(rest))
     fixed = str(catalyst.spark.conf.get("spark.sql.session.timeZone")).lower() in _FIXED_ZONES
     _choose_times(parts, sides, readings)
@@ -211,6 +220,7 @@ def _split(
         elif kind == "inner":
             above.append(part)
         else:
+            # An outer or semi join has to know which rows have a match, so the slot evaluates the conjunct.
             within.append(compiled(part, sides, lambda name, expression: readings[name].value(expression)))
     condition = None if not within else within[0] if len(within) == 1 else ["and", *within]
     return above, condition, (None, None) if range_ is None else (range_.earliest, range_.latest)
@@ -234,6 +244,7 @@ def _set_columns(reading: SideReading, attributes: Sequence[Expression], names: 
     for attribute in attributes:
         reading.attributes.append(attribute)
         reading.columns.append(Field(unique(attribute.name, names), attribute.type))
+        # Different floats may be equal as keys, so a column of a float key is stored as a value, too.
         key = next((n for n, key in enumerate(reading.keys) if _is(key, attribute)), None)
         if reading.time is not None and _is(reading.time, attribute) and attribute.type == "timestamp":
             reading.places.append(FROM_TIME)
@@ -262,7 +273,7 @@ def _side(reading: SideReading, names: set[str], expiry: Expiry | None, keeps: b
 
 
 def _output_lag(spec: JoinSpec) -> int:
-    """How far the output's watermark lies behind the input's: as the slower of the sides' states."""
+    """Return the lag of the output's watermark behind the input's: that of the slower side's state."""
     sides = [spec.left] if spec.kind == "left_semi" and semi_join_is_one_sided() else [spec.left, spec.right]
     if any(side.expiry_cap_ms is not None for side in sides):
         return _FOR_EVER

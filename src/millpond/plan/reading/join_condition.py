@@ -1,4 +1,4 @@
-"""What the condition of a join says beside equal keys: a range of time, one side's predicates, and the rest."""
+"""Parts of a join's condition besides equal keys: a time range, one side's predicates, and the rest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEFT, RIGHT = "left", "right"
 
 
 def conjuncts(condition: Expression | None) -> Iterator[Expression]:
-    """The parts of a condition that must all hold."""
+    """Yield the conjuncts of a condition."""
     if condition is None:
         return
     if condition.kind == "And":
@@ -31,13 +31,13 @@ def conjuncts(condition: Expression | None) -> Iterator[Expression]:
 
 @dataclass(frozen=True)
 class Sides:
-    """Which columns are of which side of a join (expression ids)."""
+    """The columns of each side of a join (expression ids)."""
 
     left: frozenset[int]
     right: frozenset[int]
 
     def of(self, expression: Expression) -> str | None:
-        """The side that an expression is about (`left` for constants); None if it is about both."""
+        """Return the side that an expression refers to (`left` for constants); None if it refers to both."""
         ids = {part.expr_id for part in expression.walk() if part.kind == "AttributeReference"}
         if not expression.deterministic:
             return None
@@ -45,7 +45,10 @@ class Sides:
 
 
 class _Linear(NamedTuple):
-    """left · (left time) + right · (right time) + constant microseconds; a time, unless it is an interval."""
+    """A linear form: left · (left time) + right · (right time) + constant microseconds.
+
+    It is a time, unless it is an interval.
+    """
 
     left: int
     right: int
@@ -57,7 +60,7 @@ class _Linear(NamedTuple):
 
 
 class TimeRange:
-    """Bounds of the left time minus the right one, in microseconds, as conjuncts tell them.
+    """Bounds of the left time minus the right time, in microseconds, collected from conjuncts.
 
     Args:
         left, right: expression ids of the sides' times.
@@ -71,20 +74,20 @@ class TimeRange:
         self.latest: int | None = None
 
     def take(self, conjunct: Expression) -> bool:
-        """Add what a conjunct says; False if it is about something else."""
+        """Apply a conjunct's bound; return False if it is not a bound of these times."""
         order = _ORDER.get(conjunct.kind)
         if order is None:
             return False
         left, right = (self._linear(operand) for operand in conjunct.children)
         if left is None or right is None or left.interval != right.interval:
             return False
-        apart = left.minus(right, interval=True)
-        if (apart.left, apart.right) == (-1, 1):
-            apart = _Linear(1, -1, -apart.constant)
+        difference = left.minus(right, interval=True)
+        if (difference.left, difference.right) == (-1, 1):
+            difference = _Linear(1, -1, -difference.constant)
             order = _MIRRORED[order]
-        if (apart.left, apart.right) != (1, -1):
+        if (difference.left, difference.right) != (1, -1):
             return False
-        bound = -apart.constant
+        bound = -difference.constant
         if order in ("<", "<="):
             bound -= order == "<"
             self.latest = bound if self.latest is None else min(self.latest, bound)
@@ -113,7 +116,7 @@ class TimeRange:
         return None
 
     def _interval(self, expression: Expression) -> _Linear | None:
-        """A constant interval in microseconds; None if its length depends on the calendar."""
+        """Return a constant interval in microseconds; None if its length depends on the calendar."""
         interval = expression.interval
         if interval is None or interval.months or (interval.days and not self._fixed):
             return None
@@ -121,14 +124,15 @@ class TimeRange:
 
 
 def compiled(conjunct: Expression, sides: Sides, value: Callable[[str, Expression], int]) -> list[Any]:
-    """A conjunct about both sides as the slot evaluates it (see `JoinSpec.condition`).
+    """Compile a conjunct over both sides to the form that the slot evaluates (see `JoinSpec.condition`).
 
     Args:
-        conjunct: the expression. sides: whose columns are whose.
-        value: the number of a stored value of a side that is computed below the exchange.
+        conjunct: the expression.
+        sides: the columns of each side.
+        value: returns the number of a side's stored value, which is computed below the exchange.
 
     Raises:
-        Unsupported: a part of it is not known.
+        Unsupported: a part of it is unknown.
     """
     side = sides.of(conjunct)
     if side is not None:

@@ -1,4 +1,4 @@
-"""The pipe's input for a join: both sides in the columns of `JoinSpec`, computed by Spark."""
+"""Input of a join's slot stage: both sides in the columns of `JoinSpec`, computed by Spark."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from millpond.spec.types import parse_type
 
 
 def joined_sides(catalyst: Catalyst, reading: JoinReading) -> list[tuple[list[Expression], list[str]]]:
-    """For each side what to project from its rows, and SQL over that for the columns of the input, the hash last."""
+    """Return for each side the projection of its rows, and SQL over that for the input columns, the hash last."""
     spec = reading.spec
     return [
         _side(catalyst, spec, spec.left, reading.left, right=False),
@@ -20,9 +20,9 @@ def joined_sides(catalyst: Catalyst, reading: JoinReading) -> list[tuple[list[Ex
     ]
 
 
-def announced_columns(reading: JoinReading, columns: list[str]) -> list[str]:
-    """Of the columns of a side's input those with which its keys are announced, the hash first."""
-    return [columns[-1], *(columns[at] for at in reading.spec.announced)]
+def hint_columns(reading: JoinReading, columns: list[str]) -> list[str]:
+    """Return the columns of a side's input that a prefetch hint carries, the hash first."""
+    return [columns[-1], *(columns[position] for position in reading.spec.announced)]
 
 
 def _side(
@@ -57,7 +57,7 @@ def _named(sql: str, field: Field) -> str:
 
 
 def _micros(time: Expression | None, raw: object) -> str:
-    """An event time in microseconds: of a window, its end."""
+    """Return SQL for an event time in microseconds; for a window, of its end."""
     if time is None:
         return "cast(null as bigint)"
     assert callable(raw)

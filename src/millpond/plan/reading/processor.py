@@ -1,6 +1,6 @@
-"""Reads `transformWithState`, also in pandas, and `applyInPandasWithState`: code of the user that keeps state.
+"""Read `transformWithState`, also in pandas, and `applyInPandasWithState`: user code that keeps state.
 
-A processor's state variables are those that its `init` asks for: that is run once, on a copy, as Spark does on the
+A processor's state variables are those that its `init` requests. It runs once, on a copy, as Spark runs it on the
 driver.
 """
 
@@ -21,23 +21,24 @@ from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Expression, Node
 from millpond.plan.catalyst.python import broadcasts, command, worker_settings
 from millpond.plan.catalyst.versions import calls_user_code
-from millpond.plan.reading.aggregate import Derived, Reading, check_key, check_one_time, unique
+from millpond.plan.reading.aggregate import check_key, check_one_time
+from millpond.plan.reading.reading import Derived, Reading, unique
 from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.spec.kinds.group_state import STATE, GroupStateSpec
 from millpond.spec.kinds.processor import InitialState, ProcessorSpec, TimeMode, Variable
 from millpond.spec.operators import EventTime, Field
 
 if TYPE_CHECKING:
-    from millpond.slot.pipe.processors.processor import UserProcessor
+    from millpond.tasks.user_processor import UserProcessor
 
 PROCESSORS = {"TransformWithStateInPySpark": "transformWithState"}
-"""Nodes that call a processor of the user → how to call them."""
+"""Nodes that call a user's processor → their titles."""
 
 EMITTED_TIME = "UpdateEventTimeWatermarkColumn"
-"""The node above a processor that says which of its columns is the event time (`eventTimeColumnName`)."""
+"""The node above a processor that names its event-time column (`eventTimeColumnName`)."""
 
 GROUP_STATES = {"FlatMapGroupsInPandasWithState": "applyInPandasWithState"}
-"""Nodes that call a function of the user with groups and their state → how to call them."""
+"""Nodes that call a user function with groups and their state → their titles."""
 
 _ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
 _FORMAT = "spark.sql.streaming.flatMapGroupsWithState.stateFormatVersion"
@@ -51,11 +52,11 @@ _TIMEOUTS: dict[str, TimeMode] = {
 
 @dataclass
 class InitialReading(Reading):
-    """What was read of the initial state.
+    """The reading of the initial state.
 
     Attributes:
-        node: gives its rows: the grouping columns, then all columns of the data.
-        positions: of those columns that make up the key.
+        node: the node of its rows: the grouping columns, then all columns of the data.
+        positions: the positions of the key columns.
     """
 
     node: Node = field(kw_only=True)
@@ -64,12 +65,12 @@ class InitialReading(Reading):
 
 @dataclass
 class ProcessorReading(Reading):
-    """What was read from a node that calls a processor of the user.
+    """The reading of a node that calls a user's processor.
 
     Attributes:
-        processor: the user's, as it travels to where it is called.
-        broadcasts: the JVM's objects of broadcast variables that it uses.
-        initial: what the first batch begins with.
+        processor: the user's processor, as it is sent to the worker that calls it.
+        broadcasts: the JVM objects of broadcast variables that it uses.
+        initial: the initial state of the first batch.
     """
 
     processor: UserProcessor | None = None
@@ -78,14 +79,14 @@ class ProcessorReading(Reading):
 
 
 def processor_title(node: Node) -> str:
-    """The operator in a few words."""
+    """Return the operator's title."""
     name = "transformWithStateInPandas" if _pandas(node) else "transformWithState"
     keys = ", ".join(key.name for key in node.children[0].output[: _groupings(node)])
     return f"{name} by {keys}"
 
 
 def by_event_time(node: Node) -> bool:
-    """Whether a node of `PROCESSORS` or `GROUP_STATES` drops late rows and has timers or timeouts of event time."""
+    """Whether a node of `PROCESSORS` or `GROUP_STATES` uses event time, for late rows and for timers or time-outs."""
     if node.kind in PROCESSORS:
         return _TIME_MODES[str(node.java.timeMode().toString())] == "event"
     return _TIMEOUTS[str(node.java.timeout().toString())] == "event"
@@ -94,17 +95,19 @@ def by_event_time(node: Node) -> bool:
 def read_processor(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, ProcessorSpec]:
     """Read a node that calls a processor.
 
-    Its left child has the grouping columns, then all columns of the data; so has the right one of the initial state.
+    Its left child has the grouping columns, then all columns of the data; so has the right child with the initial
+    state.
 
     Raises:
         Unsupported: it stays on Spark.
         PySparkException: the processor's `init` uses its handle in a way that Spark does not allow.
-        UsageError: it is asynchronous in part only.
+        UsageError: only a part of it is asynchronous.
     """
     _check_version()
-    from millpond.slot.pipe.processors.asynchronous.base import check_asynchronous
-    from millpond.slot.pipe.processors.learning import learned
-    from millpond.slot.pipe.processors.processor import InitialColumns, UserProcessor
+    # These modules use private names of PySpark that only supported versions have.
+    from millpond.tasks.user_processor import InitialColumns, UserProcessor
+    from millpond.worker.processors.asynchronous.base import check_asynchronous
+    from millpond.worker.processors.learning import learned
 
     mode = str(node.java.outputMode().toString()).lower()
     evolves = str(catalyst.spark.conf.get(_ENCODING, "unsaferow")).lower() == "avro"
@@ -118,10 +121,10 @@ def read_processor(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, Pr
     pickled = command(catalyst, function)
     processor = _processor(pickled)
     asynchronous = check_asynchronous(processor, pandas=_pandas(node))
-    marked = [one for one in node.children[0].output if WATERMARK_DELAY in one.metadata]
+    marked = [item for item in node.children[0].output if WATERMARK_DELAY in item.metadata]
     if time_mode == "event":
         check_one_time(marked)
-        ids = [one.expr_id for one in reading.raw]
+        ids = [item.expr_id for item in reading.raw]
         if marked:
             reading.time = EventTime(ids.index(marked[0].expr_id))
     names: set[str] = set()
@@ -129,15 +132,15 @@ def read_processor(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, Pr
     spec = ProcessorSpec(
         columns=tuple(column.field for column in reading.inputs),
         keys=keys,
-        outputs=tuple(Field(unique(one.name, names), one.type) for one in node.output),
-        variables=tuple(replace(one, evolves=evolves) for one in kept.variables),
+        outputs=tuple(Field(unique(item.name, names), item.type) for item in node.output),
+        variables=tuple(replace(item, evolves=evolves) for item in kept.variables),
         time_mode=time_mode,
         output_mode=mode,
         time=reading.time,
-        marked=any(one.kind == "EventTimeWatermark" for one in node.children[0].walk()),
+        marked=any(item.kind == "EventTimeWatermark" for item in node.children[0].walk()),
         purged=tuple(kept.purged),
         full=tuple(kept.full),
-        initial=InitialState(tuple(one.field for one in initial.inputs), initial.positions) if initial else None,
+        initial=InitialState(tuple(item.field for item in initial.inputs), initial.positions) if initial else None,
     )
     if spec.unsupported is not None:
         raise Unsupported(Reason(spec.unsupported, processor_title(node)))
@@ -163,7 +166,7 @@ def is_asynchronous(catalyst: Catalyst, node: Node) -> bool:
     """Whether a node calls an asynchronous processor, which Spark cannot run."""
     if node.kind not in PROCESSORS:
         return False
-    from millpond.slot.pipe.processors.asynchronous.base import AsyncStatefulProcessor
+    from millpond.worker.processors.asynchronous.base import AsyncStatefulProcessor
 
     try:
         return isinstance(_processor(command(catalyst, node.expression("functionExpr"))), AsyncStatefulProcessor)
@@ -172,15 +175,15 @@ def is_asynchronous(catalyst: Catalyst, node: Node) -> bool:
 
 
 def _read_initial(node: Node, keys: tuple[int, ...]) -> InitialReading:
-    """Read the initial state, which has to be grouped as the input is: `keys` are the positions of its key."""
+    """Read the initial state; it has to be grouped as the input, whose key positions are `keys`."""
     if node.children[1].streaming:
         raise Unsupported(Reason("MP-PROCESSOR", "an initial state that is a stream"))
     above, below = (child.output for child in node.children)
     count = int(node.java.initGroupingAttrsLen())
-    by, over = ([one.type for one in output] for output in (below[:count], above[: len(keys)]))
+    by, over = ([column.type for column in output] for output in (below[:count], above[: len(keys)]))
     if by != over:
-        what = f"an initial state that is grouped by {', '.join(by)} (the input is by {', '.join(over)})"
-        raise Unsupported(Reason("MP-PROCESSOR", what))
+        detail = f"an initial state that is grouped by {', '.join(by)} (the input is by {', '.join(over)})"
+        raise Unsupported(Reason("MP-PROCESSOR", detail))
     reading = InitialReading(node=node.children[1])
     reading.positions = _read_columns(reading, below, count)
     if list(map(reading.positions.index, reading.positions)) != list(map(keys.index, keys)):
@@ -189,18 +192,19 @@ def _read_initial(node: Node, keys: tuple[int, ...]) -> InitialReading:
 
 
 def group_state_title(node: Node) -> str:
-    """The operator in a few words."""
+    """Return the operator's title."""
     return f"applyInPandasWithState by {', '.join(key.name for key in node.list('groupingAttributes'))}"
 
 
 def read_group_state(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, GroupStateSpec]:
-    """Read a node that calls a function with groups and their state: the function sees all columns of its child.
+    """Read a node that calls a function with groups and their state; the function sees all columns of its child.
 
     Raises:
         Unsupported: it stays on Spark.
     """
     _check_version()
-    from millpond.slot.pipe.processors.groups import UserGroups
+    # This module uses private names of PySpark that only supported versions have.
+    from millpond.tasks.user_processor import UserGroups
 
     if str(catalyst.spark.conf.get(_FORMAT, "2")) == "1":
         raise Unsupported(Reason("MP-PROCESSOR", "state format 1, in which a removed state has no timeout"))
@@ -210,19 +214,19 @@ def read_group_state(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, 
         raise Unsupported(Reason("MP-PROCESSOR", "a function that is so large that Spark sends it as a broadcast"))
     reading = ProcessorReading()
     names: set[str] = set()
-    for at, attribute in enumerate(node.children[0].output):
+    for position, attribute in enumerate(node.children[0].output):
         reading.raw.append(attribute)
-        reading.inputs.append(Derived(Field(unique(attribute.name, names), attribute.type), (at,), "{0}"))
-    ids = [one.expr_id for one in reading.raw]
+        reading.inputs.append(Derived(Field(unique(attribute.name, names), attribute.type), (position,), "{0}"))
+    ids = [column.expr_id for column in reading.raw]
     groupings = node.list("groupingAttributes")
     if not groupings:
         raise Unsupported(Reason("MP-PROCESSOR", "no key"))
-    for one in groupings:
-        check_key(one)
-    keys = tuple(ids.index(one.expr_id) for one in groupings)
-    reading.set_hash([reading.inputs[at].field.name for at in dict.fromkeys(keys)])
+    for column in groupings:
+        check_key(column)
+    keys = tuple(ids.index(column.expr_id) for column in groupings)
+    reading.set_hash([reading.inputs[position].field.name for position in dict.fromkeys(keys)])
     mode = _TIMEOUTS[str(node.java.timeout().toString())]
-    marked = [one for one in reading.raw if WATERMARK_DELAY in one.metadata]
+    marked = [column for column in reading.raw if WATERMARK_DELAY in column.metadata]
     if mode == "event":
         check_one_time(marked)
         if marked:
@@ -232,7 +236,7 @@ def read_group_state(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, 
     spec = GroupStateSpec(
         columns=tuple(column.field for column in reading.inputs),
         keys=keys,
-        outputs=tuple(Field(unique(one.name, shown), one.type) for one in node.output),
+        outputs=tuple(Field(unique(column.name, shown), column.type) for column in node.output),
         variables=(Variable(STATE, "value", ddl(state)),),
         time_mode=mode,
         output_mode=str(node.java.outputMode().toString()).lower(),
@@ -262,25 +266,27 @@ def _check_version() -> None:
 
 
 def _read_columns(reading: Reading, output: Sequence[Expression], count: int) -> tuple[int, ...]:
-    """Read the columns that the processor sees, as Spark has them: grouping columns that are not data, then the data.
+    """Read the columns that the processor sees, as in Spark: grouping columns that are not data, then the data.
 
     Args:
-        reading: takes them up. output: the grouping columns, then the data. count: of grouping columns.
+        reading: the reading to extend.
+        output: the grouping columns, then the data.
+        count: the number of grouping columns.
 
     Returns:
         The positions of the grouping columns.
     """
     groupings, data = output[:count], output[count:]
-    known = {one.expr_id for one in data}
+    known = {expression.expr_id for expression in data}
     names: set[str] = set()
-    for attribute in [*(one for one in groupings if one.expr_id not in known), *data]:
+    for attribute in [*(expression for expression in groupings if expression.expr_id not in known), *data]:
         reading.raw.append(attribute)
         column = Field(unique(attribute.name, names), attribute.type)
         reading.inputs.append(Derived(column, (len(reading.raw) - 1,), "{0}"))
-    ids = [one.expr_id for one in reading.raw]
-    for one in groupings:
-        check_key(one)
-    keys = tuple(ids.index(one.expr_id) for one in groupings)
+    ids = [expression.expr_id for expression in reading.raw]
+    for expression in groupings:
+        check_key(expression)
+    keys = tuple(ids.index(expression.expr_id) for expression in groupings)
     reading.set_hash([reading.inputs[position].field.name for position in dict.fromkeys(keys)])
     return keys
 
@@ -298,11 +304,11 @@ def _pandas(node: Node) -> bool:
 
 
 def _struct(columns: list[Any]) -> StructType:
-    return StructType([StructField(one.name, one.data_type) for one in columns])
+    return StructType([StructField(column.name, column.data_type) for column in columns])
 
 
 def _processor(pickled: bytes) -> Any:
-    """A copy of the user's processor."""
+    """Unpickle a copy of the user's processor."""
     loaded = pickle.loads(pickled)
     if not isinstance(loaded, tuple):
         raise Unsupported(Reason("MP-PROCESSOR", "a processor that is so large that Spark sends it as a broadcast"))

@@ -1,4 +1,4 @@
-"""Reads `Window` nodes: top-N by rank under a filter on it, and aggregates over each key's last rows."""
+"""Read `Window` nodes: top-N by rank with a filter on it, and aggregates over each key's last rows."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import INTEGERS, WATERMARK_DELAY, Expression, Node
 from millpond.plan.catalyst.windows import Needed
-from millpond.plan.reading.aggregate import Derived, Reading, check_key, unique
+from millpond.plan.reading.aggregate import check_key
 from millpond.plan.reading.functions import read_function
+from millpond.plan.reading.reading import Derived, Reading, unique
 from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.spec.functions import FUNCTIONS, key_supported, value_supported
 from millpond.spec.kinds.over import OverSpec
@@ -28,11 +29,11 @@ _FLIPPED = {
 }
 
 Limits = Mapping[int, int]
-"""Identities of columns → the greatest value of which rows pass the filters above."""
+"""Identity of a column → the greatest value that the filters above let pass."""
 
 
 def limits_of(node: Node, known: Limits) -> dict[int, int]:
-    """What holds below a node of the limits that hold above it, and of those that it sets."""
+    """Return the limits that hold below a node: those from above, and those of the node itself."""
     if node.kind == "Filter":
         limits = dict(known)
         condition = node.expression("condition")
@@ -53,7 +54,7 @@ def limits_of(node: Node, known: Limits) -> dict[int, int]:
 
 
 def conjuncts(condition: Expression | None) -> list[Expression]:
-    """The conditions that all have to hold."""
+    """Return the conjuncts of a condition."""
     if condition is None:
         return []
     if condition.kind == "And":
@@ -62,20 +63,20 @@ def conjuncts(condition: Expression | None) -> list[Expression]:
 
 
 def bound_of(condition: Expression) -> tuple[int, int] | None:
-    """The column, and the greatest value, that a comparison of a column with a constant lets pass."""
-    found = _comparison(condition)
-    if found is None or found[0].startswith("Greater"):
+    """Return the column and its greatest passing value, for a comparison of a column with a constant."""
+    comparison = _comparison(condition)
+    if comparison is None or comparison[0].startswith("Greater"):
         return None
-    kind, column, value = found
+    kind, column, value = comparison
     return column, value - 1 if kind == "LessThan" else value
 
 
 def lets_pass(condition: Expression, column: int, most: int) -> bool:
     """Whether a comparison of a column with a constant holds for all values from 1 to `most`."""
-    found = _comparison(condition)
-    if found is None or found[1] != column:
+    comparison = _comparison(condition)
+    if comparison is None or comparison[1] != column:
         return False
-    kind, _, value = found
+    kind, _, value = comparison
     return {
         "GreaterThan": value < 1,
         "GreaterThanOrEqual": value <= 1,
@@ -86,7 +87,7 @@ def lets_pass(condition: Expression, column: int, most: int) -> bool:
 
 
 def _comparison(condition: Expression) -> tuple[str, int, int] | None:
-    """How a column is compared with which constant, the column on the left."""
+    """Return the comparison of a column with a constant, with the column on the left; None for other conditions."""
     if condition.kind not in _FLIPPED:
         return None
     left, right = (_bare(child) for child in condition.children)
@@ -102,7 +103,7 @@ def _comparison(condition: Expression) -> tuple[str, int, int] | None:
 
 
 def _bare(expression: Expression) -> Expression:
-    """An integer column without the cast to a wider integer that a comparison put around it."""
+    """Strip a comparison's cast of an int column to bigint."""
     if expression.kind == "Cast" and expression.type == "bigint" and expression.children[0].type == "int":
         return expression.children[0]
     return expression
@@ -112,11 +113,11 @@ def read_rank(node: Node, limits: Limits, needed: Needed) -> tuple[Reading, Rank
     """Read a `Window` of one ranking function.
 
     Raises:
-        Unsupported: with the reason why it cannot run here.
+        Unsupported: it cannot run here, for the given reason.
     """
     function = _functions(node)
     if len(function) != 1 or function[0].kind not in RANKS:
-        raise Unsupported(Reason("MP-WINDOW", ", ".join(one.name for one in function)))
+        raise Unsupported(Reason("MP-WINDOW", ", ".join(ranking.name for ranking in function)))
     name = RANKS[function[0].kind]
     most = limits.get(node.list("windowExpressions")[0].expr_id)
     if most is None or most < 1:
@@ -126,10 +127,10 @@ def read_rank(node: Node, limits: Limits, needed: Needed) -> tuple[Reading, Rank
 
 
 def read_over(catalyst: Catalyst, node: Node, needed: Needed) -> tuple[Reading, OverSpec]:
-    """Read a `Window` of aggregates over rows from some number before the current one on.
+    """Read a `Window` of aggregates over frames of preceding rows up to the current row.
 
     Raises:
-        Unsupported: with the reason why it cannot run here.
+        Unsupported: it cannot run here, for the given reason.
     """
     reading, _, keys, order = _read_rows(node, needed)
     calls: list[AggregateCall] = []
@@ -152,7 +153,7 @@ def read_over(catalyst: Catalyst, node: Node, needed: Needed) -> tuple[Reading, 
 
 
 def _preceding(specification: Expression) -> int | None:
-    """How many rows before the current one are in a frame that ends with it; None for other frames."""
+    """Return the number of preceding rows in a frame that ends with the current row; None for other frames."""
     frame = specification.expression("frameSpecification")
     if frame is None or str(frame.get("frameType").toString()) != "RowFrame":
         return None
@@ -170,7 +171,7 @@ def _functions(node: Node) -> list[Expression]:
 
 
 def _read_rows(node: Node, needed: Needed) -> tuple[Reading, tuple[Field, ...], tuple[int, ...], tuple[Order, ...]]:
-    """The columns that rows have to have, and which of them they are partitioned and ordered by."""
+    """Return the reading, the columns, and the positions and orders of partitioning and sorting."""
     reading = Reading()
     names: set[str] = set()
     columns = _carried(node, needed)
@@ -184,14 +185,14 @@ def _read_rows(node: Node, needed: Needed) -> tuple[Reading, tuple[Field, ...], 
         check_key(key)
         keys.append(_position(columns, key))
     order: list[Order] = []
-    for each in node.list("orderSpec"):
-        by = each.children[0]
-        if by.foldable:  # no row comes before another by it
+    for sort in node.list("orderSpec"):
+        by = sort.children[0]
+        if by.foldable:  # a constant orders no rows
             continue
         if key_supported(by.type):
             raise Unsupported(Reason("MP-INPUT-TYPE", f"{by.name} ({by.type})"))
-        descending = str(each.get("direction").toString()) == "Descending"
-        nulls_last = str(each.get("nullOrdering").toString()) == "NullsLast"
+        descending = str(sort.get("direction").toString()) == "Descending"
+        nulls_last = str(sort.get("nullOrdering").toString()) == "NullsLast"
         position = _position(columns, by)
         if all(known.column != position for known in order):
             order.append(Order(position, descending, nulls_last))
@@ -200,19 +201,19 @@ def _read_rows(node: Node, needed: Needed) -> tuple[Reading, tuple[Field, ...], 
 
 
 def partitioned_by(node: Node) -> list[Expression]:
-    """The columns by which a window's rows are partitioned: constants, which Spark leaves in place, part none."""
+    """Return the partitioning columns of a window, without constants: Spark keeps them, but they separate no rows."""
     return [key for key in node.list("partitionSpec") if not key.foldable]
 
 
 def _carried(node: Node, needed: Needed) -> list[Expression]:
-    """The columns below a window that it uses, or something above it."""
+    """Return the columns below a window that the window, or a node above it, uses."""
     (child,) = node.children
-    known = [needed[one.expr_id] for one in node.list("windowExpressions") if one.expr_id in needed]
+    known = [needed[result.expr_id] for result in node.list("windowExpressions") if result.expr_id in needed]
     if not known:
         return child.output
     used = frozenset[int]().union(*known)
-    # Operators above look for columns with a watermark whether or not the query reads them.
-    columns = [one for one in child.output if one.expr_id in used or WATERMARK_DELAY in one.metadata]
+    # Operators above need columns with a watermark, even if the query does not read them.
+    columns = [column for column in child.output if column.expr_id in used or WATERMARK_DELAY in column.metadata]
     return columns or child.output[:1]
 
 
@@ -224,7 +225,7 @@ def _position(columns: Sequence[Expression], column: Expression) -> int:
 
 
 def check_travels(attribute: Expression) -> None:
-    """Refuse a column of a row that cannot be kept as state."""
+    """Refuse a row's column that cannot be stored as state."""
     reason = value_supported(attribute.type)
     if reason:
         raise Unsupported(Reason(reason, f"{attribute.name} ({attribute.type})"))

@@ -1,4 +1,4 @@
-"""Why a stateful operator stays on Spark: stable codes, one sentence each."""
+"""Reasons why a stateful operator stays on Spark: a stable code and one sentence each."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ _CHANGE = "Change the query; `millpond docs changes` and `millpond docs compatib
 
 @dataclass(frozen=True)
 class Reason:
-    """A stable code and what it is about.
+    """A stable code with the part of the query that it refers to.
 
     Attributes:
         code: a key of `REASONS`.
-        detail: the part of the query that it is about.
+        detail: the part of the query.
     """
 
     code: str
@@ -71,15 +71,15 @@ class Reason:
 
     @property
     def advice(self) -> str:
-        """What to do where Spark does not run the operator either."""
+        """The remedy if Spark does not run the operator either."""
         return _ADVICE.get(self.code, _CHANGE)
 
     def __str__(self) -> str:
         return f"{self.code}: {REASONS[self.code].format(detail=nameless(self.detail))}"
 
 
-class Unsupported(Exception):  # control flow within this package, not an error that a user sees
-    """A part of the operator that stays on Spark."""
+class Unsupported(Exception):  # control flow within this package; users never see it
+    """An operator, or a part of it, has to stay on Spark."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(str(reason))

@@ -1,7 +1,7 @@
-"""Functions of the user over whole groups, as a plan holds them: what they are called with, and what comes of it.
+"""User functions over whole groups in a plan: their arguments and results.
 
-A slot knows nothing of them: it gives the rows of each group (the function `rows`), which are kept until the group
-closes. So a query may be started again with another function over the same columns.
+A slot does not know these functions. It returns the rows of each group (the function `rows`), which are kept until the
+group closes. So a query may be restarted with another function over the same columns.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from millpond.plan.catalyst.python import (
 )
 from millpond.plan.catalyst.versions import calls_user_code
 from millpond.plan.reading.reasons import Reason, Unsupported
-from millpond.slot.pipe.user_functions import UserFunction, UserFunctions
 from millpond.spec.functions import ROWS, supported
 from millpond.spec.operators import AggregateCall, Field
+from millpond.tasks.user_functions import UserFunction, UserFunctions
 
 AGGREGATE = "PythonUDAF"
-"""Catalyst's class of aggregate functions of the user."""
+"""Catalyst's class of user-defined aggregate functions."""
 
 
 @dataclass
 class UserCalls:
-    """The functions of the user that an operator calls.
+    """The user functions that an operator calls.
 
     Attributes:
-        functions: in the order of their use.
-        inputs: positions among the operator's inputs of the columns of a group's rows.
-        columns: these columns as Spark has them; where groups are mapped to rows, the keys first.
-        keys: how many of these are keys.
+        functions: the functions in the order of their use.
+        inputs: positions, among the operator's inputs, of the columns of a group's rows.
+        columns: these columns as in Spark; for functions that map groups to rows, after the keys.
+        keys: the number of key columns.
         order: see `UserFunctions`.
-        broadcasts: the JVM's objects of broadcast variables that they use.
+        broadcasts: the JVM objects of broadcast variables that the functions use.
     """
 
     functions: list[UserFunction] = field(default_factory=list)
@@ -52,28 +52,29 @@ class UserCalls:
     broadcasts: list[Any] = field(default_factory=list)
 
     def add(self, catalyst: Catalyst, function: Expression, place: Callable[[Expression], int]) -> None:
-        """Take up a function; `place` gives the position of an argument among the operator's inputs.
+        """Add a function; `place` returns the position of an argument among the operator's inputs.
 
         Raises:
-            Unsupported: it is of a kind that is not known here.
+            Unsupported: its kind is unknown here, or this Spark version cannot call it.
         """
         kind = kind_of(function)
         if not calls_user_code():
             raise Unsupported(Reason("MP-VERSION", f"the user's function {function.get('name')}"))
         if kind is None:
             raise Unsupported(Reason("MP-PYTHON", str(function.get("name"))))
-        given = [
+        places = [
             (name, self._column(place(operand), operand, mapped=kind.maps)) for name, operand in arguments(function)
         ]
-        if kind.maps:  # as Spark tells its worker: how many numbers follow, how many keys, the keys, the values
+        # Spark's layout for its worker: the number of following numbers, the number of keys, the keys, the values
+        if kind.maps:
             keys = range(self.keys)
-            layout = [1 + len(keys) + len(given), len(keys), *keys, *(column for _, column in given)]
-            given = [(None, number) for number in layout]
-        self.functions.append(user_function(catalyst, function, kind, given))
+            layout = [1 + len(keys) + len(places), len(keys), *keys, *(column for _, column in places)]
+            places = [(None, number) for number in layout]
+        self.functions.append(user_function(catalyst, function, kind, places))
         self.broadcasts += broadcasts(function)
 
     def _column(self, position: int, operand: Expression, *, mapped: bool) -> int:
-        """Which column of a group's rows an input is, added if new."""
+        """Return the column of a group's rows for an input; it is added if new."""
         if position not in self.inputs:
             name = operand.name if mapped else f"_{len(self.inputs)}"
             self.inputs.append(position)
@@ -81,10 +82,10 @@ class UserCalls:
         return self.keys + self.inputs.index(position)
 
     def rows(self, inputs: Sequence[Field]) -> AggregateCall:
-        """What the slot computes for these functions: each group's rows.
+        """Return the call that the slot computes for these functions: each group's rows.
 
         Raises:
-            Unsupported: a column has a type that cannot be kept.
+            Unsupported: a column has a type that cannot be stored.
         """
         types = [inputs[position].type for position in self.inputs]
         struct = ",".join(f"c{number}:{type_}" for number, type_ in enumerate(types))
@@ -95,7 +96,7 @@ class UserCalls:
         return call
 
     def called(self, catalyst: Catalyst, title: str, shown: StructType) -> UserFunctions:
-        """The functions as they travel to where they are called; `shown` is what comes out."""
+        """Return the functions as they are sent to Spark's worker; `shown` is the schema of the output."""
         return UserFunctions(
             title,
             tuple(self.functions),

@@ -1,7 +1,8 @@
-"""Reads groupings by windows of event time.
+"""Read groupings by windows of event time.
 
-How Spark assigns windows, so that the operator can do it, once a row instead of once a window; and session windows, of
-which Spark computes each row's own, and the operator merges those that meet.
+For time windows, this module reads how Spark assigns them. The operator can then assign them itself: once per row
+instead of once per window. For session windows, Spark computes each row's own window, and the operator merges windows
+that overlap or touch.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from millpond.spec.operators import AggregateCall, Field, Windows
 
 @dataclass(frozen=True)
 class Assigned:
-    """A window column that Spark computes right below an aggregate.
+    """A window column that Spark computes directly below an aggregate.
 
     Attributes:
         windows: the windows.
         time: the event time in microseconds, a bigint over columns that the aggregate's child has, too.
-        type: of the window.
+        type: the type of the window column.
         expanded: whether Spark makes a row for each window of a row (an `Expand` below the filter).
     """
 
@@ -33,56 +34,60 @@ class Assigned:
 
     @property
     def pane(self) -> str:
-        """SQL for the beginning of the pane of time `{0}`.
+        """SQL for the start of the pane of time `{0}`.
 
-        The end of its last window is computed on the way, as by Spark: in ANSI mode it is an error if there is none.
+        It also computes the end of the pane's last window, as Spark does: in ANSI mode, an overflow is then an error.
         """
         size = self.windows.size
         return f"{{0}} - pmod({{0}} - {self.windows.offset}L, {self.windows.slide}L) + {size}L - {size}L"
 
 
 def assigned(aggregate: Node, window: Expression) -> Assigned | None:
-    """How a grouping column is assigned, if it is a window as Spark's analyser makes them; None if it is anything else.
+    """Return the assignment of a window column by Spark's analyser; None for other grouping columns.
 
-    A tumbling window is a struct projected right below the aggregate; sliding ones are an `Expand`, with a projection
-    for each window of a row, below a filter of null times unless that was pushed below it.
+    A tumbling window is a struct projected directly below the aggregate. Sliding windows are an `Expand` with a
+    projection for each window of a row. It is below a filter of null times, unless that filter was pushed below it.
     """
     if window.kind != "AttributeReference" or TIME_WINDOW not in window.metadata:
         return None
     (child,) = aggregate.children
     if child.kind == "Project":
-        aliases = [one for one in child.list("projectList") if one.kind == "Alias" and one.expr_id == window.expr_id]
+        aliases = [
+            result
+            for result in child.list("projectList")
+            if result.kind == "Alias" and result.expr_id == window.expr_id
+        ]
         return _read(aliases[0].children[0], 1, window.type) if aliases else None
     expand = child
     if child.kind == "Filter":
         (expand,) = child.children
     if expand.kind != "Expand" or (expand is not child and not _of_times(child.expression("condition"), expand)):
-        return None  # windows that overlap by less than a whole one are filtered after they were assigned
-    at = next((i for i, column in enumerate(expand.output) if column.expr_id == window.expr_id), None)
-    if at is None:
+        return None  # if the size is not a multiple of the slide, windows are filtered after their assignment
+    position = next((i for i, column in enumerate(expand.output) if column.expr_id == window.expr_id), None)
+    if position is None:
         return None
     rows = expand.rows("projections")
-    return _read(rows[0][at], len(rows), window.type)
+    return _read(rows[0][position], len(rows), window.type)
 
 
 def _of_times(condition: Expression | None, expand: Node) -> bool:
-    """Whether a filter above windows leaves out rows without a time, and does not look at the windows."""
+    """Whether a filter above windows only drops rows without a time, and does not read the windows."""
     if condition is None or condition.kind != "IsNotNull":
-        return str(condition) == "true"  # no time is ever null
+        return str(condition) == "true"  # the time is never null
     (below,) = expand.children
     columns = {column.expr_id for column in below.output}
     return all(part.expr_id in columns for part in condition.walk() if part.kind == "AttributeReference")
 
 
 def _read(struct: Expression, count: int, type_: str) -> Assigned | None:
-    found = _windows(struct)
-    if found is None or found[0].size != found[0].slide * count:
+    read = _windows(struct)
+    if read is None or read[0].size != read[0].slide * count:
         return None
-    return Assigned(*found, type_, expanded=count > 1)
+    return Assigned(*read, type_, expanded=count > 1)
 
 
 def _windows(struct: Expression) -> tuple[Windows, Expression] | None:
-    """The windows that an expression computes one of, and the event time in microseconds."""
+    """Return the windows that an expression assigns, and the event time in microseconds; None for others."""
     remainder = next((part for part in struct.walk() if part.kind == "Remainder"), None)
     sums = [part for part in struct.walk() if part.kind == "Add"]
     if remainder is None or struct.kind != "CreateNamedStruct":
@@ -91,7 +96,7 @@ def _windows(struct: Expression) -> tuple[Windows, Expression] | None:
     if shifted.kind != "Subtract" or slide.kind != "Literal":
         return None
     time, offset = shifted.children
-    # end = start + size: of the additions, the one that is not the correction of a negative remainder.
+    # end = start + size: the addition that is not the correction of a negative remainder has the size.
     sizes = [part.children[1] for part in sums if part.children[1].kind == "Literal" and not _corrects(part)]
     if time.kind != "PreciseTimestampConversion" or offset.kind != "Literal" or not sizes:
         return None
@@ -99,26 +104,31 @@ def _windows(struct: Expression) -> tuple[Windows, Expression] | None:
 
 
 def windows_of(node: Node, column: Expression) -> Windows | None:
-    """The windows that a column is one of, wherever below a node it is computed; None if that is not found.
+    """Return the windows of a column, wherever below a node it is computed; None if that is not found.
 
     Args:
-        node: what has the column in its input. column: a window of event time.
+        node: a node with the column in its input.
+        column: a window of event time.
     """
     wanted = column.expr_id
     for below in node.walk():
-        made = None
+        source = None
         if below.kind in ("Project", "Aggregate"):
             results = below.list("projectList" if below.kind == "Project" else "aggregateExpressions")
-            made = next((one.children[0] for one in results if one.kind == "Alias" and one.expr_id == wanted), None)
+            source = next(
+                (result.children[0] for result in results if result.kind == "Alias" and result.expr_id == wanted), None
+            )
         elif below.kind == "Expand":
-            at = next((at for at, one in enumerate(below.output) if one.expr_id == wanted), None)
-            made = None if at is None else below.rows("projections")[0][at]
-        if made is None:
+            position = next(
+                (position for position, output in enumerate(below.output) if output.expr_id == wanted), None
+            )
+            source = None if position is None else below.rows("projections")[0][position]
+        if source is None:
             continue
-        if made.kind != "AttributeReference":
-            found = _windows(made)
-            return None if found is None else found[0]
-        wanted = made.expr_id
+        if source.kind != "AttributeReference":
+            windows = _windows(source)
+            return None if windows is None else windows[0]
+        wanted = source.expr_id
     return None
 
 
@@ -130,10 +140,10 @@ class Session(NamedTuple):
     """A grouping by session windows.
 
     Attributes:
-        position: among the groupings.
+        position: its position among the groupings.
         window: the column; below the aggregate it holds each row's own window.
         marked: whether its time has a watermark.
-        gap: how long each row's own window is, in microseconds, if it is always the same.
+        gap: the length of each row's own window in microseconds, if it is constant.
     """
 
     position: int
@@ -143,30 +153,33 @@ class Session(NamedTuple):
 
     @property
     def bounds(self) -> list[tuple[Field, str]]:
-        """What the operator needs of a row's own window: columns of the pipe, and SQL over the window `{0}`."""
+        """The slot stage's columns of a row's own window, each with SQL over the window `{0}`."""
         columns = self.spec([], [], [], "").window_bounds
         return list(zip(columns, ("{0}.start", "{0}.end"), strict=False))
 
     def spec(
         self, keys: Sequence[Field], inputs: Sequence[Field], calls: Sequence[AggregateCall], output_mode: str
     ) -> SessionSpec:
-        """The operator's plain description."""
+        """Return the operator's spec."""
         lag = 0 if self.marked else None
         return SessionSpec(tuple(keys), self.window, tuple(inputs), tuple(calls), output_mode, lag, gap=self.gap)
 
 
 def constant_gap(node: Node, window: Expression) -> int | None:
-    """The gap in microseconds of a column of session windows, if it is a constant without days and months.
+    """Return the gap of session windows in microseconds, if it is a constant without days and months.
 
-    Spark adds an interval to a time by way of the calendar, even one of seconds: a fifth of the JVM's work for a row.
+    Spark adds every interval to a time through the calendar, even seconds: a fifth of the JVM's work per row.
 
     Args:
-        node: right above where Spark computes each row's own window. window: the column.
+        node: the node directly above the projection of each row's own window.
+        window: the session column.
     """
     (child,) = node.children
     project = child.children[0] if child.kind == "Filter" else child
-    made = project.list("projectList") if project.kind == "Project" else []
-    struct = next((one.children[0] for one in made if one.kind == "Alias" and one.expr_id == window.expr_id), None)
+    results = project.list("projectList") if project.kind == "Project" else []
+    struct = next(
+        (result.children[0] for result in results if result.kind == "Alias" and result.expr_id == window.expr_id), None
+    )
     if struct is None or struct.kind != "CreateNamedStruct":
         return None
     start = struct.children[1]

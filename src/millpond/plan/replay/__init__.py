@@ -1,1 +1,1 @@
-"""Whether a batch that is run again makes the same rows and the same state."""
+"""Replay: whether a repeated batch makes the same rows and the same state."""

@@ -1,7 +1,7 @@
-"""Whether a query still makes the same state of the same input, as it has to when a batch is repeated.
+"""Fingerprint of a query: whether it still makes the same state from the same input.
 
-Spark repeats a batch with the query as the application has it then. State that lags behind what a sink has shown must
-not be made from other rows than were shown.
+Spark repeats a batch with the application's current query. State that lags behind a sink's output must not be made from
+other rows than the sink has shown.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from millpond.plan.catalyst.nodes import Expression, Node
 from millpond.plan.catalyst.python import function_code
 from millpond.plan.reading.decision import Decided, Decision
 
-_IDENTITY = re.compile(r"(?<!none)#-?\d+")  # numbers that a session gives; those behind "none" are positions
+_IDENTITY = re.compile(r"(?<!none)#-?\d+")  # identities given by the session; numbers after "none" are positions
 _ZONE = re.compile(r'"timeZoneId":"([^"]*)"')
 _VARIABLE = re.compile(r"\b(lambda [a-z]+)_\d+")  # variables of lambda functions are numbered, too
 
 
 def fingerprint(catalyst: Catalyst, decision: Decision) -> str:
-    """A digest of the query up to its topmost Millpond operators: what they group, count or join, and all below.
+    """Return a digest of the query up to its topmost Millpond operators: operators, expressions, sources.
 
-    It is the same in every session, unless Spark's version differs, or the time zone where the query asks for it.
-    (Whether errors are nulls, `spark.sql.ansi.enabled`, makes no other rows of those that came through.) Not told apart
-    are sources of the same columns, the code of functions of the user in Java, and constants beyond what Spark prints
-    of a long list.
+    It is the same in every session, unless Spark's version differs, or the time zone if the query depends on it.
+    `spark.sql.ansi.enabled` (whether errors are nulls) does not change the digest: it does not change rows that came
+    through. The digest does not distinguish sources with equal columns, the code of user functions in Java, and
+    constants that Spark abbreviates in a long list.
     """
     texts = [_text(catalyst, Node(top.node.java.canonicalized())) for top in _topmost(decision.root)]
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:32]
@@ -41,24 +41,24 @@ def _topmost(decided: Decided) -> list[Decided]:
 
 
 def _text(catalyst: Catalyst, node: Node) -> str:
-    """A canonical plan as text."""
+    """Return a canonical plan as text."""
     if not node.children:
         return f"{node.kind}({', '.join(column.type for column in node.output)})"
-    said = str(node.java.expressions().mkString("; "))
-    said = _VARIABLE.sub(r"\1", _IDENTITY.sub("", said))
-    said += "".join(f" {one}" for expression in node.expressions for one in _unsaid(catalyst, expression))
+    text = str(node.java.expressions().mkString("; "))
+    text = _VARIABLE.sub(r"\1", _IDENTITY.sub("", text))
+    text += "".join(f" {detail}" for expression in node.expressions for detail in _hidden_details(catalyst, expression))
     if node.kind == "Join":
-        said += f" {node.join_type}"
+        text += f" {node.join_type}"
     if node.kind == "EventTimeWatermark":
-        said += f" {node.java.delay().toString()}"
-    return f"{node.kind}[{said}]({', '.join(_text(catalyst, child) for child in node.children)})"
+        text += f" {node.java.delay().toString()}"
+    return f"{node.kind}[{text}]({', '.join(_text(catalyst, child) for child in node.children)})"
 
 
-def _unsaid(catalyst: Catalyst, expression: Expression) -> Iterator[str]:
-    """What an expression's text leaves out: time zones by which casts compute, the code of the user's functions."""
+def _hidden_details(catalyst: Catalyst, expression: Expression) -> Iterator[str]:
+    """Yield details that an expression's text lacks: time zones of casts, and the code of user functions."""
     try:
         fields = str(expression.java.toJSON())
-    except Py4JJavaError:  # Spark makes no JSON of some expressions with fields of their own
+    except Py4JJavaError:  # Spark has no JSON for some expressions with fields of their own
         fields = None
     if fields is not None:
         yield from _ZONE.findall(fields)

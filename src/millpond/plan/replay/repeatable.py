@@ -1,4 +1,4 @@
-"""Whether a batch can be run again with the same rows, as recovery needs when commits lag."""
+"""Repeatability: whether a batch can be run again with the same rows, as recovery with async commits needs."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from millpond.plan.reading.processor import ProcessorReading
 
 _FILES = frozenset({"parquet", "orc", "json", "csv", "text", "avro", "xml", "binaryfile", "delta"})
 _KEEPING = _FILES | {"kafka", "rate", "rate-micro-batch"}
-"""Sources that give the same rows for the same offsets as long as their data is kept."""
+"""Sources that return the same rows for the same offsets as long as their data is kept."""
 
 _FIXED = frozenset({"LocalRelation", "Range", "OneRowRelation"})
 """Batch relations that cannot change."""
 
 
 def needs_sync(decision: Decision) -> str | None:
-    """Why commits of this query may not lag, as a clause; None if they may.
+    """Return as a clause why commits of this query may not lag; None if they may.
 
-    A source that drops what Spark has committed, a plan that is not deterministic, or a batch table that may change
-    below a Millpond operator would give other rows when a batch is replayed.
+    A replayed batch may have other rows with a source that drops data after Spark's commit. The same holds for a
+    nondeterministic plan, and for a mutable batch table below a Millpond operator.
     """
     if any(isinstance(operator.reading, ProcessorReading) for operator in decision.ours):
         return (
@@ -45,14 +45,14 @@ def _search(decided: Decided, *, below: bool) -> str | None:
             return f"'{node.kind}' below a stateful operator computes something that is not deterministic"
         for part in expression.walk():
             plan = subquery(part)
-            reason = next((reason for one in plan.walk() if (reason := _forgets(one))), None) if plan else None
+            reason = next((reason for inner in plan.walk() if (reason := _forgets(inner))), None) if plan else None
             if reason is not None:
                 return reason
     return next((reason for child in decided.children if (reason := _search(child, below=below))), None)
 
 
 def _computed(node: Node, decided: Decided) -> list[Expression]:
-    # Aggregate functions such as `first` call themselves nondeterministic; only what goes into them counts.
+    # Aggregate functions such as `first` declare themselves nondeterministic; only their inputs matter.
     if decided.operator is None or decided.operator.reading is None:
         return node.expressions
     reading = decided.operator.reading

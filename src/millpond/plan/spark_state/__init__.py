@@ -1,1 +1,1 @@
-"""What Spark's state store holds of a query, as rows for Millpond's operators, and whether the query made it."""
+"""State in Spark's state store: its rows for Millpond's operators, and checks that the query made it."""

@@ -1,4 +1,4 @@
-"""Checks that the query that takes Spark's state over has made it: columns with a watermark, rows, keys of joins."""
+"""Checks that the query has made the Spark state it takes over: watermark columns, rows, join keys."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from millpond.ddl import quoted
 from millpond.errors import StateIncompatibleError
 from millpond.plan.catalyst.buffers import Buffers
 from millpond.plan.catalyst.nodes import SESSION_WINDOW, TIME_WINDOW, WATERMARK_DELAY, Expression, Node
-from millpond.plan.reading.aggregate import Reading, metadata
+from millpond.plan.reading.aggregate import metadata
 from millpond.plan.reading.decision import Operator
+from millpond.plan.reading.reading import Reading
 from millpond.plan.reading.windows import assigned, windows_of
 from millpond.plan.spark_state.contradictions import (
     Check,
@@ -35,7 +36,7 @@ from millpond.spec.types import parse_type
 from millpond.words import length
 
 _TIMES = ("timestamp", "timestamp_ntz")
-_ADVICE = "Give this query a new checkpointLocation and let it begin anew (`millpond docs moving-a-job`)."
+_ADVICE = "Give this query a new checkpointLocation and let it start from empty state (`millpond docs moving-a-job`)."
 
 
 def check_groups(
@@ -49,12 +50,18 @@ def check_groups(
     first: int,
     times: Times,
 ) -> None:
-    """See that groups are those that the query makes, as far as their times tell.
+    """Check that the state's groups can be those of the query, by their times.
 
     Args:
-        node, operator, spec, reading: of the query. buffers: what Spark keeps of it. flat: its rows.
-        place: which of their columns groups are. first: the first column of the functions.
+        node, operator, spec, reading: of the query.
+        buffers: the layout of Spark's state.
+        flat: the rows of the state.
+        place: the prefix of the columns that hold the groups.
+        first: the first column of the functions.
         times: the query's watermarks.
+
+    Raises:
+        StateIncompatibleError: another query has made the state.
     """
     checks: list[Check] = []
     closed = times.watermark - spec.lag if spec.lag is not None and spec.closes else None
@@ -64,8 +71,10 @@ def check_groups(
         end, own = end_of(node, grouping, column)
         checks += own
         if reading.session is not None and number == reading.session.position and reading.session.gap is not None:
-            counts = (at for call, at in zip(spec.calls, buffers.calls, strict=True) if at and _counts_rows(call))
-            rows = next((f"v{first + at.start}" for at in counts), None)
+            counts = (
+                range_ for call, range_ in zip(spec.calls, buffers.calls, strict=True) if range_ and _counts_rows(call)
+            )
+            rows = next((f"v{first + range_.start}" for range_ in counts), None)
             checks += of_sessions(reading.session.gap, _span(grouping, column), rows)
         whole = assigned(node, grouping) if node.kind == "Aggregate" else None
         if whole is not None and whole.expanded:
@@ -79,10 +88,14 @@ def check_groups(
 
 
 def end_of(node: Node, key: Expression, column: str) -> tuple[tuple[str, str] | None, list[Check]]:
-    """When a key is over, as SQL in microseconds and for people, None if it is no time; checks of it if it is a window.
+    """Return a key's end, as SQL in microseconds and for people, and the checks of a window key.
+
+    The end is None if the key is not a time.
 
     Args:
-        node: what has the key. key: of the query. column: SQL of the key in the state.
+        node: the node that has the key.
+        key: the key in the query.
+        column: SQL of the key in the state.
     """
     dtype = parse_type(key.type)
     if dtype.name in _TIMES:
@@ -118,20 +131,25 @@ def check_keys(
     held: Sequence[Field],
     values: Sequence[Field],
 ) -> None:
-    """See that rows lie under the keys that the query joins them by: a schema has only their types.
+    """Check that rows are stored under the query's join keys: the schema only has the keys' types.
 
     Args:
-        operator: the join. ours: the side's keys, which are the columns `spec.keys` of `state`. side: left or right.
-        state: the side's rows. held: the keys that they lie under, `__k0` …; values: what they have, `__v0` ….
+        operator: the join.
+        ours: the side's keys, which are the columns `spec.keys` of `state`.
+        spec: the join's spec.
+        side: left or right.
+        state: the side's rows.
+        held: the keys in the state, `__k0` ….
+        values: the columns in the state, `__v0` ….
     """
     keys = [f"__k{number}" for number in range(len(held))]
     alike = _alike(state, keys, held, [quoted(field.name) for field in spec.keys], spec.keys)
     if len(held) == len(ours) and all(alike) and len(set().union(*alike)) == len(ours):
         return
-    found = _alike(state, keys, held, [f"__v{number}" for number in range(len(values))], values)
+    equal_values = _alike(state, keys, held, [f"__v{number}" for number in range(len(values))], values)
     theirs = [
-        " or ".join(values[at].name for at in sorted(places)) or f"something {field.type}"
-        for field, places in zip(held, found, strict=True)
+        " or ".join(values[position].name for position in sorted(places)) or f"something {field.type}"
+        for field, places in zip(held, equal_values, strict=True)
     ]
     raise refused(
         operator,
@@ -143,22 +161,22 @@ def check_keys(
 def _alike(
     state: DataFrame, keys: Sequence[str], held: Sequence[Field], columns: Sequence[str], fields: Sequence[Field]
 ) -> list[set[int]]:
-    """For each key of the state, which columns it is the same as in all rows."""
+    """Return for each key of the state the columns that equal it in all rows."""
     pairs = [
         (key, column)
-        for key, one in enumerate(held)
-        for column, other in enumerate(fields)
-        if parse_type(one.type) == parse_type(other.type) and parse_type(one.type).name != "map"
+        for key, key_field in enumerate(held)
+        for column, column_field in enumerate(fields)
+        if parse_type(key_field.type) == parse_type(column_field.type) and parse_type(key_field.type).name != "map"
     ]
     if not pairs:
         return [set() for _ in keys]
     row = state.agg(*(F.expr(f"bool_and({keys[key]} <=> {columns[column]})") for key, column in pairs)).first()
     assert row is not None
-    found: list[set[int]] = [set() for _ in keys]
+    equal_columns: list[set[int]] = [set() for _ in keys]
     for (key, column), same in zip(pairs, row, strict=True):
-        if same is not False:  # without rows, nothing is known
-            found[key].add(column)
-    return found
+        if same is not False:  # without rows, any column may be the key
+            equal_columns[key].add(column)
+    return equal_columns
 
 
 def compare_times(
@@ -168,9 +186,10 @@ def compare_times(
     held: Sequence[dict[str, Any]],
     times: Times,
 ) -> None:
-    """See that the columns with a watermark are those that had one.
+    """Check that the columns with a watermark are those that had one in the checkpoint.
 
-    Its delay may change, as natively. A schema is that of the first run: if that had no watermark, a later one may.
+    The delay may change, as on Spark. The schema is that of the first run: if that had no watermark, a later run may
+    have one.
     """
     for column, own, theirs in zip(columns, ours, held, strict=False):
         delay, was = own.get(WATERMARK_DELAY), theirs.get(WATERMARK_DELAY)
@@ -187,5 +206,5 @@ def compare_times(
 
 
 def refused(operator: Operator, why: str) -> StateIncompatibleError:
-    """The error for state that an operator cannot take over."""
+    """Make the error for state that an operator cannot take over."""
     return StateIncompatibleError(f"The state of '{operator.title}' cannot be taken over: {why}.", action=_ADVICE)

@@ -1,6 +1,6 @@
-"""What the rows of Spark's state say of the query that made them, where that is not the query that takes them over.
+"""Contradictions between the rows of Spark's state and the query that takes them over.
 
-Each check is a condition in SQL, true of rows that this query cannot have made. All checks of an operator are
+Each check is an SQL condition that is true of rows that this query cannot have made. All checks of an operator are
 evaluated in one pass over its state.
 """
 
@@ -16,21 +16,23 @@ from millpond.spec.operators import Windows
 from millpond.words import counted, length
 
 BEFORE, AFTER = "__before", "__after"
-"""Where the windows before and after a row's begin, of the same group."""
+"""Columns with the starts of the windows before and after a row's window, in the same group."""
 
 
 class Times(NamedTuple):
-    """Spark's watermarks in milliseconds: the last committed batch ran by `watermark`, the next one by `following`."""
+    """Spark's watermarks in milliseconds: of the last committed batch (`watermark`) and the next (`following`)."""
 
     watermark: int
     following: int
 
 
 class Check(NamedTuple):
-    """A condition that is true of rows of another query, and the text about such a row.
+    """A condition that is true of another query's rows, and the text about such a row.
 
     Attributes:
-        where: SQL. shows: SQL of what `said` takes of one row. said: makes the text.
+        where: SQL of the condition.
+        shows: SQL of the arguments of `said`, from one row.
+        said: makes the text.
     """
 
     where: str
@@ -48,32 +50,32 @@ class Span(NamedTuple):
 
     @classmethod
     def of(cls, window: str, kind: str) -> Span:
-        """The bounds of a struct of two times of a type."""
+        """Return the bounds of a struct of two times of a type."""
         start, end = f"{window}.start", f"{window}.end"
         return cls(start, end, micros(start, kind), micros(end, kind))
 
     @property
     def shows(self) -> list[str]:
-        """SQL of what a text tells: the length in microseconds, and both bounds."""
+        """SQL of a message's arguments: the length in microseconds, and both bounds."""
         return [f"{self.stop} - {self.first}", f"string({self.start})", f"string({self.end})"]
 
 
 def contradiction(state: DataFrame, checks: Sequence[Check]) -> str | None:
-    """How the rows of a state contradict the query; None if none of them does."""
+    """Return how the rows of a state contradict the query; None if no row does."""
     if not checks:
         return None
-    # The least of the rows, so that the same one is named each time.
-    found = [
+    # The minimum, so that the same row is named each time.
+    minima = [
         F.expr(f"min(struct({', '.join(check.shows)})) filter (where {check.where})").alias(f"c{number}")
         for number, check in enumerate(checks)
     ]
-    row = state.agg(*found).first()
+    row = state.agg(*minima).first()
     assert row is not None
     return next((check.said(*held) for check, held in zip(checks, row, strict=True) if held is not None), None)
 
 
 def of_windows(windows: Windows, span: Span) -> list[Check]:
-    """Windows have the query's size and begin where its windows do."""
+    """Check that windows have the query's size and starts."""
     ours = windows.description
     return [
         Check(
@@ -87,17 +89,19 @@ def of_windows(windows: Windows, span: Span) -> list[Check]:
             f"pmod({span.first} - {windows.offset}, {windows.slide}) != 0",
             span.shows,
             lambda _, start, end: (
-                f"the query has {ours}, none of which begins at {start}; its checkpoint has one from {start} to {end}"
+                f"the query has {ours}, but no window begins at {start}; its checkpoint has one from {start} to {end}"
             ),
         ),
     ]
 
 
 def with_neighbours(state: DataFrame, span: Span, groups: Sequence[str]) -> DataFrame:
-    """The rows with where the windows before and after theirs begin (see `of_neighbours`).
+    """Return the rows with the starts of the neighbouring windows (see `of_neighbours`).
 
     Args:
-        state: the rows. span: their windows. groups: the other columns that they are grouped by.
+        state: the rows.
+        span: their windows.
+        groups: the other grouping columns.
     """
     over = f"over (partition by {', '.join(groups) or '1'} order by {span.first})"
     return state.selectExpr("*", *(f"{f}({span.first}) {over} as {name}" for f, name in _NEIGHBOURS.items()))
@@ -107,10 +111,12 @@ _NEIGHBOURS = {"lag": BEFORE, "lead": AFTER}
 
 
 def of_neighbours(windows: Windows, span: Span, watermark: int | None) -> list[Check]:
-    """Overlapping windows come together: what is not in the next window, too, is in the one before.
+    """Check that overlapping windows occur together: a row that is not in the next window is in the one before.
 
     Args:
-        windows: of the query. span: their column. watermark: by which they were closed; None if none are.
+        windows: the query's windows.
+        span: their column.
+        watermark: the watermark that closed windows, in milliseconds; None if none are closed.
     """
     if windows.size < 2 * windows.slide:
         return []
@@ -131,11 +137,12 @@ def of_neighbours(windows: Windows, span: Span, watermark: int | None) -> list[C
 
 
 def of_sessions(gap: int, span: Span, rows: str | None) -> list[Check]:
-    """Sessions are as long as the gap at least, and no longer than the gap for each of their rows.
+    """Check that sessions are at least as long as the gap, and at most the gap times their number of rows.
 
     Args:
-        gap: in microseconds. span: the column of sessions.
-        rows: SQL of how many rows a session has, where that is kept.
+        gap: the gap in microseconds.
+        span: the session column.
+        rows: SQL of a session's number of rows, if the state has it.
     """
     ours = f"the query has sessions with a gap of {length(gap)}"
     checks = [
@@ -162,11 +169,13 @@ def of_sessions(gap: int, span: Span, rows: str | None) -> list[Check]:
 
 
 def of_closed(time: str, shown: str, what: str, watermark: int) -> list[Check]:
-    """State is removed by the batch whose watermark reaches it.
+    """Check that state was removed by the batch whose watermark reached it.
 
     Args:
-        time: SQL of when it is closed, in microseconds. shown: the same, for people. what: it is.
-        watermark: by which the last committed batch ran, in milliseconds.
+        time: SQL of the closing time, in microseconds.
+        shown: the same, for people.
+        what: the kind of state.
+        watermark: the watermark of the last committed batch, in milliseconds.
     """
     return [
         Check(
@@ -181,12 +190,13 @@ def of_closed(time: str, shown: str, what: str, watermark: int) -> list[Check]:
 
 
 def of_delay(expires: str, delay: int, following: int) -> list[Check]:
-    """Keys are kept for no longer than the delay after the newest row, which the watermark follows by the delay.
+    """Check that keys expire at most one delay after the newest row, which is one delay after the watermark.
 
     Args:
-        expires: SQL of when a key is removed, in microseconds. delay, following: in milliseconds.
+        expires: SQL of a key's expiry time, in microseconds.
+        delay, following: in milliseconds.
     """
-    longest = following + 2 * delay + 1  # a watermark leaves microseconds out
+    longest = following + 2 * delay + 1  # a watermark is truncated to milliseconds
     return [
         Check(
             f"{expires} > {longest * 1000}",
@@ -200,7 +210,7 @@ def of_delay(expires: str, delay: int, following: int) -> list[Check]:
 
 
 def micros(sql: str, kind: str) -> str:
-    """SQL for a time in microseconds since the epoch."""
+    """Return SQL for a time in microseconds since the epoch."""
     if kind == "timestamp":
         return f"unix_micros({sql})"
     return f"timestampdiff(MICROSECOND, timestamp_ntz'1970-01-01 00:00:00', {sql})"

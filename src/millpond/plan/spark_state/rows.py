@@ -1,8 +1,8 @@
-"""State that Spark's own operators have left, as rows that operators of Millpond take up (see `Adopting`).
+"""State of Spark's own operators, as rows that Millpond's operators take over (see `AdoptsSparkState`).
 
-For each operator Spark says by its plan what it keeps: that is compared with the schema of its state store. Then the
-rows themselves are checked, as a schema tells neither the length of windows nor what a join compares. What differs, and
-what Spark keeps as bytes, is refused by name.
+Spark's plan says for each operator what it keeps; that is compared with the schema of its state store. Then the rows
+are checked, since a schema does not have the length of windows or the keys of a join. Differences, and state that Spark
+keeps as bytes, are refused with the name of the part.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from millpond.ddl import quoted
-from millpond.operators.tables.spark_buffers import Carried, carried
 from millpond.plan.catalyst.buffers import Buffers, buffers_of
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Node
-from millpond.plan.reading.aggregate import Reading, metadata
+from millpond.plan.reading.aggregate import metadata
 from millpond.plan.reading.decision import Decided, Operator
 from millpond.plan.reading.join import JoinReading
 from millpond.plan.reading.join_input import joined_sides
+from millpond.plan.reading.reading import Reading
+from millpond.plan.spark_state.buffers import Carried, carried
 from millpond.plan.spark_state.checks import check, check_groups, check_keys, compare_times, end_of, refused
 from millpond.plan.spark_state.contradictions import Check, Times, micros, of_closed, of_delay
 from millpond.spec.kinds.aggregate import AggregateSpec
@@ -38,24 +39,24 @@ ReadStore = Callable[[str], DataFrame]
 """Reads a store of one operator: its columns are the structs `key` and `value`."""
 
 DEFAULT = "default"
-"""The store of an operator that has one."""
+"""Name of the store of an operator that has only one."""
 
 _JOIN = "symmetricHashJoin"
 _ROWS = "-keyWithIndexToValue"
-_FEW = 7  # functions whose orders are all tried
+_FEW = 7  # up to this number of functions, all orders are tried
 _ORDERS = "the projection above it may have had Spark keep its functions in another order, and the state does not tell"
 
 
 @dataclass(frozen=True)
 class Held:
-    """What Spark's checkpoint has of an operator: its name there, and the names of its stores."""
+    """An operator in Spark's checkpoint: its name there, and the names of its stores."""
 
     name: str
     stores: frozenset[str]
 
 
 def in_sparks_order(root: Decided) -> Iterator[Decided]:
-    """The nodes with stateful operators in the order in which Spark numbers them: top down, left to right."""
+    """Yield the nodes with stateful operators in the order of Spark's numbering: top down, left to right."""
     if root.operator is not None and root.operator.stateful:
         yield root
     for child in root.children:
@@ -63,7 +64,7 @@ def in_sparks_order(root: Decided) -> Iterator[Decided]:
 
 
 def projected(decided: Decided, *, above: bool = False) -> Iterator[Decided]:
-    """The operators of a plan whose columns a projection takes up, below the next operator."""
+    """Yield the operators whose columns a projection reads, below the next operator."""
     if decided.operator is not None and above:
         yield decided
     above = decided.node.kind == "Project" or (above and decided.operator is None)
@@ -74,16 +75,19 @@ def projected(decided: Decided, *, above: bool = False) -> Iterator[Decided]:
 def carried_rows(
     catalyst: Catalyst, decided: Decided, held: Held, read: ReadStore, times: Times, *, projected: bool = False
 ) -> DataFrame:
-    """What an operator takes up of Spark's state: its columns, and the hash last.
+    """Return the rows that an operator takes over from Spark's state: its columns, and the hash last.
 
     Args:
-        catalyst: of the query's session. decided: the node, with its operator. held: what there is of it.
-        read: reads a store of it. times: the query's watermarks.
-        projected: whether a projection takes its columns up: Spark makes that a part of an aggregate, and keeps what
-            its functions have in the order in which the projection has them.
+        catalyst: of the query's session.
+        decided: the node with its operator.
+        held: the operator in the checkpoint.
+        read: reads a store of the operator.
+        times: the query's watermarks.
+        projected: whether a projection reads its columns. Spark merges that into an aggregate, and keeps the functions'
+            state in the projection's order.
 
     Raises:
-        StateIncompatibleError: it is of another query, or cannot be taken up.
+        StateIncompatibleError: the state is another query's, or cannot be taken over.
     """
     operator = decided.operator
     assert operator is not None
@@ -123,18 +127,18 @@ _KINDS = {
     "transformWithStateInPySpark": "transformWithState",
     "globalLimit": "limit",
 }
-"""Spark's names of operators in a checkpoint, in the words of its API."""
+"""Spark's name of an operator in a checkpoint → its name in Spark's API."""
 
 
 def describe_held(held: dict[int, Held]) -> str:
-    """What operators a checkpoint has, for people."""
+    """Describe the operators of a checkpoint for people."""
     names = ", ".join(_kind(held[number].name) for number in sorted(held))
     return counted(len(held), "stateful operator") + (f" ({names})" if names else "")
 
 
 def describe_operators(order: Sequence[Decided]) -> str:
-    """The same of a query's."""
-    names = ", ".join(one.operator.title for one in order if one.operator is not None)
+    """Describe the operators of a query for people."""
+    names = ", ".join(decided.operator.title for decided in order if decided.operator is not None)
     return counted(len(order), "stateful operator") + (f" ({names})" if names else "")
 
 
@@ -157,7 +161,7 @@ def _aggregated(
     if node.kind == "Distinct":
         buffers = Buffers(
             [Field(column.name, column.type) for column in node.output],
-            [metadata(one) for one in node.output],
+            [metadata(column) for column in node.output],
             [],
             [],
             [],
@@ -171,16 +175,16 @@ def _aggregated(
     with_keys = session or len(values) == len(buffers.keys) + len(buffers.columns)
     if projected:
         buffers = _as_held(operator, buffers, values[len(buffers.keys) if with_keys else 0 :])
-    # The first format of aggregates, and that of sessions, has the keys among the values, too.
-    at = len(buffers.keys) if with_keys else 0
+    # Aggregates in state format 1, and sessions, have the keys among the values, too.
+    first = len(buffers.keys) if with_keys else 0
     if session:
-        _compare(operator, "groups by", buffers.keys, values[:at])
-    if at or buffers.columns:  # else Spark has put something in their place
-        _compare(operator, "keeps for its functions", buffers.columns, values[at:])
+        _compare(operator, "groups by", buffers.keys, values[:first])
+    if first or buffers.columns:  # otherwise Spark keeps a placeholder
+        _compare(operator, "keeps for its functions", buffers.columns, values[first:])
     flat = _flat(state, values if session or buffers.columns else [], keys=[] if session else keys)
     place = "v" if session else "k"
     compare_times(operator, buffers.keys, buffers.metadata, _metadata(state, "value" if session else "key"), times)
-    check_groups(node, operator, spec, reading, buffers, flat, place, at, times)
+    check_groups(node, operator, spec, reading, buffers, flat, place, first, times)
     columns: dict[str, str] = {}
     groupings = list(range(len(buffers.keys)))
     if reading.session is not None:
@@ -195,14 +199,16 @@ def _aggregated(
         kind = parse_type(spec.window.type).fields[0][1].name if isinstance(spec, SessionSpec) else ""
         columns |= {f"__{bound}": micros(f"{window}.{bound}", kind) for bound in ("start", "end")}
     for number, (call, own) in enumerate(zip(spec.calls, buffers.calls, strict=True)):
-        for part, one in enumerate(_state_columns(operator, spec, call, buffers, own, reading.function_name(number))):
-            columns[f"__{number}_{part}"] = one.sql.format(*(f"v{at + position}" for position in own or ()))
-    made = flat.selectExpr(*(f"{sql} as {quoted(name)}" for name, sql in columns.items()))
-    return made.selectExpr("*", f"{reading.hash} as __hash")
+        for part, state_column in enumerate(
+            _state_columns(operator, spec, call, buffers, own, reading.function_name(number))
+        ):
+            columns[f"__{number}_{part}"] = state_column.sql.format(*(f"v{first + position}" for position in own or ()))
+    rows = flat.selectExpr(*(f"{sql} as {quoted(name)}" for name, sql in columns.items()))
+    return rows.selectExpr("*", f"{reading.hash} as __hash")
 
 
 def _as_held(operator: Operator, buffers: Buffers, held: Sequence[Field]) -> Buffers:
-    """The buffers in the order in which the state has them, which has to be the only one that fits."""
+    """Return the buffers in the order of the state; exactly one order has to fit."""
     blocks = sorted(buffers.blocks, key=lambda block: block.start)
     if len(blocks) > _FEW:
         if len(set(map(_identity, buffers.columns))) < len(buffers.columns):
@@ -210,7 +216,7 @@ def _as_held(operator: Operator, buffers: Buffers, held: Sequence[Field]) -> Buf
         return buffers
     wanted = [*map(_identity, held)]
     columns = [*map(_identity, buffers.columns)]
-    fitting = [order for order in permutations(blocks) if [columns[at] for at in chain(*order)] == wanted]
+    fitting = [order for order in permutations(blocks) if [columns[position] for position in chain(*order)] == wanted]
     if len(fitting) > 1:
         raise refused(operator, _ORDERS)
     if not fitting:
@@ -246,7 +252,7 @@ def _state_columns(
     columns = None
     if own is not None:
         types = [buffers.columns[position].type for position in own]
-        columns = carried(call, [parse_type(one) for one in inputs], inputs, types)
+        columns = carried(call, [parse_type(ddl) for ddl in inputs], inputs, types)
     if columns is None:
         raise refused(operator, f"what Spark keeps of {name}({', '.join(inputs)}) cannot be read")
     return columns
@@ -285,25 +291,26 @@ def _deduplicated(
     if within and closed is not None:
         checks += of_closed("v0", "timestamp_micros(v0)", "keys", closed)
         time = reading.raw[reading.inputs[spec.time.column].raw[0]]  # type: ignore[union-attr]
-        marks = [one.expression("eventTime") for one in node.walk() if one.kind == "EventTimeWatermark"]
-        if len(marks) == 1 and marks[0].expr_id == time.expr_id:  # else it may run ahead of what the watermark follows
+        marks = [mark.expression("eventTime") for mark in node.walk() if mark.kind == "EventTimeWatermark"]
+        # otherwise this time may be ahead of the time that the watermark follows
+        if len(marks) == 1 and marks[0].expr_id == time.expr_id:
             checks += of_delay("v0", spec.delay_ms, times.following)  # type: ignore[union-attr]
     check(operator, flat, checks)
-    at = {column.expr_id: number for number, column in enumerate(expected)}
+    position_of = {column.expr_id: number for number, column in enumerate(expected)}
     columns = []
     for position, column in enumerate(reading.inputs):
         attribute = reading.raw[column.raw[0]]
         if within and position == spec.time.column:  # type: ignore[union-attr]
             sql = _time("v0", column.field.type)
         elif position in spec.keys:
-            sql = f"k{at[attribute.expr_id]}"
+            sql = f"k{position_of[attribute.expr_id]}"
         else:
             sql = f"cast(null as {column.field.type})"
         columns.append((column.field.name, sql))
     if within and spec.time is not None and spec.time.column in spec.keys:
         raise refused(operator, "the event time is one of its keys")
-    made = flat.selectExpr(*(f"{sql} as {quoted(name)}" for name, sql in columns))
-    return made.selectExpr("*", f"{reading.hash} as __hash")
+    rows = flat.selectExpr(*(f"{sql} as {quoted(name)}" for name, sql in columns))
+    return rows.selectExpr("*", f"{reading.hash} as __hash")
 
 
 def _joined(
@@ -328,19 +335,28 @@ def _joined(
         if not known and reading.spec.kind != "inner":
             raise refused(operator, "its state is of the first format, and does not say who has found a partner")
         rows = values[:-1] if known else values
-        *keys, number = _fields(state, "key")  # of the rows of a key
+        *keys, number = _fields(state, "key")  # the number of a row within its key
         flat = _flat(state, values, [*keys, number])
         matched = F.col(f"v{len(rows)}") if known else F.lit(None).cast("boolean")
-        made = catalyst.analyzed(flat.withColumn("__matched", matched))
-        held_columns = made.output[len(keys) + 1 :]
-        needed = {one.expr_id for alias in aliases for one in alias.walk() if one.kind == "AttributeReference"}
-        stand_ins, found = [], []
+        analyzed = catalyst.analyzed(flat.withColumn("__matched", matched))
+        held_columns = analyzed.output[len(keys) + 1 :]
+        needed = {
+            expression.expr_id
+            for alias in aliases
+            for expression in alias.walk()
+            if expression.kind == "AttributeReference"
+        }
+        replacements, matched_columns = [], []
         checks: list[Check] = []
         for column in child.output:
-            places = [at for at, field in enumerate(rows) if (field.name, field.type) == (column.name, column.type)]
+            places = [
+                position
+                for position, field in enumerate(rows)
+                if (field.name, field.type) == (column.name, column.type)
+            ]
             if len(places) == 1:
-                stand_ins.append(catalyst.stand_in(catalyst.fitted(held_columns[places[0]], column), column))
-                found.append((column, _metadata(state, "value")[places[0]]))
+                replacements.append(catalyst.replacement(catalyst.fitted(held_columns[places[0]], column), column))
+                matched_columns.append((column, _metadata(state, "value")[places[0]]))
                 checks += end_of(child, column, f"v{places[0]}")[1]
             elif column.expr_id in needed:
                 raise refused(
@@ -348,12 +364,12 @@ def _joined(
                     f"the query reads {column.name} {column.type} on its {side} side; its checkpoint has "
                     f"{_told(rows)} there",
                 )
-        ours = [metadata(column) for column, _ in found]
-        fields = [Field(column.name, column.type) for column, _ in found]
-        compare_times(operator, fields, ours, [theirs for _, theirs in found], times)
+        ours = [metadata(column) for column, _ in matched_columns]
+        fields = [Field(column.name, column.type) for column, _ in matched_columns]
+        compare_times(operator, fields, ours, [theirs for _, theirs in matched_columns], times)
         check(operator, flat, checks)
-        under = catalyst.project([*made.output, *stand_ins], made)
-        projected = catalyst.dataframe(catalyst.project([*aliases, *made.output], under))
+        under = catalyst.project([*analyzed.output, *replacements], analyzed)
+        projected = catalyst.dataframe(catalyst.project([*aliases, *analyzed.output], under))
         *others, hashed = columns
         named = [f"{column} as __{column}" for column in flat.columns]
         check_keys(operator, part.keys, reading.spec, side, projected.selectExpr(*named, *others), keys, rows)
@@ -372,7 +388,7 @@ def _fields(state: DataFrame, part: str) -> list[Field]:
 
 
 def _flat(state: DataFrame, values: Sequence[Field], keys: Sequence[Field]) -> DataFrame:
-    """Fields of both structs as columns `k0`…, `v0`…, by place: names may repeat."""
+    """Return the fields of both structs as columns `k0`…, `v0`…, by position, since names may repeat."""
     parts: list[str] = []
     for part, letter, fields in (("key", "k", keys), ("value", "v", values)):
         if fields:
@@ -385,15 +401,17 @@ def _flat(state: DataFrame, values: Sequence[Field], keys: Sequence[Field]) -> D
 
 
 def _time(sql: str, kind: str) -> str:
-    """Microseconds since the epoch as a time."""
+    """Return SQL for a time from microseconds since the epoch."""
     if kind == "timestamp":
         return f"timestamp_micros({sql})"
     return f"timestampadd(MICROSECOND, {sql}, timestamp_ntz'1970-01-01 00:00:00')"
 
 
 def _compare(operator: Operator, does: str, wanted: Sequence[Field], held: Sequence[Field]) -> None:
-    """See that the checkpoint has what Spark would keep for this query."""
-    if [(one.name, _plain(one.type)) for one in wanted] == [(one.name, _plain(one.type)) for one in held]:
+    """Check that the checkpoint has the columns that Spark would keep for this query."""
+    if [(column.name, _plain(column.type)) for column in wanted] == [
+        (column.name, _plain(column.type)) for column in held
+    ]:
         return
     raise refused(operator, f"the query {does} ({_told(wanted)}); its checkpoint {does} ({_told(held)})")
 

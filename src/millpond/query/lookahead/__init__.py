@@ -1,1 +1,1 @@
-"""Looking at what the source will give a batch later, so that the state of its keys is read meanwhile."""
+"""Prefetch hints from the rows that the source will give to the next batch."""

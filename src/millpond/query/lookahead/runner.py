@@ -1,4 +1,4 @@
-"""Runs beside a query: announces the keys of the batch after the one that is planned, where slots ask for that."""
+"""A thread beside a query that sends prefetch hints for the batch after the planned one, while slots ask for them."""
 
 from __future__ import annotations
 
@@ -14,60 +14,70 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from millpond.files.backends.filesystem import FileSystem, on_disk
+from millpond.files.backends.filesystem import FileSystem
+from millpond.files.locations.opening import on_disk
 from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.exchange.workers import map_in_arrow
 from millpond.plan.lookahead.source import announced, fed_by_source, key_hashes, source_of
 from millpond.plan.reading.decision import Decision
-from millpond.plan.workers import map_in_arrow
-from millpond.query.ledger.ledger import Ledger
+from millpond.query.logs.query_logs import QueryLogs
 from millpond.query.lookahead.sources import Upcoming, upcoming
-from millpond.slot.batch.task import Lookahead, PipeTask
-from millpond.slot.pipe.hints import KeysAhead
 from millpond.slot.prefetch.switch import wanted
 from millpond.slot.process.lifecycle import SlotDirectory
+from millpond.tasks.operator_task import Lookahead, OperatorTask
+from millpond.worker.hints import SourceHints
 
 log = logging.getLogger("millpond")
 
 _LOOK_SECONDS = 0.05
 _REST_SECONDS = 1.0
-"""How often is looked what has come, at most, and whether hints are asked for."""
+"""Shortest time between two looks at the source, and time between two looks whether slots ask for hints."""
 _SHARE = 1.0
-"""Rest after a look, in times as long as it took: looking is to leave the cores to the query."""
+"""Pause after a look, as a multiple of the look's own time: looks must leave the cores to the query."""
 _LONGEST_REST = 60.0
-"""Seconds between looks that fail, at most: each rest is twice the one before. A broker may be away, and come back."""
+"""Longest pause in seconds after failed looks; each pause is twice the one before. A broker may be away for a while."""
 
 
-def lookaheads(decision: Decision, task: PipeTask) -> list[tuple[Lookahead, ...]]:
-    """Who may announce keys of each operator, in the order of the plan.
+def lookaheads(decision: Decision, task: OperatorTask) -> list[tuple[Lookahead, ...]]:
+    """Return the lookaheads that may send hints for each operator, in the order of the plan.
+
+    The source may send hints only if the offset log is on a disk: the thread lists the log repeatedly to find planned
+    batches, and an object store charges for that.
 
     Args:
-        decision: about the query. task: any of its pipe tasks; without `lookaheads` nobody may. The source
-            only if the offset log is on a disk: who looks for planned batches lists it again and again, which a store
-            charges for.
+        decision: the decision about the query.
+        task: any operator of the query; without `lookaheads` in it, no hints are sent.
     """
     known = announced(decision) if task.lookaheads else {}
     left_out = () if on_disk(task.offsets) else ("source",)
-    return [tuple(one for one in known.get(at, ()) if one not in left_out) for at in range(len(decision.specs))]
+    return [
+        tuple(name for name in known.get(operator, ()) if name not in left_out)
+        for operator in range(len(decision.specs))
+    ]
 
 
 def look_ahead(
     query: StreamingQuery,
     spark: SparkSession,
     decision: Decision,
-    tasks: Sequence[PipeTask],
+    tasks: Sequence[OperatorTask],
     checkpoint: FileSystem,
     settings: Mapping[str, str],
 ) -> None:
-    """Announce keys in a thread that ends with the query, if there is anything to announce.
+    """Send hints in a thread that ends with the query, if the next rows of its source can be read.
 
     Args:
-        query: the running query. spark: its session. decision: about it. tasks: its pipe tasks.
-        checkpoint: of it. settings: under which it is planned.
+        query: the running query.
+        spark: its session.
+        decision: the decision about it.
+        tasks: its operators.
+        checkpoint: its checkpoint.
+        settings: the session settings with which it is planned.
     """
     source = source_of(decision)
     ahead = None if source is None else upcoming(source, checkpoint)
     if ahead is not None and any("source" in task.lookaheads for task in tasks):
-        runner = _Runner(query, spark, decision, tasks, Ledger(checkpoint), settings, ahead)
+        runner = _Runner(query, spark, decision, tasks, QueryLogs(checkpoint), settings, ahead)
         threading.Thread(target=runner.run, name="millpond-look-ahead", daemon=True).start()
 
 
@@ -77,8 +87,8 @@ class _Runner:
         query: StreamingQuery,
         spark: SparkSession,
         decision: Decision,
-        tasks: Sequence[PipeTask],
-        ledger: Ledger,
+        tasks: Sequence[OperatorTask],
+        query_logs: QueryLogs,
         settings: Mapping[str, str],
         ahead: Upcoming,
     ) -> None:
@@ -86,7 +96,7 @@ class _Runner:
         self._spark = spark
         self._fed = fed_by_source(decision)
         self._tasks = tasks
-        self._ledger = ledger
+        self._logs = query_logs
         self._settings = settings
         self._ahead = ahead
         self._directory = SlotDirectory.of(tasks[0]).path
@@ -95,8 +105,8 @@ class _Runner:
         self._session: Catalyst | None = None
 
     def run(self) -> None:
-        """Until the query ends."""
-        with suppress(PySparkException, Py4JError):  # what the query ended with is told to who waits for it
+        """Send hints until the query ends."""
+        with suppress(PySparkException, Py4JError):  # the error of the query is reported to its waiters
             self._watch()
 
     def _watch(self) -> None:
@@ -107,23 +117,24 @@ class _Runner:
             try:
                 if asked:
                     self._look(asked)
-            except Exception as error:  # whatever a source has come up with costs hints, and nothing else
-                log.debug("keys were not announced: %s", error)
+            except Exception as error:  # best effort: an error of a source costs only hints
+                log.debug("prefetch hints were not sent: %s", error)
                 rest = min(_LONGEST_REST, 2 * rest)
             else:
                 rest = max(_LOOK_SECONDS, _SHARE * (time.monotonic() - began)) if asked else _REST_SECONDS
 
-    def _asked(self, task: PipeTask) -> bool:
+    def _asked(self, task: OperatorTask) -> bool:
         return any("source" in lookaheads for lookaheads in wanted(self._directory, task).values())
 
-    def _look(self, asked: Sequence[PipeTask]) -> None:
-        batch = self._ledger.last("offsets")
+    def _look(self, asked: Sequence[OperatorTask]) -> None:
+        batch = self._logs.last("offsets")
         if batch != self._batch:
-            entry = self._ledger.read("offsets", batch) if batch >= 0 else None
+            entry = self._logs.read("offsets", batch) if batch >= 0 else None
             self._batch, self._offset = batch, None if entry is None else _only_offset(entry)
         if self._offset is None:
             return
         if self._session is None:
+            # A session of its own: the rows are read with the query's settings, and the user's session does not change.
             copy = SparkSession(self._spark.sparkContext, self._spark._jsparkSession.cloneSession())
             for name, value in self._settings.items():
                 copy.conf.set(name, value)
@@ -132,12 +143,12 @@ class _Runner:
         for task in asked:
             if rows is not None and task.operator in self._fed:
                 hashes = key_hashes(self._session, self._fed[task.operator], rows)
-                announce = KeysAhead(task, batch + 1)
-                map_in_arrow(hashes, announce, "nothing int").write.format("noop").mode("append").save()
+                prefetch = SourceHints(task, batch + 1)
+                map_in_arrow(hashes, prefetch, "nothing int").write.format("noop").mode("append").save()
 
 
 def _only_offset(entry: bytes) -> str | None:
-    """The offset of the one source up to which a planned batch reads."""
+    """Return the end offset of a planned batch, if the query has one source."""
     lines = entry.decode().splitlines()[2:]
     if len(lines) != 1:
         return None

@@ -1,4 +1,4 @@
-"""What a source will give next: a batch DataFrame of the rows behind an offset, with the source's columns."""
+"""The next rows of a source: a batch DataFrame of the rows behind an offset, with the source's columns."""
 
 from __future__ import annotations
 
@@ -20,14 +20,19 @@ from millpond.plan.lookahead.source import foreseen
 
 
 class Upcoming(Protocol):
-    """What a source will give. Rows are told once: whoever asks again gets what has come meanwhile."""
+    """The next rows of a source. Each row is returned once: a repeated call returns rows that arrived meanwhile."""
 
     def after(self, spark: SparkSession, offset: str) -> DataFrame | None:
-        """The rows behind an offset, as far as they are there and were not told of yet; None if there are none."""
+        """Return available rows behind an offset that were not returned yet; None without such rows.
+
+        Args:
+            spark: a session.
+            offset: the end offset of the planned batch, as in the offset log.
+        """
 
 
 class Numbered:
-    """The source `rate-micro-batch`: each batch has the next so many numbers."""
+    """The source `rate-micro-batch`: each batch has the next `rowsPerBatch` numbers."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._rows = int(options.get("rowsperbatch", "0"))
@@ -36,18 +41,18 @@ class Numbered:
 
     def after(self, spark: SparkSession, offset: str) -> DataFrame | None:
         """See `Upcoming`."""
-        place = json.loads(offset)
-        start = int(place["offset"])
+        position = json.loads(offset)
+        start = int(position["offset"])
         if start <= self._told:
             return None
         self._told = start
         numbers = spark.range(start, start + self._rows, 1, self._partitions)
-        time = F.timestamp_millis(F.lit(int(place["timestamp"])))
+        time = F.timestamp_millis(F.lit(int(position["timestamp"])))
         return numbers.select(time.alias("timestamp"), F.col("id").alias("value"))
 
 
 class Kafka:
-    """Records that are there behind the offsets, as long as a batch takes all that there are."""
+    """Records of Kafka behind the offsets, for a query whose batches take all available records."""
 
     _OFFSETS = ("startingoffsets", "endingoffsets", "startingtimestamp", "endingtimestamp", "failondataloss")
 
@@ -60,7 +65,9 @@ class Kafka:
         """See `Upcoming`."""
         planned: dict[str, dict[str, int]] = json.loads(offset)
         start = {
-            topic: {part: max(at, self._told.get(topic, {}).get(part, 0)) for part, at in parts.items()}
+            topic: {
+                part: max(start_offset, self._told.get(topic, {}).get(part, 0)) for part, start_offset in parts.items()
+            }
             for topic, parts in planned.items()
         }
         reader = spark.read.format("kafka").options(**self._options).option("failOnDataLoss", "false")
@@ -76,27 +83,29 @@ class Kafka:
 
 
 class Files:
-    """Files that are there and that no batch has read: all, or the oldest ones where a batch takes so many.
+    """Files that no batch has read: all of them, or the oldest `maxFilesPerTrigger` ones.
 
     Args:
-        source: the node. options: of the source. checkpoint: of the query, whose log says which files were read.
+        source: the node of the plan.
+        options: the options of the source, with lower-case names.
+        checkpoint: the checkpoint of the query, whose source log lists the files that were read.
     """
 
     _READ = re.compile(r"sources/0/(\d+)(\.compact)?")
 
     def __init__(self, source: Node, options: Mapping[str, str], checkpoint: FileSystem) -> None:
         self._format = source.source
-        self._schema = StructType([StructField(one.name, one.data_type) for one in source.output])
+        self._schema = StructType([StructField(column.name, column.data_type) for column in source.output])
         self._options = {name: value for name, value in options.items() if name not in ("path", "maxfilespertrigger")}
         self._path = options["path"]
         self._folder = unquote(urlsplit(self._path).path)
         self._most = int(options.get("maxfilespertrigger", "0"))
         self._checkpoint = checkpoint
-        self._known: set[str] = set()  # read by a planned batch, or that the next will read: it has been told
+        self._known: set[str] = set()  # paths read by a planned batch, or returned for the next one
         self._logged: set[str] = set()
-        self._listed: set[str] = set()  # the names that were there, when it was told of all
+        self._listed: set[str] = set()  # names in the folder when all its files were returned
         self._offset = ""
-        self._told: set[str] = set()  # behind that offset, where a batch takes so many
+        self._told: set[str] = set()  # paths returned since that offset, with maxFilesPerTrigger
 
     def after(self, spark: SparkSession, offset: str) -> DataFrame | None:
         """See `Upcoming`."""
@@ -109,8 +118,8 @@ class Files:
             return None
         self._catch_up()
         reader = spark.read.format(self._format).schema(self._schema).options(**self._options)
-        there = (unquote(urlsplit(one).path) for one in reader.load(self._path).inputFiles())
-        fresh = [place for place in there if place not in self._known and place not in self._told]
+        paths = (unquote(urlsplit(path).path) for path in reader.load(self._path).inputFiles())
+        fresh = [path for path in paths if path not in self._known and path not in self._told]
         if self._most:
             fresh = heapq.nsmallest(room, fresh, key=os.path.getmtime)
             self._told.update(fresh)
@@ -128,7 +137,7 @@ class Files:
 
 
 def upcoming(source: Node, checkpoint: FileSystem) -> Upcoming | None:
-    """What is known of the next rows of a query's only source; None where nothing is."""
+    """Return the next rows of a query's only source; None if they cannot be known before the batch."""
     options = {name.lower(): value for name, value in source.relation_options.items()}
     kind = foreseen(source)
     if kind == "numbers":

@@ -1,1 +1,1 @@
-"""What a running query does, read from outside: for `millpond top`, and for Prometheus."""
+"""Progress of a running query, read from outside: for `millpond top` and for Prometheus."""

@@ -1,4 +1,4 @@
-"""What a query has done since its start, counted from Spark's progress events: one for each batch, none is missed."""
+"""Counts of a query since its start, from Spark's progress events, of which there is one for each batch."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ from millpond.metrics import COMPACTIONS, COUNTED, REQUESTS, TIERS, WAITING, obs
 
 @dataclass
 class Counts:
-    """Batches and figures of one run of a query. Thread-safe: whoever reads holds `lock`.
+    """Batches and metrics of one run of a query. Readers hold `lock`.
 
     Attributes:
-        operators: how many the query has.
-        batches: how many have ended. seconds: that they took. last_seconds: the last one.
-        totals: of each operator, figures added up over batches. last: the figures of the last batch.
-        requests: the figures of requests, tiers and compactions added up over batches and operators; empty if the state
-            is on a disk, and no compactors are asked. waiting: compactions that wait for one after the last batch.
+        operators: the number of operators of the query.
+        batches: the number of finished batches.
+        seconds: the total time of these batches.
+        last_seconds: the time of the last batch.
+        totals: for each operator, the sums of its metrics over batches.
+        last: for each operator, the metrics of the last batch.
+        requests: the sums of the metrics of requests, tiers and compactions over batches and operators; empty for state
+            on a disk without `compaction=remote`.
+        waiting: compactions that wait for a compactor after the last batch.
     """
 
     operators: int
@@ -39,7 +43,7 @@ class Counts:
         self._counted = -1
 
     def add(self, progress: Any) -> None:
-        """Count a batch (a `StreamingQueryProgress`), unless it has been counted or nothing ran in it."""
+        """Count a batch (a `StreamingQueryProgress`), unless it was counted or no operator ran in it."""
         with self.lock:
             if progress.batchId <= self._counted or observation(0) not in progress.observedMetrics:
                 return
@@ -60,10 +64,11 @@ class Counts:
 
 
 class CountingListener(StreamingQueryListener):  # type: ignore[misc]
-    """Counts the batches of one query.
+    """Listener that counts the batches of one query.
 
     Args:
-        query: its id. counts: where to.
+        query: the query's id.
+        counts: the counts to update.
     """
 
     def __init__(self, query: str, counts: Counts) -> None:
@@ -74,7 +79,7 @@ class CountingListener(StreamingQueryListener):  # type: ignore[misc]
         """Nothing is counted."""
 
     def onQueryProgress(self, event: Any) -> None:
-        """A batch of some query has ended."""
+        """Count a batch, if it is one of this query."""
         if str(event.progress.id) == self._query:
             self._counts.add(event.progress)
 
@@ -82,4 +87,4 @@ class CountingListener(StreamingQueryListener):  # type: ignore[misc]
         """Nothing is counted."""
 
     def onQueryTerminated(self, event: Any) -> None:
-        """Nothing is counted: whoever waits for the query's end takes it off the endpoint."""
+        """Nothing is counted: the endpoint's own thread removes a query that has ended."""

@@ -1,7 +1,7 @@
-"""HTTP endpoints in the driver that Prometheus scrapes: one for each port that queries ask for.
+"""HTTP endpoints in the driver that Prometheus scrapes: one for each port in the settings of queries.
 
-An endpoint listens as long as there is a query that wants it. At a scrape it looks at checkpoints and asks slots; in
-between it costs a query one progress event for each batch.
+An endpoint listens while a query uses it. At a scrape, it reads checkpoints and asks slots. Between scrapes, it costs a
+query one progress event for each batch.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from millpond.conf import Settings
 from millpond.errors import MillpondError, SettingError
 from millpond.query.progress.counts import CountingListener, Counts
 from millpond.query.progress.reader import Progress, ProgressReader
-from millpond.slot.batch.task import PipeTask
-from millpond.slot.pipe.client import CommitHealth, commit_health
 from millpond.slot.process.lifecycle import SlotDirectory
+from millpond.tasks.operator_task import OperatorTask
+from millpond.worker.client import CommitHealth, commit_health
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -42,7 +42,7 @@ class _Query:
     labels: tuple[str, str]
     titles: Sequence[str]
     counts: Counts
-    task: PipeTask
+    task: OperatorTask
     reader: ProgressReader
 
     def progress(self) -> Progress | None:
@@ -57,7 +57,7 @@ class _Query:
 
 
 class Endpoint:
-    """One HTTP server, and the queries that it shows. Made by `endpoint_of`."""
+    """An HTTP server and the queries that it shows. `endpoint_of` creates it."""
 
     def __init__(self, host: str, port: int) -> None:
         from prometheus_client import CollectorRegistry, start_http_server
@@ -70,11 +70,11 @@ class Endpoint:
         self._server, self._thread = start_http_server(port, host, registry)
 
     def describe(self) -> list[Metric]:
-        """Nothing, before a scrape."""
+        """Return no metrics: they are known only at a scrape."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics now, as prometheus-client asks for them."""
+        """Return all current metrics; prometheus-client calls this at a scrape."""
         from millpond.query.progress.families import Shown, families
 
         with self._scraping:
@@ -86,19 +86,21 @@ class Endpoint:
         query: StreamingQuery,
         spark: SparkSession,
         checkpoint: str,
-        tasks: Sequence[PipeTask],
+        tasks: Sequence[OperatorTask],
         titles: Sequence[str],
     ) -> None:
         """Show a query until it ends.
 
         Args:
-            query: the running query. spark: its session.
+            query: the running query.
+            spark: its session.
             checkpoint: URL of its checkpoint.
-            tasks: its operators. titles: what they are, in order.
+            tasks: its operators.
+            titles: their titles, in the same order.
         """
         counts = Counts(len(tasks))
         listener = CountingListener(str(query.id), counts)
-        with counts.lock:  # what the listener hears meanwhile comes after what was before it
+        with counts.lock:  # count earlier batches before those that the listener gets
             spark.streams.addListener(listener)
             for progress in query.recentProgress:
                 counts.add(progress)
@@ -120,7 +122,7 @@ class Endpoint:
         _release(self)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop the server."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -128,10 +130,10 @@ class Endpoint:
 
 @contextmanager
 def endpoint_of(settings: Settings) -> Iterator[Endpoint | None]:
-    """The endpoint that the settings ask for, None if they ask for none; after this context it stays for what it shows.
+    """Yield the endpoint of the settings, or None without one. After this context, it stays for the queries it shows.
 
     Raises:
-        SettingError: prometheus-client is not installed, or nobody can listen there.
+        SettingError: prometheus-client is not installed, or the port cannot be bound.
     """
     if settings.metrics_port is None:
         yield None
@@ -168,6 +170,6 @@ def _release(endpoint: Endpoint) -> None:
         endpoint.users -= 1
         if endpoint.users:
             return
-        for address in [address for address, one in _endpoints.items() if one is endpoint]:
+        for address in [address for address, other in _endpoints.items() if other is endpoint]:
             del _endpoints[address]
         endpoint.close()

@@ -1,4 +1,4 @@
-"""The metrics by their names: what an endpoint answers, in the terms of prometheus-client, which this file needs."""
+"""Metric families of an endpoint. This module requires prometheus-client."""
 
 from __future__ import annotations
 
@@ -7,21 +7,13 @@ from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 
-from millpond.metrics import COUNTED, PRICES, WAITING
+from millpond.metrics import COUNTED, PRICES, WAITING, text
 from millpond.query.progress.counts import Counts
 from millpond.query.progress.reader import Progress
-from millpond.slot.pipe.client import CommitHealth
+from millpond.worker.client import CommitHealth
 
 _QUERY = ("query_id", "query_name")
 _OPERATOR = (*_QUERY, "operator")
-
-_COUNTERS = {
-    "input_rows": "Rows that the operator read.",
-    "output_rows": "Rows that the operator wrote.",
-    "late_rows": "Rows that the operator dropped because they were late.",
-    "cache_hits": "Keys that were looked for and were in memory.",
-    "cache_misses": "Keys that had to be sought in files.",
-}
 
 
 @dataclass(frozen=True)
@@ -30,10 +22,10 @@ class Shown:
 
     Attributes:
         labels: its id and name.
-        titles: of its operators.
-        counts: since its start.
-        progress: what its checkpoint tells; None if it could not be read.
-        health: what its slots on this host say of commits; None if they did not answer.
+        titles: the titles of its operators.
+        counts: its counts since its start.
+        progress: its progress from its checkpoint; None if that could not be read.
+        health: the commit health of its slots on this host; None if they did not answer.
     """
 
     labels: tuple[str, str]
@@ -44,11 +36,11 @@ class Shown:
 
 
 def families(queries: Sequence[Shown]) -> Iterator[Metric]:
-    """All metrics of these queries; what is not known now has no sample."""
+    """Return all metrics of queries; a value that is not known now has no sample."""
     batches = SummaryMetricFamily("millpond_batch_seconds", "Batches, and the seconds they took.", labels=_QUERY)
     last = GaugeMetricFamily("millpond_last_batch_seconds", "Seconds that the last batch took.", labels=_QUERY)
     lag = GaugeMetricFamily(
-        "millpond_commit_lag_versions", "Versions by which durable state is behind Spark's ledger.", labels=_QUERY
+        "millpond_commit_lag_versions", "Versions by which durable state is behind Spark's commit log.", labels=_QUERY
     )
     failed = CounterMetricFamily(
         "millpond_failed_commits", "Tries to commit that failed, of slots on the driver's host.", labels=_QUERY
@@ -82,30 +74,30 @@ def families(queries: Sequence[Shown]) -> Iterator[Metric]:
     compacting = CounterMetricFamily(
         "millpond_compaction_seconds", "Processor time of compactions in slots.", labels=_QUERY
     )
-    for one in queries:
-        with one.counts.lock:
-            if WAITING in one.counts.requests:
-                waiting.add_metric(one.labels, one.counts.waiting)
-                compactions.add_metric((*one.labels, "compactor"), one.counts.requests["remote_compactions"])
-                compactions.add_metric((*one.labels, "slot"), one.counts.requests["local_compactions"])
-                compacted.add_metric(one.labels, one.counts.requests["remote_compacted_bytes"])
-                compacting.add_metric(one.labels, one.counts.requests["compaction_ms"] / 1000)
-            if "hedges" in one.counts.requests:
-                hedges.add_metric(one.labels, one.counts.requests["hedges"])
+    for query in queries:
+        with query.counts.lock:
+            if WAITING in query.counts.requests:
+                waiting.add_metric(query.labels, query.counts.waiting)
+                compactions.add_metric((*query.labels, "compactor"), query.counts.requests["remote_compactions"])
+                compactions.add_metric((*query.labels, "slot"), query.counts.requests["local_compactions"])
+                compacted.add_metric(query.labels, query.counts.requests["remote_compacted_bytes"])
+                compacting.add_metric(query.labels, query.counts.requests["compaction_ms"] / 1000)
+            if "hedges" in query.counts.requests:
+                hedges.add_metric(query.labels, query.counts.requests["hedges"])
                 for tier in ("memory", "disk", "remote"):
-                    blocks.add_metric((*one.labels, tier), one.counts.requests[f"{tier}_blocks"])
-                copied.add_metric(one.labels, one.counts.requests["copied_bytes"])
+                    blocks.add_metric((*query.labels, tier), query.counts.requests[f"{tier}_blocks"])
+                copied.add_metric(query.labels, query.counts.requests["copied_bytes"])
                 for name in PRICES:
-                    requests.add_metric((*one.labels, name.removesuffix("s")), one.counts.requests[name])
+                    requests.add_metric((*query.labels, name.removesuffix("s")), query.counts.requests[name])
                 for kind in ("put", "get"):
-                    sent.add_metric((*one.labels, kind), one.counts.requests[f"{kind}_bytes"])
-            batches.add_metric(one.labels, one.counts.batches, one.counts.seconds)
-            if one.counts.batches:
-                last.add_metric(one.labels, one.counts.last_seconds)
-        if one.progress is not None:
-            lag.add_metric(one.labels, one.progress.commit_lag)
-        if one.health is not None:
-            failed.add_metric(one.labels, one.health.failed)
+                    sent.add_metric((*query.labels, kind), query.counts.requests[f"{kind}_bytes"])
+            batches.add_metric(query.labels, query.counts.batches, query.counts.seconds)
+            if query.counts.batches:
+                last.add_metric(query.labels, query.counts.last_seconds)
+        if query.progress is not None:
+            lag.add_metric(query.labels, query.progress.commit_lag)
+        if query.health is not None:
+            failed.add_metric(query.labels, query.health.failed)
     yield from (batches, last, lag, failed, requests, sent, hedges, blocks, copied)
     yield from (waiting, compactions, compacted, compacting)
     yield from _of_operators(queries)
@@ -113,26 +105,26 @@ def families(queries: Sequence[Shown]) -> Iterator[Metric]:
 
 def _of_operators(queries: Sequence[Shown]) -> Iterator[Metric]:
     info = GaugeMetricFamily("millpond_operator_info", "What the operator is; always 1.", labels=(*_OPERATOR, "title"))
-    counters = {name: CounterMetricFamily(f"millpond_{name}", _COUNTERS[name], labels=_OPERATOR) for name in COUNTED}
+    counters = {name: CounterMetricFamily(f"millpond_{name}", text(name), labels=_OPERATOR) for name in COUNTED}
     rows = GaugeMetricFamily("millpond_state_rows", "Keys held.", labels=_OPERATOR)
     memory = GaugeMetricFamily("millpond_state_memory_bytes", "Bytes of the state in memory.", labels=_OPERATOR)
     files = GaugeMetricFamily("millpond_state_file_bytes", "Bytes of the state in files.", labels=_OPERATOR)
     wait = GaugeMetricFamily(
         "millpond_commit_wait_seconds", "Seconds that the last batch waited for the commit before.", labels=_OPERATOR
     )
-    for one in queries:
-        for index, title in enumerate(one.titles):
-            labels = (*one.labels, str(index))
+    for query in queries:
+        for index, title in enumerate(query.titles):
+            labels = (*query.labels, str(index))
             info.add_metric((*labels, title), 1)
-            with one.counts.lock:
+            with query.counts.lock:
                 for name, family in counters.items():
-                    family.add_metric(labels, one.counts.totals[index][name])
-                figures = one.counts.last[index]
+                    family.add_metric(labels, query.counts.totals[index][name])
+                figures = query.counts.last[index]
             if figures:
                 rows.add_metric(labels, figures["state_rows"])
                 wait.add_metric(labels, figures["commit_lag_ms"] / 1000)
-            if one.progress is not None and one.progress.batches:
-                durable = one.progress.batches[-1].operators[index]
+            if query.progress is not None and query.progress.batches:
+                durable = query.progress.batches[-1].operators[index]
                 memory.add_metric(labels, durable.memory_bytes)
                 files.add_metric(labels, durable.file_bytes)
     yield from (info, *counters.values(), rows, memory, files, wait)

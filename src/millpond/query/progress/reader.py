@@ -1,6 +1,6 @@
-"""How a query gets on, as its checkpoint tells: read from outside, without Spark, at no cost to the query.
+"""Progress of a query from its checkpoint, read from outside, without Spark and at no cost to the query.
 
-Commits hold the figures of the batch that made them, Spark's ledger when each batch was planned and done.
+Commits hold the metrics of their batch. Spark's offset log and commit log hold the times of plan and commit.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 
 from millpond.checkpoint.formats.manifest import PartitionManifest
 from millpond.errors import UsageError
-from millpond.files.backends.filesystem import FileSystem, open_filesystem
-from millpond.metrics import AHEAD, COMPACTIONS, LOOKAHEAD, LOOKUPS, PRICES, TIERS, together
-from millpond.query.ledger.finding import find_state
-from millpond.query.ledger.ledger import Ledger
-from millpond.slot.reading.reader import StateOperator, StateReader
+from millpond.files.backends.filesystem import FileSystem
+from millpond.files.locations.opening import open_filesystem
+from millpond.metrics import AHEAD, COMPACTIONS, LOOKAHEAD, LOOKUPS, PRICES, TIERS, reducer
+from millpond.query.logs.finding import find_state
+from millpond.query.logs.query_logs import QueryLogs
+from millpond.state_reader.reader import StateOperator, StateReader
 
 _GIVE = "Give the query's checkpointLocation, also if its state lies elsewhere."
 
@@ -24,18 +25,22 @@ class OperatorProgress:
     """One operator in one batch, over all partitions.
 
     Attributes:
-        rows, late_rows: rows that it read; of them, those that it dropped as late.
-        state_rows: keys held after the batch.
-        memory_bytes, file_bytes: of the state in memory; in files, deltas included.
-        cache_hits, cache_misses: keys that were in memory; that had to be sought in files.
-        prefetched: keys that were not in memory and were read ahead, and what else `millpond.metrics.AHEAD` has of
-            hints; empty if nobody announces keys, or a version of Millpond wrote the commits that does not tell.
-        looked_up: what a lookup join asked of its table (`millpond.metrics.LOOKUPS`); empty for others.
-        seconds: how long it took, in the partition that took longest.
-        requests: of slots to the object store, by kind (those of `millpond.metrics.PRICES`), since the figures before,
-            which may have been another operator's; empty if the state is on a disk.
-        tiers: likewise: blocks by where they were read, and bytes copied (`millpond.metrics.TIERS`).
-        compactions: likewise, also on a disk: what was compacted, and where (`millpond.metrics.COMPACTIONS`).
+        title: the operator's title.
+        rows: rows that it read.
+        late_rows: the rows of these that it dropped as late.
+        state_rows: keys in its state after the batch.
+        memory_bytes: bytes of its state in memory.
+        file_bytes: bytes of its state in files, deltas included.
+        cache_hits: keys that were in memory.
+        cache_misses: keys that had to be looked up in files.
+        prefetched: the metrics of hints (`millpond.metrics.AHEAD`); empty without hints, or if an older version of
+            Millpond wrote the commits.
+        looked_up: the metrics of a lookup join's table (`millpond.metrics.LOOKUPS`); empty for other operators.
+        seconds: its time in the slowest partition.
+        requests: requests of slots to the object store by kind (`millpond.metrics.PRICES`), since the last report,
+            which may have been that of another operator; empty for state on a disk.
+        tiers: likewise, blocks by tier, and copied bytes (`millpond.metrics.TIERS`).
+        compactions: likewise, also on a disk, the metrics of compactions (`millpond.metrics.COMPACTIONS`).
     """
 
     title: str
@@ -59,9 +64,11 @@ class BatchProgress:
     """One batch whose state is durable in every partition.
 
     Attributes:
-        seconds: from Spark's plan to Spark's commit; None where the ledger does not tell: the batch is not committed
-            yet, was planned by an earlier run, or has been forgotten.
-        planned: when Spark planned it, seconds since the epoch; None likewise.
+        batch: its number.
+        seconds: the time from Spark's plan to Spark's commit; None if Spark's logs do not have both: the batch is not
+            committed yet, was planned by an earlier run, or its entries were deleted.
+        operators: the progress of each operator.
+        planned: when Spark planned it, in seconds since the epoch; None likewise.
     """
 
     batch: int
@@ -71,36 +78,38 @@ class BatchProgress:
 
     @property
     def rows(self) -> int:
-        """Rows that went into the query's operators: those of the one that read most, as one may feed another."""
-        return max(one.rows for one in self.operators)
+        """Input rows of the batch: those of the operator that read most, since one operator may feed another."""
+        return max(operator.rows for operator in self.operators)
 
     @property
     def requests(self) -> dict[str, int]:
-        """Requests to the object store by kind; empty if the state is on a disk."""
-        return _added([one.requests for one in self.operators])
+        """Requests to the object store by kind; empty for state on a disk."""
+        return _added([operator.requests for operator in self.operators])
 
     @property
     def tiers(self) -> dict[str, int]:
-        """Blocks by where they were read, and bytes copied; empty if the state is on a disk."""
-        return _added([one.tiers for one in self.operators])
+        """Blocks by tier, and copied bytes; empty for state on a disk."""
+        return _added([operator.tiers for operator in self.operators])
 
     @property
     def compactions(self) -> dict[str, int]:
-        """What was compacted, and where; only the time if compactors are not asked."""
-        return _added([one.compactions for one in self.operators])
+        """Metrics of compactions; without `compaction=remote`, only the time."""
+        return _added([operator.compactions for operator in self.operators])
 
 
 @dataclass(frozen=True)
 class Progress:
-    """A query at a moment.
+    """A query at one moment.
 
     Attributes:
         state: URL of its state.
-        generation, partitions: of its newest run.
-        planned, committed: the last batch that Spark has planned, and committed; −1: none.
-        durable: the newest version that every partition has; 0: none yet.
-        last: when Spark last wrote to its ledger, seconds since the epoch; None: never.
-        batches: the last few with their figures, oldest first.
+        generation: the generation of its newest run.
+        partitions: the number of partitions of that run.
+        planned: the last batch that Spark has planned; −1: no batch.
+        committed: the last batch that Spark has committed; −1: no batch.
+        durable: the newest version that every partition has; 0: no version yet.
+        last: when Spark last wrote to its logs, in seconds since the epoch; None: never.
+        batches: the last batches with their metrics, oldest first.
     """
 
     state: str
@@ -114,40 +123,41 @@ class Progress:
 
     @property
     def commit_lag(self) -> int:
-        """Versions by which the durable state is behind Spark's ledger."""
+        """Versions by which the durable state is behind Spark's commit log."""
         return max(0, self.committed + 1 - self.durable)
 
 
 class ProgressReader:
-    """Looks at one query, as often as it is asked.
+    """Reader of the progress of one query.
 
     Args:
-        checkpoint: the query's checkpoint location: a path or URL. With `spark.millpond.state.location`, the state is
-            found from there; its own folder will do, too, but there is no ledger, so batches have no times.
-        batches: how many of the last batches to tell of.
+        checkpoint: the query's checkpoint location: a path or URL. It leads to the state also with
+            `spark.millpond.state.location`. The state's own folder works, too, but has no logs of Spark, so that
+            batches have no times.
+        batches: the largest number of batches to show.
 
     Raises:
-        UsageError: there is no Millpond state.
+        UsageError: the location has no Millpond state.
     """
 
     def __init__(self, checkpoint: str, batches: int = 40) -> None:
         if not checkpoint.strip():
             raise UsageError("The location of the checkpoint is empty.", action=_GIVE)
         self._files: FileSystem = open_filesystem(checkpoint)
-        self._ledger = Ledger(self._files)
+        self._logs = QueryLogs(self._files)
         self.state = find_state(checkpoint)
         self._batches = batches
         self._known: dict[tuple[int, int], tuple[OperatorProgress, ...]] = {}  # by generation and version
-        StateReader(self.state, action=_GIVE)  # says so if there is none
+        StateReader(self.state, action=_GIVE)  # raises an error without state
 
     @property
-    def has_ledger(self) -> bool:
-        """Whether what was given is a checkpoint: the folder of its state, if that lies elsewhere, has no ledger."""
-        return self._ledger.query_id() is not None
+    def has_logs(self) -> bool:
+        """Whether the location is a checkpoint; a state folder outside of the checkpoint has no logs of Spark."""
+        return self._logs.query_id() is not None
 
     def look(self) -> Progress:
-        """The query now; what was read of its commits is kept for the next look."""
-        planned, committed = self._ledger.written("offsets"), self._ledger.written("commits")
+        """Return the query's current progress; metrics from its commits are cached for the next call."""
+        planned, committed = self._logs.written("offsets"), self._logs.written("commits")
         reader = StateReader(self.state)
         versions: list[int] = []
         for version in reversed(reader.known()):
@@ -175,14 +185,14 @@ class ProgressReader:
         )
 
     def _figures(self, reader: StateReader, version: int) -> tuple[OperatorProgress, ...]:
-        """The operators' figures at a version; empty if some partition does not have it."""
+        """Return the operators' progress at a version; empty if a partition does not have the version."""
         key = reader.claim.number, version
         if key not in self._known:
-            found = reader.manifests(version)
-            if len(found) < len(reader.operators) * reader.partitions:
+            manifests = reader.manifests(version)
+            if len(manifests) < len(reader.operators) * reader.partitions:
                 return ()
             self._known[key] = tuple(
-                _summed(operator, [found[operator.index, number] for number in range(reader.partitions)])
+                _summed(operator, [manifests[operator.index, number] for number in range(reader.partitions)])
                 for operator in reader.operators
             )
         return self._known[key]
@@ -196,8 +206,10 @@ def _summed(operator: StateOperator, manifests: Sequence[PartitionManifest]) -> 
         return {name: total(name) for name in names if any(name in manifest.metrics for manifest in manifests)}
 
     def figures(names: Iterable[str]) -> dict[str, int]:
-        found = {name: [one.metrics[name] for one in manifests if name in one.metrics] for name in names}
-        return {name: together(name)(values) for name, values in found.items() if values}
+        values_by_name = {
+            name: [manifest.metrics[name] for manifest in manifests if name in manifest.metrics] for name in names
+        }
+        return {name: int(reducer(name)(values)) for name, values in values_by_name.items() if values}
 
     tables = [table for manifest in manifests for table in manifest.tables.values()]
     return OperatorProgress(
@@ -220,6 +232,6 @@ def _summed(operator: StateOperator, manifests: Sequence[PartitionManifest]) -> 
 
 
 def _added(figures: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """Figures by name, of all that have them."""
-    names = dict.fromkeys(name for one in figures for name in one)
-    return {name: sum(one.get(name, 0) for one in figures) for name in names}
+    """Sum figures by name over the operators that have them."""
+    names = dict.fromkeys(name for operator_figures in figures for name in operator_figures)
+    return {name: sum(operator_figures.get(name, 0) for operator_figures in figures) for name in names}

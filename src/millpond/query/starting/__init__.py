@@ -1,1 +1,1 @@
-"""What happens between the user's `start()` and Spark's."""
+"""The steps between the user's `start()` and Spark's: checks, recovery, replay."""

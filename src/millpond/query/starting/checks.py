@@ -1,4 +1,4 @@
-"""What is refused before a query starts, because it would give wrong results or break the state later."""
+"""Checks before a query starts, which refuse queries that would give wrong rows or break their state later."""
 
 from __future__ import annotations
 
@@ -20,21 +20,25 @@ from millpond.plan.reading.user_functions import AGGREGATE
 
 log = logging.getLogger("millpond")
 
-_told: set[str] = set()  # applications that were told that no task of theirs is tried again
+_told: set[str] = set()  # applications that were warned that failed tasks are not retried
 
 
 def check_session(df: DataFrame) -> None:
-    """Refuse what is no DataFrame, and the DataFrames of sessions that `check_spark` refuses."""
+    """Refuse an object that is not a DataFrame, and a DataFrame whose session `check_spark` refuses.
+
+    Raises:
+        UsageError: see `check_spark`.
+    """
     if not hasattr(df, "sparkSession"):
         raise UsageError(f"A streaming DataFrame is wanted, not {type(df).__name__}.", action="Pass the DataFrame.")
     check_spark(df.sparkSession)
 
 
 def check_spark(spark: SparkSession) -> None:
-    """Refuse what is no session, Spark Connect, and untested versions of Spark.
+    """Refuse an object that is not a session, Spark Connect, and untested versions of Spark.
 
     Raises:
-        UsageError: saying which sessions and versions work.
+        UsageError: names the sessions and versions that work.
     """
     if not hasattr(spark, "readStream"):
         raise UsageError(f"A SparkSession is wanted, not {type(spark).__name__}.", action="Pass the session.")
@@ -52,10 +56,10 @@ def check_spark(spark: SparkSession) -> None:
 
 
 def check_stream(df: DataFrame, decision: Decision) -> None:
-    """Have Spark check the query as the user wrote it, with its output mode; the errors are Spark's.
+    """Let Spark check the query as the user wrote it, with its output mode; the errors are Spark's.
 
-    Allowed beyond Spark's rules are, where Millpond runs them, DISTINCT in aggregates, top-N, aggregates over each
-    key's last rows, and operators over those whose rows change.
+    Where Millpond runs them, it allows more than Spark: DISTINCT in aggregates, top-N, aggregates over each key's last
+    rows, and operators above others that produce a changelog.
     """
     if df.sparkSession.conf.get("spark.sql.streaming.unsupportedOperationCheck", "true") == "false":
         return
@@ -67,62 +71,63 @@ def check_stream(df: DataFrame, decision: Decision) -> None:
 
 
 def check_wrong_in_spark(df: DataFrame, decision: Decision, action: OnWrongInSpark) -> None:
-    """Refuse, or warn of, shapes of the query for which Spark gives wrong rows.
+    """Refuse query shapes for which Spark gives wrong rows, or warn of them.
 
     Args:
-        df: the query. decision: where its operators run.
+        df: the query.
+        decision: where its operators run.
         action: the setting `onWrongInSpark`.
 
     Raises:
-        WrongInSparkError: with what goes wrong and what to do.
+        WrongInSparkError: names the operators, the wrong rows and the alternatives.
         AnalysisException: Spark does not run the query at all.
     """
     if not decision.wrong:
         return
     check_stream(df, decision)  # a query that Spark refuses has Spark's own error
-    refused = [one for one in decision.wrong if action == "error" or (action == "auto" and one.certain)]
+    refused = [wrong for wrong in decision.wrong if action == "error" or (action == "auto" and wrong.certain)]
     for wrong in decision.wrong:
         if not refused:
             log.warning("'%s' gives wrong rows, as in Spark: %s. %s.", wrong.title, wrong, wrong.advice)
     if refused:
         raise WrongInSparkError(
-            " ".join(f"The operator '{one.title}' would give wrong rows, as in Spark: {one}." for one in refused),
-            action=" ".join(dict.fromkeys(f"{one.advice}." for one in refused))
+            " ".join(f"The operator '{wrong.title}' would give wrong rows, as in Spark: {wrong}." for wrong in refused),
+            action=" ".join(dict.fromkeys(f"{wrong.advice}." for wrong in refused))
             + " Or set spark.millpond.onWrongInSpark to 'warn' to run the query as it is.",
         )
 
 
 def check_user_functions(spark: SparkSession, decision: Decision) -> None:
-    """Refuse code of the user that neither Millpond nor Spark runs: in Spark, the first batch would fail.
+    """Refuse user code that neither Millpond nor Spark runs: in Spark, the first batch would fail.
 
-    These are aggregates by functions of the user, and asynchronous processors.
+    This applies to aggregates by user functions and to asynchronous processors.
 
     Raises:
-        UnsupportedError: with the reason why they do not run on Millpond.
+        UnsupportedError: gives the reason why the operator does not run on Millpond.
     """
     for decided in decision.root.walk():
         operator, node = decided.operator, decided.node
         if operator is None or operator.reason is None:
             continue
         if is_asynchronous(Catalyst(spark), node):
-            what = "asynchronous processors"
+            feature = "asynchronous processors"
         elif node.kind == "Aggregate" and any(
-            part.kind == AGGREGATE for one in node.list("aggregateExpressions") for part in one.walk()
+            part.kind == AGGREGATE for expression in node.list("aggregateExpressions") for part in expression.walk()
         ):
-            what = "functions of the user there on streams"
+            feature = "functions of the user there on streams"
         else:
             continue
         raise UnsupportedError(
             f"The operator '{operator.title}' is not supported: {operator.reason}.",
-            action=f"{operator.reason.advice}. Spark does not run {what}.",
+            action=f"{operator.reason.advice}. Spark does not run {feature}.",
         )
 
 
 def runs_nowhere(df: DataFrame, decision: Decision) -> list[Operator]:
-    """The operators left to Spark that Spark does not run on streams.
+    """Return the operators left to Spark that Spark does not run on streams.
 
-    Spark checks whole queries, and names the first thing that it finds. An operator is at fault where neither the query
-    passes that check, nor what there is up to the operator.
+    Spark checks whole queries, and reports the first error only. An operator is at fault if both the query and the part
+    of the plan up to the operator fail this check.
     """
     catalyst = Catalyst(df.sparkSession)
     left = [
@@ -149,17 +154,17 @@ def _passes(catalyst: Catalyst, decided: Decided, plan: Node, mode: str) -> bool
 
 
 def _for_spark(catalyst: Catalyst, decided: Decided, plan: Node) -> Node:
-    """A plan, without what Millpond runs beyond what Spark allows."""
+    """Return the plan without the parts that only Millpond allows."""
     specs = [operator.spec for operator in decided.operators() if operator.spec is not None]
-    if any(spec.beyond_spark or spec.retracts for spec in specs):
-        plan = _stand_in(catalyst, decided)
+    if any(spec.facts.beyond_spark or spec.retracts for spec in specs):
+        plan = _replacement(catalyst, decided)
     if any(call.distinct for spec in specs for call in spec.calls):
         plan = catalyst.without_distincts(plan)
     return plan
 
 
 def _check_watermarks(plan: Node) -> None:
-    """Refuse a watermark on top of another, as Spark does when such a query runs."""
+    """Refuse a watermark above another one, as Spark does when such a query runs."""
     for upper in (node for node in plan.walk() if node.kind == "EventTimeWatermark"):
         lower = next((node for node in upper.children[0].walk() if node.kind == "EventTimeWatermark"), None)
         if lower is not None:
@@ -171,20 +176,20 @@ def _check_watermarks(plan: Node) -> None:
             )
 
 
-def _stand_in(catalyst: Catalyst, decided: Decided, *, consumed: bool = False) -> Node:
-    """The plan with what Millpond alone defines replaced by projections of the same columns.
+def _replacement(catalyst: Catalyst, decided: Decided, *, consumed: bool = False) -> Node:
+    """Replace operators that only Millpond defines by projections of the same columns.
 
     Args:
         decided: the plan.
-        consumed: whether the changes of the topmost operator go into another one.
+        consumed: whether the operator above consumes the changelog of the topmost operator.
     """
     node, spec = decided.node, decided.operator.spec if decided.operator is not None else None
     below = consumed if decided.operator is None else spec is not None and spec.retracts
-    children = [_stand_in(catalyst, child, consumed=below) for child in decided.children]
-    if spec is not None and (spec.beyond_spark or (consumed and spec.updates)):
+    children = [_replacement(catalyst, child, consumed=below) for child in decided.children]
+    if spec is not None and (spec.facts.beyond_spark or (consumed and spec.updates)):
         known = {column.expr_id for column in children[0].output} if node.kind == "Window" else set()
         columns = [
-            column if column.expr_id in known else catalyst.stand_in(catalyst.null(column), column)
+            column if column.expr_id in known else catalyst.replacement(catalyst.null(column), column)
             for column in node.output
         ]
         return catalyst.project(columns, children[0])
@@ -194,7 +199,7 @@ def _stand_in(catalyst: Catalyst, decided: Decided, *, consumed: bool = False) -
 
 
 def check_name(spark: SparkSession, name: str | None) -> None:
-    """Refuse a name that a running query has, as Spark does, before anything is done for the new one.
+    """Refuse the name of a running query, as Spark does, before any work for the new query.
 
     Raises:
         IllegalArgumentException: Spark's own.
@@ -206,7 +211,7 @@ def check_name(spark: SparkSession, name: str | None) -> None:
 
 
 def check_writer(spark: SparkSession, option: Callable[[str], str | None]) -> None:
-    """Refuse settings that Spark would refuse for a stateful query but accepts for one that looks stateless.
+    """Refuse settings that Spark refuses for a stateful query, but not for the rewritten one, which looks stateless.
 
     Raises:
         UsageError: asynchronous progress tracking.

@@ -1,4 +1,4 @@
-"""Tells of commits that fail while no batch waits for them: between batches, and after a stop."""
+"""Warnings of commits that fail while no batch waits for them: between batches, and after a stop."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from contextlib import suppress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.errors import MillpondError
-from millpond.slot.batch.task import PipeTask
-from millpond.slot.pipe.client import lost_calls, troubles
+from millpond.tasks.operator_task import OperatorTask
+from millpond.worker.client import lost_calls, troubles
 
 log = logging.getLogger("millpond")
 
@@ -20,47 +20,48 @@ _WORKER_GONE = "Python worker exited unexpectedly"
 _AFTER_STOP_SECONDS = 20.0
 
 
-def watch_commits(query: StreamingQuery, task: PipeTask) -> None:
-    """Look every ten seconds, in a thread that ends soon after the query.
+def watch_commits(query: StreamingQuery, task: OperatorTask) -> None:
+    """Check commits every ten seconds, in a thread that ends soon after the query.
 
-    Batches that wait for a commit are told of it by their slots; those on other hosts than the driver's are not asked.
+    During a batch, slots report failed commits to the batch itself. Only slots on the driver's host are asked.
 
     Args:
-        query: the running query. task: any pipe task of it.
+        query: the running query.
+        task: any operator of the query.
     """
     threading.Thread(target=_watch, args=(query, task), name="millpond-commits", daemon=True).start()
 
 
-def _watch(query: StreamingQuery, task: PipeTask) -> None:
+def _watch(query: StreamingQuery, task: OperatorTask) -> None:
     try:
-        told = f"{query.name} ({task.query})" if query.name else task.query
+        label = f"{query.name} ({task.query})" if query.name else task.query
         while not query.awaitTermination(LOOK_SECONDS):
             if not query.status["isTriggerActive"]:
-                _tell(told, task, "between batches")
+                _tell(label, task, "between batches")
     except Exception as error:  # the query failed, or the JVM is gone; either is reported elsewhere
         log.debug("commits are not watched any more: %s", error)
         if _WORKER_GONE in str(error):
             _tell_lost(task)
         return
     deadline, when = time.monotonic() + _AFTER_STOP_SECONDS, "after its end, and its last batch would run once more"
-    while time.monotonic() < deadline and not _tell(told, task, when):
+    while time.monotonic() < deadline and not _tell(label, task, when):
         time.sleep(1.0)
 
 
-def _tell_lost(task: PipeTask) -> None:
-    """Say where a Python worker was that died: Spark does not know."""
+def _tell_lost(task: OperatorTask) -> None:
+    """Log where a Python worker died: Spark does not know the place in the user's code."""
     with suppress(MillpondError):
-        for one in lost_calls(task):
-            log.warning("the Python worker died while it ran code of yours: %s; the state is not harmed", one)
+        for call in lost_calls(task):
+            log.warning("the Python worker died while it ran code of yours: %s; the state is not harmed", call)
 
 
-def _tell(query: str, task: PipeTask, when: str) -> bool:
-    """Whether there was something to tell."""
+def _tell(query: str, task: OperatorTask, when: str) -> bool:
+    """Log failed commits; return whether there were any, or slots did not answer."""
     try:
-        said = troubles(task)
-    except MillpondError as error:  # a slot that does not answer is replaced by whoever needs it
+        failures = troubles(task)
+    except MillpondError as error:  # the next caller replaces a slot that does not answer
         log.debug("slots were not asked for commits that fail: %s", error)
         return True
-    for one in said:
-        log.warning("commits of query %s fail %s: %s", query, when, one)
-    return bool(said)
+    for failure in failures:
+        log.warning("commits of query %s fail %s: %s", query, when, failure)
+    return bool(failures)

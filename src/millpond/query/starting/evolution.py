@@ -1,8 +1,8 @@
-"""A query that has changed in what its state holds, and whether the state can follow.
+"""Evolution of the state schema: whether the state of a query can be used after the query has changed.
 
-State follows where each row of it can be read as a row of the new query: the keys stay, functions that stay keep their
-columns, those that are gone lose them, new ones begin as if no row had come so far. Functions are known again by what
-the query calls them with, not by their place or their name in the result. What cannot be is refused, with the reason.
+The state can be used if each of its rows can be read as a row of the new query. The keys stay. Functions that stay keep
+their columns, removed functions lose theirs, and new functions start as if no row had come so far. Functions are
+matched by their calls, not by their position or their name in the result. Other changes are refused, with the reason.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from millpond.checkpoint.differences import OTHER_VERSION
-from millpond.checkpoint.pinned import NAME, PinnedOperator, PinnedQuery, compare, differing, plain
+from millpond.checkpoint.state_schema import NAME, OperatorSchema, StateSchema, compare, differing, plain
 from millpond.conf import OnChangedState
 from millpond.layout import Column, TableSchema
 from millpond.operators.kinds.registry import state_tables
@@ -31,54 +31,53 @@ _FLOATS = ("float", "double")
 _WIDENED = frozenset(
     ("sum", "avg", "min", "max", "first", "last", "any_value", "min_by", "max_by", "bit_and", "bit_or", "bit_xor")
 )
-"""Functions whose state holds values of their inputs as numbers: a wider type reads them as they are."""
-
+"""Functions whose state holds input values as numbers, which a wider type can read without conversion."""
 
 _VARIABLES = "variables"
-"""What is pinned of a processor's state."""
+"""Key of a processor's state variables in its spec."""
 
 
 class Evolved(NamedTuple):
     """A changed query that the state can follow.
 
     Attributes:
-        query: with the names that the columns of its functions have in the state.
-        said: what happens to the state, for people.
+        query: the new state schema, with the state's names for the columns of its functions.
+        said: messages about changes of the state.
     """
 
-    query: PinnedQuery
+    query: StateSchema
     said: tuple[str, ...]
 
 
 _OF_VERSIONS = ("weighted", "merges_empty")
-"""Options of functions that follow the version of Spark; the state is the same with them."""
+"""Options of functions that depend on the version of Spark and do not change the state."""
 
 
 class _RefusedError(Exception):
-    """The state cannot follow; the text says why."""
+    """The state cannot be used by the changed query; the text gives the reason."""
 
 
 def lasting(spec: OperatorSpec) -> dict[str, Any]:
-    """What of a spec must not change between starts.
+    """Return the parts of a spec that must not change between starts.
 
-    What happens on overflow may, and how far sessions reach, and what follows the version of Spark, which may be
-    upgraded. Whether sums are those of `try_sum` may not: these keep more.
+    Three things may change: the reaction to overflow, the gap of sessions, and options that depend on the version of
+    Spark, which may be upgraded. A change from or to `try_sum` is not allowed, because its state holds more.
     """
-    found: dict[str, Any] = plain(spec.lasting)
-    found.pop("gap", None)
-    for call in found.get("calls", ()):
+    plain_spec: dict[str, Any] = plain(spec.lasting)
+    plain_spec.pop("gap", None)
+    for call in plain_spec.get("calls", ()):
         if call["options"].get("eval_mode") != "try":
             call["options"].pop("eval_mode", None)
         for option in _OF_VERSIONS:
             call["options"].pop(option, None)
-    return found
+    return plain_spec
 
 
-def named(spec: OperatorSpec, before: PinnedOperator) -> OperatorSpec:
-    """A spec, its functions named as in what is pinned, if it has as many, and with variables that are only kept.
+def named(spec: OperatorSpec, before: OperatorSchema) -> OperatorSpec:
+    """Return a spec with the state schema's names of functions, if their number is the same, and its kept variables.
 
     Raises:
-        StateIncompatibleError: what is pinned is of another version of Millpond.
+        StateIncompatibleError: the state schema was written by another version of Millpond.
     """
     try:
         earlier = msgspec.convert(before.spec, OperatorSpec)
@@ -89,75 +88,77 @@ def named(spec: OperatorSpec, before: PinnedOperator) -> OperatorSpec:
     return _with_fields(spec, [call.get("field") for call in calls]) if len(calls) == len(spec.calls) else spec
 
 
-def repinned(operator: PinnedOperator, spec: OperatorSpec, fields: int) -> PinnedOperator:
-    """What is pinned of an operator with all that is named; `fields`: how many names there have been."""
+def repinned(operator: OperatorSchema, spec: OperatorSpec, fields: int) -> OperatorSchema:
+    """Return the state schema of an operator with named functions; `fields` is the number of names used so far."""
     tables = {name: plain(table.schema) for name, table in state_tables(spec).items()}
     return msgspec.structs.replace(operator, spec=lasting(spec), tables=tables, fields=fields)
 
 
 def evolved(
-    before: PinnedQuery, shape: int, now: PinnedQuery, specs: Sequence[OperatorSpec], changed: OnChangedState
+    before: StateSchema, shape: int, now: StateSchema, specs: Sequence[OperatorSpec], changed: OnChangedState
 ) -> Evolved | list[str]:
-    """What a changed query is to be pinned as, or why the state cannot follow, a line for each reason.
+    """Return the state schema of a changed query, or the reasons why it cannot use the state.
 
     Args:
-        before: the query that made the state. shape: its number.
-        now: the query as it is. specs: of its operators.
-        changed: which changes of functions are followed (`spark.millpond.onChangedState`).
+        before: the state schema of the query that made the state.
+        shape: its number.
+        now: the state schema of the new query.
+        specs: the operators of the new query.
+        changed: the allowed changes of functions (`spark.millpond.onChangedState`).
     """
     if len(before.operators) != len(now.operators):
         return compare(before, now)
     pinned, as_before = [], []
     lines: list[str] = []
-    said: list[str] = []
+    changes: list[str] = []
     for old, new, spec in zip(before.operators, now.operators, specs, strict=True):
         try:
-            operator, told = _HOW[changed](old, new, spec)
+            operator, messages = _HOW[changed](old, new, spec)
         except _RefusedError as refused:
             lines.append(f"{new.name}: {refused}")
             continue
         pinned.append(operator)
         as_before.append(_BUT[changed](old, operator if changed == "keep" else new, spec))
-        said += [f"{new.name}: {line}" for line in told]
+        changes += [f"{new.name}: {line}" for line in messages]
     if lines:
         return lines
     lines = compare(before, msgspec.structs.replace(now, operators=tuple(as_before)))
-    return lines or Evolved(msgspec.structs.replace(now, operators=tuple(pinned), parent=shape), tuple(said))
+    return lines or Evolved(msgspec.structs.replace(now, operators=tuple(pinned), parent=shape), tuple(changes))
 
 
-def _varied(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec) -> tuple[PinnedOperator, list[str]]:
-    """One operator whose functions are those that it had; of a processor, variables come and go, as in Spark."""
-    made = repinned(new, named(spec, old), old.fields)
+def _varied(old: OperatorSchema, new: OperatorSchema, spec: OperatorSpec) -> tuple[OperatorSchema, list[str]]:
+    """Evolve an operator with unchanged functions; a processor may gain and lose variables, as in Spark."""
+    operator = repinned(new, named(spec, old), old.fields)
     if _VARIABLES not in new.spec or old.spec.get("type") != new.spec.get("type"):
-        return made, []
-    before, now = ({one["name"]: one for one in each.spec[_VARIABLES]} for each in (old, made))
+        return operator, []
+    before, now = ({variable["name"]: variable for variable in schema.spec[_VARIABLES]} for schema in (old, operator))
     for name in before.keys() & now.keys():
-        what = f"the state variable {name}" if name in spec.parts else "its state"
+        label = f"the state variable {name}" if name in spec.parts else "its state"
         if before[name]["kind"] != now[name]["kind"]:
             raise _RefusedError(
-                f"the query has {what} as a {now[name]['kind']}; its checkpoint as a {before[name]['kind']}"
+                f"the query has {label} as a {now[name]['kind']}; its checkpoint as a {before[name]['kind']}"
             )
         if now[name]["evolves"]:
-            _check_evolves(what, before[name], now[name])
+            _check_evolves(label, before[name], now[name])
         elif _nameless(before[name]) != _nameless(now[name]):
             raise _RefusedError(
-                f"the query has {what} {_variable(now[name])}; its checkpoint {_variable(before[name])}"
+                f"the query has {label} {_variable(now[name])}; its checkpoint {_variable(before[name])}"
             )
-    told = [f"the state variable {name} is new" for name in now if name not in before]
-    told += [
+    messages = [f"the state variable {name} is new" for name in now if name not in before]
+    messages += [
         f"fields of the state variable {name} have other names"
         if not now[name]["evolves"]
         else f"the state variable {name} was {_variable(before[name])}, and is {_variable(now[name])} now"
         for name in now
         if name in before and before[name] != now[name]
     ]
-    return made, told + [f"the state variable {name} is deleted" for name in before if name not in now]
+    return operator, messages + [f"the state variable {name} is deleted" for name in before if name not in now]
 
 
 def _check_evolves(what: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse a type that values of an earlier one cannot be read as; keys of maps and times to live stay as before.
+    """Refuse a new type that cannot read values of an earlier type; map keys and times to live must not change.
 
-    Values of every type that there was may still be there, as a field that is gone and comes back shows.
+    The state may hold values of all earlier types, so that a field that was removed and added again may be present.
     """
     same = _nameless({**before, **{part: now[part] for part in ("value", "earlier")}}) == _nameless(now)
     for value in (before["value"], *reversed(before["earlier"])):
@@ -169,48 +170,48 @@ def _check_evolves(what: str, before: Mapping[str, Any], now: Mapping[str, Any])
 
 
 def _nameless(variable: Mapping[str, Any]) -> dict[str, Any]:
-    """A variable without the names of its types' fields: what is stored does not have them."""
+    """Return a variable without the field names in its types: stored values do not have them."""
     return {**variable, **{part: _types(parse_type(variable[part])) for part in ("key", "value") if variable[part]}}
 
 
 def _types(dtype: DataType) -> DataType:
-    fields = tuple((str(at), _types(inner)) for at, (_, inner) in enumerate(dtype.fields))
+    fields = tuple((str(position), _types(inner)) for position, (_, inner) in enumerate(dtype.fields))
     return msgspec.structs.replace(dtype, fields=fields)
 
 
 def _variable(plain_: Mapping[str, Any]) -> str:
-    """A variable's type, for people."""
+    """Format the type of a variable for messages."""
     key = f"{plain_['key']} → " if plain_["key"] else ""
     return f"of {key}{plain_['value']}" + (", with a time to live" if plain_["ttl_ms"] else "")
 
 
-def _but_variables(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec) -> PinnedOperator:
-    """A processor with the variables that it had, and the names of its key, so that all else can be compared."""
+def _but_variables(old: OperatorSchema, new: OperatorSchema, spec: OperatorSpec) -> OperatorSchema:
+    """Return a processor with its old variables and key names, so that everything else can be compared."""
     if _VARIABLES not in new.spec or old.spec.get("type") != new.spec.get("type"):
         return repinned(new, named(spec, old), old.fields)
     as_before = {**new.spec, _VARIABLES: old.spec[_VARIABLES]}
-    keys, old_keys = ([parse_type(key["type"]) for key in each.spec["columns"]] for each in (new, old))
+    keys, old_keys = ([parse_type(key["type"]) for key in schema.spec["columns"]] for schema in (new, old))
     if list(map(_types, keys)) == list(map(_types, old_keys)):
         as_before["columns"] = old.spec["columns"]
         new = msgspec.structs.replace(new, name=old.name)
     return msgspec.structs.replace(new, spec=as_before, functions=old.functions, fields=old.fields, tables=old.tables)
 
 
-def _but_texts(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec) -> PinnedOperator:
-    """An operator whose functions are called as they were, where that may change and nothing else has."""
+def _but_texts(old: OperatorSchema, new: OperatorSchema, spec: OperatorSpec) -> OperatorSchema:
+    """Return an operator with its old calls of functions, if only these have changed and may change."""
     if _VARIABLES in new.spec:
         return _but_variables(old, new, spec)
-    same = spec.follows and new.spec == old.spec
+    same = spec.facts.follows and new.spec == old.spec
     return msgspec.structs.replace(new, functions=old.functions) if same else new
 
 
-def _but_functions(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec) -> PinnedOperator:
-    """An operator with the functions that it had, if they may change, so that all else can be compared."""
+def _but_functions(old: OperatorSchema, new: OperatorSchema, spec: OperatorSpec) -> OperatorSchema:
+    """Return an operator with its old functions, if they may change, so that everything else can be compared."""
     if old.spec.get("type") != new.spec.get("type"):
         return new
     if _VARIABLES in new.spec:
         return _but_variables(old, new, spec)
-    if not spec.follows:
+    if not spec.facts.follows:
         return msgspec.structs.replace(new, fields=old.fields)
     kept: dict[str, Any] = {name: old.spec[name] for name in ("calls", "inputs") if name in old.spec}
     as_before = {**new.spec, **kept}
@@ -220,32 +221,32 @@ def _but_functions(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec)
     )
 
 
-def _keep(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec) -> tuple[PinnedOperator, list[str]]:
-    """One operator whose functions are those that it had, whatever they are called with."""
+def _keep(old: OperatorSchema, new: OperatorSchema, spec: OperatorSpec) -> tuple[OperatorSchema, list[str]]:
+    """Evolve an operator that keeps its functions by position, with new arguments (`keep`)."""
     if _VARIABLES in new.spec:
         return _varied(old, new, spec)
     kept = repinned(new, named(spec, old), old.fields)
-    if old.functions == new.functions or not spec.follows or len(old.functions) != len(new.functions):
+    if old.functions == new.functions or not spec.facts.follows or len(old.functions) != len(new.functions):
         return kept, []
     _check_kind(msgspec.convert(old.spec, OperatorSpec), spec)
-    told = []
+    messages = []
     for before, now in zip(old.functions, new.functions, strict=True):
         if before == now:
             continue
         if now in old.functions:
             raise _RefusedError(f"{now} stands at another place than before (with 'evolve', it is followed there)")
-        told.append(f"{now} goes on with what was {before}")
-    return kept, told
+        messages.append(f"{now} goes on with what was {before}")
+    return kept, messages
 
 
-def _follow(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec) -> tuple[PinnedOperator, list[str]]:
-    """One operator with its functions named, and what happens to them."""
+def _follow(old: OperatorSchema, new: OperatorSchema, spec: OperatorSpec) -> tuple[OperatorSchema, list[str]]:
+    """Evolve an operator whose functions are matched by their calls (`evolve`), with messages about the changes."""
     if _VARIABLES in new.spec:
         return _varied(old, new, spec)
     kept = repinned(new, named(spec, old), old.fields)
     texts_moved = old.functions != new.functions
     same = kept.spec.get("calls") == old.spec.get("calls") and kept.spec.get("inputs") == old.spec.get("inputs")
-    if not spec.follows or old.spec.get("type") != new.spec.get("type"):
+    if not spec.facts.follows or old.spec.get("type") != new.spec.get("type"):
         return kept, []
     if same and not texts_moved:
         return kept, []
@@ -253,34 +254,34 @@ def _follow(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec) -> tup
     calls: list[dict[str, Any]] = old.spec["calls"]
     if len(old.functions) != len(calls) or len(new.functions) != len(spec.calls):
         raise _RefusedError("functions of the user are called with all rows of a group")
-    names = [call.get("field") if call.get("field") is not None else at for at, call in enumerate(calls)]
-    found = _matched(old, new, spec)
+    names = [call.get("field") if call.get("field") is not None else position for position, call in enumerate(calls)]
+    matches = _matched(old, new, spec)
     following = old.fields or len(calls)
-    fields, told = [], []
-    for at, text in enumerate(new.functions):
-        if (source := found.get(at)) is not None:
+    fields, messages = [], []
+    for position, text in enumerate(new.functions):
+        if (source := matches.get(position)) is not None:
             fields.append(names[source])
             continue
         fields.append(following)
         following += 1
-        told.append(f"{text} is new: it counts the rows from now on")
-    told += [
-        f"{new.functions[at]} goes on with what was {old.functions[source]}"
-        for at, source in sorted(found.items())
-        if new.functions[at] != old.functions[source]
+        messages.append(f"{text} is new: it counts the rows from now on")
+    messages += [
+        f"{new.functions[position]} goes on with what was {old.functions[source]}"
+        for position, source in sorted(matches.items())
+        if new.functions[position] != old.functions[source]
     ]
-    places = [source for _, source in sorted(found.items())]
+    places = [source for _, source in sorted(matches.items())]
     if places != sorted(places):
-        told.append("its functions are in another order")
-    gone = set(range(len(calls))) - set(places)
-    told += [f"{old.functions[at]} is gone, and what it had counted" for at in sorted(gone)]
-    made = repinned(new, _with_fields(spec, fields), following)
-    _check_tables(old, made, spec)
-    return made, told
+        messages.append("its functions are in another order")
+    removed = set(range(len(calls))) - set(places)
+    messages += [f"{old.functions[position]} is gone, and what it had counted" for position in sorted(removed)]
+    evolved_operator = repinned(new, _with_fields(spec, fields), following)
+    _check_tables(old, evolved_operator, spec)
+    return evolved_operator, messages
 
 
 def _check_kind(before: OperatorSpec, now: OperatorSpec) -> None:
-    """Refuse what has state of another kind than a row for each group, or gives out what it may have to take back."""
+    """Refuse operators whose state is not one row for each group, and operators with a changelog."""
     if now.retracts or now.changes:
         raise _RefusedError(
             "its functions have changed, and rows that they read or give out may be taken back: what a function has "
@@ -292,38 +293,38 @@ def _check_kind(before: OperatorSpec, now: OperatorSpec) -> None:
         raise _RefusedError("its functions have changed, and rows of groups may be kept, with what these read")
 
 
-def _matched(old: PinnedOperator, new: PinnedOperator, spec: OperatorSpec) -> dict[int, int]:
-    """The functions that stay: the position of each, and the one that it had."""
+def _matched(old: OperatorSchema, new: OperatorSchema, spec: OperatorSpec) -> dict[int, int]:
+    """Match the functions that stay: return the old position of each by its new position."""
     for texts in (old.functions, new.functions):
         for text, count in Counter(texts).items():
             if count > 1:
-                raise _RefusedError(f"it has several functions called {text}, which cannot be told apart")
-    before = {text: at for at, text in enumerate(old.functions)}
-    found = {at: before[text] for at, text in enumerate(new.functions) if text in before}
-    for at, source in found.items():
-        reason = _differs(old.spec, source, new.spec, spec.calls[at], at)
+                raise _RefusedError(f"it has several functions called {text}, which cannot be distinguished")
+    before = {text: position for position, text in enumerate(old.functions)}
+    matches = {position: before[text] for position, text in enumerate(new.functions) if text in before}
+    for position, source in matches.items():
+        reason = _differs(old.spec, source, new.spec, spec.calls[position], position)
         if reason is not None:
-            raise _RefusedError(f"{new.functions[at]} {reason}")
+            raise _RefusedError(f"{new.functions[position]} {reason}")
     # Types that became wider bring casts with them, which do not change what is computed.
     bare = Counter(_bare(text) for text in old.functions), Counter(_bare(text) for text in new.functions)
-    for at, text in enumerate(new.functions):
-        alike = next((b for t, b in before.items() if b not in found.values() and _bare(t) == _bare(text)), None)
-        if at in found or alike is None or any(counts[_bare(text)] > 1 for counts in bare):
+    for position, text in enumerate(new.functions):
+        candidate = next((b for t, b in before.items() if b not in matches.values() and _bare(t) == _bare(text)), None)
+        if position in matches or candidate is None or any(counts[_bare(text)] > 1 for counts in bare):
             continue
-        if _differs(old.spec, alike, new.spec, spec.calls[at], at) is None:
-            found[at] = alike
-    return found
+        if _differs(old.spec, candidate, new.spec, spec.calls[position], position) is None:
+            matches[position] = candidate
+    return matches
 
 
 def _bare(text: str) -> str:
-    """The text of a function without casts."""
+    """Return the text of a function without casts."""
     while (shorter := _CAST.sub(r"\1", text)) != text:
         text = shorter
     return text
 
 
 def _differs(before: Mapping[str, Any], source: int, now: Mapping[str, Any], new: AggregateCall, at: int) -> str | None:
-    """Why the state of one function is not that of another, which is called alike; None if it is."""
+    """Return why a function cannot use the state of an old one with the same call; None if it can."""
     old, options = before["calls"][source], now["calls"][at]["options"]
     was, is_ = old["function"], new.function
     if was != is_ or bool(old["distinct"]) != new.distinct or (old["filter"] is None) != (new.filter is None):
@@ -332,8 +333,8 @@ def _differs(before: Mapping[str, Any], source: int, now: Mapping[str, Any], new
         before_, now_ = option_traits(msgspec.convert(old, AggregateCall)), option_traits(new)
         changed = [name for name in {**before_, **now_} if before_.get(name) != now_.get(name)]
         was_, is__ = (
-            ", ".join(some.get(name, "has no such option") for name in changed) or "has other options"
-            for some in (before_, now_)
+            ", ".join(traits.get(name, "has no such option") for name in changed) or "has other options"
+            for traits in (before_, now_)
         )
         return f"{is__}; its checkpoint's {was_}"
     types = [parse_type(before["inputs"][position]["type"]) for position in old["inputs"]]
@@ -342,9 +343,11 @@ def _differs(before: Mapping[str, Any], source: int, now: Mapping[str, Any], new
         return None
     if len(types) != len(new_types):
         return "has other arguments"
-    for one, other in zip(types, new_types, strict=True):
-        if one != other and not (is_ in _WIDENED and not is_distinct(new) and _wider(one, other)):
-            return f"is of {_shown(other)}; its checkpoint's of {_shown(one)}, which is no narrower number of that kind"
+    for stored, type_ in zip(types, new_types, strict=True):
+        if stored != type_ and not (is_ in _WIDENED and not is_distinct(new) and _wider(stored, type_)):
+            return (
+                f"is of {_shown(type_)}; its checkpoint's of {_shown(stored)}, which is no narrower number of that kind"
+            )
     return None
 
 
@@ -359,20 +362,22 @@ def _shown(dtype: DataType) -> str:
     return f"decimal({dtype.precision},{dtype.scale})" if dtype.name == "decimal" else dtype.name
 
 
-def _check_tables(old: PinnedOperator, made: PinnedOperator, spec: OperatorSpec) -> None:
-    """Refuse functions whose columns would not be the same ones, and tables of distinct inputs that would change."""
+def _check_tables(old: OperatorSchema, made: OperatorSchema, spec: OperatorSpec) -> None:
+    """Refuse functions whose state columns differ, and changes of the tables of distinct inputs."""
     calls = [msgspec.convert(call, AggregateCall) for call in old.spec["calls"]]
     distinct, new_distinct = (
-        [text for text, call in zip(texts, some, strict=True) if is_distinct(call)]
-        for texts, some in ((old.functions, calls), (made.functions, spec.calls))
+        [text for text, call in zip(texts, calls_of, strict=True) if is_distinct(call)]
+        for texts, calls_of in ((old.functions, calls), (made.functions, spec.calls))
     )
-    sides, new_sides = ({name: table for name, table in one.tables.items() if name != "main"} for one in (old, made))
+    sides, new_sides = (
+        {name: table for name, table in schema.tables.items() if name != "main"} for schema in (old, made)
+    )
     if distinct != new_distinct or sides != new_sides:
         raise _RefusedError(
             "functions of distinct inputs have come, gone, changed or moved: what inputs there were is known for all "
             "of them together"
         )
-    before, now = (msgspec.convert(one.tables["main"], TableSchema) for one in (old, made))
+    before, now = (msgspec.convert(schema.tables["main"], TableSchema) for schema in (old, made))
     columns, new_columns = _by_field(before), _by_field(now)
     for call, text in zip(made.spec["calls"], made.functions, strict=True):
         field = str(call["field"])
@@ -380,7 +385,8 @@ def _check_tables(old: PinnedOperator, made: PinnedOperator, spec: OperatorSpec)
             continue
         pair = columns[field], new_columns[field]
         fits = len(pair[0]) == len(pair[1]) and all(
-            one.null == other.null and (one.kind, other.kind) in _FITS for one, other in zip(*pair, strict=True)
+            column.null == new_column.null and (column.kind, new_column.kind) in _FITS
+            for column, new_column in zip(*pair, strict=True)
         )
         if not fits:
             raise _RefusedError(f"{text} is of a wider type now, which keeps its state in another way")
@@ -390,27 +396,27 @@ _FITS = frozenset({("word", "word"), ("wide", "wide"), ("bytes", "bytes"), ("wor
 
 
 def _by_field(schema: TableSchema) -> dict[str, list[Column]]:
-    found: dict[str, list[Column]] = {}
+    columns: dict[str, list[Column]] = {}
     for column in schema.values:
         field, dot, _ = column.name.partition(".")
         if dot:
-            found.setdefault(field, []).append(column)
-    return found
+            columns.setdefault(field, []).append(column)
+    return columns
 
 
 def _with_fields(spec: OperatorSpec, fields: Sequence[int | None]) -> OperatorSpec:
     if not spec.calls:
         return spec
-    calls = tuple(msgspec.structs.replace(call, field=one) for call, one in zip(spec.calls, fields, strict=True))
+    calls = tuple(msgspec.structs.replace(call, field=field) for call, field in zip(spec.calls, fields, strict=True))
     return msgspec.structs.replace(spec, calls=calls)
 
 
-_HOW: Mapping[OnChangedState, Callable[..., tuple[PinnedOperator, list[str]]]] = {
+_HOW: Mapping[OnChangedState, Callable[..., tuple[OperatorSchema, list[str]]]] = {
     "error": _varied,
     "keep": _keep,
     "evolve": _follow,
 }
-_BUT: Mapping[OnChangedState, Callable[..., PinnedOperator]] = {
+_BUT: Mapping[OnChangedState, Callable[..., OperatorSchema]] = {
     "error": _but_variables,
     "keep": _but_texts,
     "evolve": _but_functions,

@@ -1,4 +1,4 @@
-"""The initial state of processors: written before the first batch, removed when that is committed."""
+"""Initial state of processors: written before the first batch, removed once that batch is committed."""
 
 from __future__ import annotations
 
@@ -11,48 +11,55 @@ from pyspark.sql.streaming.query import StreamingQuery
 from millpond.errors import MillpondError
 from millpond.files.backends.filesystem import FileSystem
 from millpond.plan.catalyst.jvm import Catalyst
-from millpond.plan.initial import initial_state
+from millpond.plan.exchange.initial_state import initial_state
+from millpond.plan.exchange.workers import map_in_arrow, named
 from millpond.plan.reading.decision import Decision
 from millpond.plan.reading.processor import InitialReading, ProcessorReading
-from millpond.plan.workers import map_in_arrow, named
-from millpond.query.ledger.ledger import Ledger
-from millpond.slot.batch.initial import Portion, forget, write_list
-from millpond.slot.batch.task import PipeTask
-from millpond.slot.pipe.initial import WRITTEN, InitialWrite
+from millpond.query.logs.query_logs import QueryLogs
+from millpond.tasks.initial_state import Portion, forget, write_list
+from millpond.tasks.operator_task import OperatorTask
+from millpond.worker.initial_state import WRITTEN, InitialWrite
 
 log = logging.getLogger("millpond")
 
 _FEW_ROWS = {"spark.sql.execution.arrow.maxRecordsPerBatch": "4096"}
-"""Rows of one Arrow batch: without a limit of bytes, 2 GB of a column have to hold their strings."""
+"""Rows of one Arrow batch. Without a limit in bytes, their strings have to fit a column of at most 2 GB."""
 
 _LOOK_SECONDS = 5.0
-"""How often is looked whether the first batch is committed."""
+"""Seconds between two looks whether the first batch is committed."""
 
 
 def write_initial(
-    catalyst: Catalyst, decision: Decision, task: PipeTask, files: FileSystem, around: dict[str, str]
-) -> PipeTask:
-    """Write what the operators begin with, for a run whose first batch is the query's first.
+    catalyst: Catalyst, decision: Decision, task: OperatorTask, files: FileSystem, around: dict[str, str]
+) -> OperatorTask:
+    """Write the initial state of processors, for a run that starts with the query's first batch.
 
     Args:
-        catalyst: of the user's session. decision: the query. task: of the run, whose generation is claimed.
-        files: the location's `millpond/` folder. around: session settings under which the query runs.
+        catalyst: of the user's session.
+        decision: the decision about the query.
+        task: an operator of the run, whose generation is claimed.
+        files: the location's `millpond/` folder.
+        around: the session settings with which the query runs.
 
     Returns:
-        The task of a run that reads it.
+        The task for a run that reads the initial state.
     """
-    begun = [(one.index, one.title, first) for one in decision.ours if (first := _initial(one.reading)) is not None]
-    if not begun:
+    initials = [
+        (operator.index, operator.title, first)
+        for operator in decision.ours
+        if (first := _initial(operator.reading)) is not None
+    ]
+    if not initials:
         return task
-    forget(files)  # what starts have left that did not get so far: their runs are fenced
+    forget(files)  # remove initial state of interrupted starts: their runs are fenced
     task = msgspec.structs.replace(task, initial=task.generation)
-    for index, title, reading in begun:
+    for index, title, reading in initials:
         assert index is not None
-        own = msgspec.structs.replace(task, operator=index)
-        write = named(InitialWrite(own), f"initial state of {title}", 1)
+        operator_task = msgspec.structs.replace(task, operator=index)
+        write = named(InitialWrite(operator_task), f"initial state of {title}", 1)
         frame = map_in_arrow(initial_state(catalyst, reading, task.partitions), write, WRITTEN)
         written = catalyst.in_own_session(frame, around | _FEW_ROWS).collect()
-        write_list(files, own, [Portion(*row) for row in written])
+        write_list(files, operator_task, [Portion(*row) for row in written])
     return task
 
 
@@ -60,22 +67,24 @@ def _initial(reading: object) -> InitialReading | None:
     return reading.initial if isinstance(reading, ProcessorReading) else None
 
 
-def forget_initial(query: StreamingQuery, task: PipeTask, files: FileSystem, ledger: Ledger) -> None:
-    """Remove what a run has begun with, in a thread, once its first batch is committed; else the next start will.
+def forget_initial(query: StreamingQuery, task: OperatorTask, files: FileSystem, query_logs: QueryLogs) -> None:
+    """Remove the initial state in a thread once the first batch is committed; otherwise, the next start removes it.
 
     Args:
-        query: the running query. task: any of its tasks.
-        files: the location's `millpond/` folder. ledger: tells what is committed.
+        query: the running query.
+        task: any operator of the query.
+        files: the location's `millpond/` folder.
+        query_logs: Spark's logs, which show whether the batch is committed.
     """
     if task.initial:
-        arguments = (query, task, files, ledger)
+        arguments = (query, task, files, query_logs)
         threading.Thread(target=_forget, args=arguments, name="millpond-initial", daemon=True).start()
 
 
-def _forget(query: StreamingQuery, task: PipeTask, files: FileSystem, ledger: Ledger) -> None:
+def _forget(query: StreamingQuery, task: OperatorTask, files: FileSystem, query_logs: QueryLogs) -> None:
     ended = False
     try:
-        while ledger.last("commits") < 0:
+        while query_logs.last("commits") < 0:
             if ended:
                 return
             try:

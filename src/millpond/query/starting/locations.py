@@ -1,4 +1,4 @@
-"""Where a query's checkpoint lies when the user did not say: where Spark would put it; what its sink has."""
+"""The checkpoint location of a query, by default where Spark puts it; and the batches that its sink has."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.errors import MillpondError
-from millpond.files.backends.filesystem import open_filesystem
+from millpond.files.locations.opening import open_filesystem
 from millpond.plan.catalyst.jvm import Catalyst
-from millpond.slot.batch.task import PipeTask
-from millpond.slot.pipe.client import drain
+from millpond.tasks.operator_task import OperatorTask
+from millpond.worker.client import drain
 
 log = logging.getLogger("millpond")
 
@@ -27,16 +27,16 @@ _WITHOUT_CHECKPOINT = frozenset({"memory", "foreach", "foreachBatch", "console",
 
 
 _REPEATING = frozenset({"foreach", "foreachBatch", "console", "noop", "kafka"})
-"""Sinks that run a planned batch again after a crash, whatever they have of it."""
+"""Sinks that always run a planned batch again after a crash."""
 
 _LOGGING = frozenset({"parquet", "orc", "json", "csv", "text"})
-"""Sinks that note the batches that they have below `_spark_metadata/` of their path, and skip those."""
+"""Sinks that log their batches below `_spark_metadata/` of their path, and skip logged batches."""
 
 _LOGGED = re.compile(r"_spark_metadata/(\d+)(\.compact)?")
 
 
 def runs_planned(spark: SparkSession, sink: str, path: str | None, batch: int) -> bool:
-    """Whether the sink is sure to run a batch that was planned and not committed, and not to skip it.
+    """Return whether the sink certainly runs a batch that was planned and not committed, and does not skip it.
 
     Args:
         spark: the query's session.
@@ -50,18 +50,18 @@ def runs_planned(spark: SparkSession, sink: str, path: str | None, batch: int) -
         return False
     try:
         names = [info.name for info in open_filesystem(Catalyst(spark).qualified(path)).list("_spark_metadata/")]
-    except (MillpondError, OSError):  # what only Spark can read
+    except (MillpondError, OSError):  # a path that only Spark can read
         return False
     return max((int(found[1]) for name in names if (found := _LOGGED.fullmatch(name))), default=-1) < batch
 
 
 @dataclass(frozen=True)
 class CheckpointLocation:
-    """Where a query's checkpoint lies.
+    """The location of a query's checkpoint.
 
     Attributes:
-        path: in any form that Spark takes.
-        temporary: whether it is to go with the query.
+        path: path or URL, in any form that Spark accepts.
+        temporary: whether it is deleted after the query.
     """
 
     path: str
@@ -69,7 +69,7 @@ class CheckpointLocation:
 
 
 def choose_checkpoint(spark: SparkSession, sink: str, name: str | None, given: str | None) -> CheckpointLocation | None:
-    """The checkpoint location of a query.
+    """Choose the checkpoint location of a query.
 
     Args:
         spark: the query's session.
@@ -95,23 +95,23 @@ def choose_checkpoint(spark: SparkSession, sink: str, name: str | None, given: s
 
 
 def named_checkpoint(spark: SparkSession, name: str | None, given: str | None) -> str | None:
-    """The checkpoint location that the user has chosen, by option or by setting and query name; None without one."""
+    """Return the user's checkpoint location, by option or by setting and query name; None without one."""
     base = spark.conf.get("spark.sql.streaming.checkpointLocation", None)
     if given is not None or base is None or name is None:
         return given
     return f"{base.rstrip('/')}/{name}"
 
 
-def delete_when_stopped(query: StreamingQuery, spark: SparkSession, path: str, task: PipeTask) -> None:
+def delete_when_stopped(query: StreamingQuery, spark: SparkSession, path: str, task: OperatorTask) -> None:
     """Delete a temporary checkpoint when its query has stopped, as Spark does.
 
-    That of a query that failed stays until the application ends, unless Spark is set to delete it.
+    The checkpoint of a failed query stays until the application ends, unless Spark's settings force its deletion.
 
     Args:
         query: the running query.
         spark: its session.
         path: the checkpoint, a local folder.
-        task: any pipe task of the query, whose slots have to let go of it first.
+        task: any operator of the query; its slots have to release the checkpoint first.
     """
     forced = spark.conf.get("spark.sql.streaming.forceDeleteTempCheckpointLocation", "false") == "true"
     threading.Thread(
@@ -119,13 +119,13 @@ def delete_when_stopped(query: StreamingQuery, spark: SparkSession, path: str, t
     ).start()
 
 
-def _delete_when_stopped(query: StreamingQuery, path: str, task: PipeTask, forced: bool) -> None:
+def _delete_when_stopped(query: StreamingQuery, path: str, task: OperatorTask, forced: bool) -> None:
     try:
         query.awaitTermination()
     except Exception as error:  # reported by the query itself
         if not forced:
             log.debug("the temporary checkpoint %s stays until the application ends: %s", path, error)
             return
-    with suppress(MillpondError, OSError):  # what cannot be written any more is not wanted any more
+    with suppress(MillpondError, OSError):  # commits to a checkpoint that is being deleted may fail
         drain(task)
     shutil.rmtree(path, ignore_errors=True)

@@ -1,35 +1,39 @@
-"""State that is not there, though Spark has committed batches: deleted, elsewhere, or in Spark's own state store."""
+"""Errors for missing state after committed batches: it was deleted, moved, or is in Spark's own state store."""
 
 from __future__ import annotations
 
 import re
 
 from millpond.checkpoint.generation import begun
-from millpond.checkpoint.pinned import NAME, PinnedQuery
+from millpond.checkpoint.state_schema import NAME, StateSchema
 from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleError
-from millpond.files.backends.filesystem import FileSystem, join_url, open_filesystem, same_place
-from millpond.query.ledger.ledger import Ledger
-from millpond.query.ledger.ownership import state_of_last_run
+from millpond.files.backends.filesystem import FileSystem
+from millpond.files.locations.opening import join_url, open_filesystem, same_place
+from millpond.query.logs.ownership import state_of_last_run
+from millpond.query.logs.query_logs import QueryLogs
 from millpond.words import counted
 
 _FOLDER = "millpond/"
 _ANEW = "start with a new checkpointLocation, which reads the source from its beginning"
 _STORES = re.compile(r"state/(\d+)/\d+/(?!_metadata/)")
-"""The files of an operator that Spark keeps the state of, but for notes of what operators there are."""
+"""State files of an operator on Spark, without Spark's metadata about operators."""
 
 
 def missing(
-    files: FileSystem, ledger: Ledger, ledger_files: FileSystem, query: PinnedQuery, left: int | None
+    files: FileSystem, query_logs: QueryLogs, checkpoint_files: FileSystem, query: StateSchema, left: int | None
 ) -> StateDamagedError | StateIncompatibleError:
-    """The error for a start without `query.json`, after batches that Spark has committed.
+    """Return the error for a start without `query.json` after Spark has committed batches.
 
     Args:
-        files: where the state should be. ledger, ledger_files: Spark's checkpoint. query: that is started.
-        left: how many operators of it have their state on Spark; None if none of its operators has any.
+        files: the folder where the state should be.
+        query_logs: Spark's logs in the checkpoint.
+        checkpoint_files: the checkpoint.
+        query: the state schema of the query that starts.
+        left: the number of operators with state on Spark; None if no operator of the query has state.
     """
     operators = ", ".join(repr(operator.name) for operator in query.operators)
-    done = f"Spark has committed {counted(ledger.last('commits') + 1, 'batch', 'batches')} ({ledger_files.url})"
-    elsewhere = state_of_last_run(ledger_files)
+    done = f"Spark has committed {counted(query_logs.last('commits') + 1, 'batch', 'batches')} ({checkpoint_files.url})"
+    elsewhere = state_of_last_run(checkpoint_files)
     if elsewhere is not None and not same_place(join_url(elsewhere, _FOLDER), files.url):
         if _is_there(elsewhere):
             return StateIncompatibleError(
@@ -38,7 +42,7 @@ def missing(
                 file=files.locate(NAME),
             )
         files = open_filesystem(join_url(elsewhere, _FOLDER))
-    elif elsewhere is None and ledger_files.exists(f"{_FOLDER}{NAME}"):
+    elif elsewhere is None and checkpoint_files.exists(f"{_FOLDER}{NAME}"):
         return StateIncompatibleError(
             f"{done}, but there is no state here: the last run had it in the checkpoint.",
             action="Unset spark.millpond.state.location: state in a checkpoint does not move to another location.",
@@ -50,15 +54,15 @@ def missing(
             action=f"Put it back from a backup of the checkpoint, or {_ANEW}.",
             file=files.locate(NAME),
         )
-    found = {match[1] for info in ledger_files.list("state/") if (match := _STORES.match(info.name))}
-    if elsewhere is None and (left is None or len(found) > left):
+    native_operators = {match[1] for info in checkpoint_files.list("state/") if (match := _STORES.match(info.name))}
+    if elsewhere is None and (left is None or len(native_operators) > left):
         return StateIncompatibleError(
             f"{done}, but there is no state of Millpond's: the checkpoint was made by Spark's own state store.",
             action="Take it over (millpond.import_checkpoint), start with a new checkpointLocation, or go on with "
             "spark.millpond.enabled=false.",
             file=files.locate(NAME),
         )
-    last = ledger.last("commits")
+    last = query_logs.last("commits")
     moved = "if it was moved, set spark.millpond.state.location to the folder above it; " if elsewhere else ""
     return StateDamagedError(
         f"{done}, and the state of {operators} that they made is gone: there is nothing at {files.url}.",
@@ -70,7 +74,7 @@ def missing(
 
 
 def _is_there(location: str) -> bool:
-    """Whether there is state; also if that cannot be found out."""
+    """Return whether a location has state; True if that cannot be determined."""
     try:
         return open_filesystem(join_url(location, _FOLDER)).exists(NAME)
     except (MillpondError, OSError):

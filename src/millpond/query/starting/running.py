@@ -1,4 +1,4 @@
-"""The runs of queries on this host: noted for those who look from outside (`millpond top`), and seen to their end."""
+"""The runs of queries on this host: recorded for `millpond top`, and watched until their last commit."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pyspark import SparkContext
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.errors import FencedError, MillpondError, SettingError, TransientError
-from millpond.slot.batch.task import PipeTask
-from millpond.slot.pipe.client import DRAIN, drain, troubles
 from millpond.slot.process.identity import Process, owner
 from millpond.slot.process.lifecycle import POLL, SlotDirectory
 from millpond.slot.process.queries import RunningNote, canonical, forget_query, note_query
+from millpond.tasks.operator_task import OperatorTask
+from millpond.worker.client import DRAIN, drain, troubles
 
 log = logging.getLogger("millpond")
 
 _TRY = 5.0
-"""Seconds for which the slots are kept busy with the end of a run at a time: it may be started again meanwhile."""
+"""Seconds of one try to end a run in the slots: short, since the query may be started again meanwhile."""
 
 _PAUSE = 0.5
 
@@ -31,22 +31,23 @@ class _Run:
     """A run that this process has started, and the thread that waits for its end."""
 
     query: StreamingQuery
-    task: PipeTask
+    task: OperatorTask
     watcher: threading.Thread
 
 
 _runs: dict[str, _Run] = {}
-"""By `PipeTask.run`, until what they have left pending is committed."""
+"""Runs by `OperatorTask.run`, until their pending commits are durable."""
 
 _applications: set[str] = set()
-"""Those of which the end is waited for."""
+"""Applications with a thread that waits for their end."""
 
 
-def watch_run(query: StreamingQuery, task: PipeTask) -> None:
-    """Note that a query runs; when it ends, have its slots commit what is left and give their memory to other queries.
+def watch_run(query: StreamingQuery, task: OperatorTask) -> None:
+    """Record that a query runs; after its end, make its slots finish their commits and release their memory.
 
     Args:
-        query: the running query. task: any pipe task of it.
+        query: the running query.
+        task: any operator of the query.
     """
     directory, user = SlotDirectory.of(task), owner(task.jvm)
     try:
@@ -59,13 +60,13 @@ def watch_run(query: StreamingQuery, task: PipeTask) -> None:
     watcher.start()
 
 
-def _watch(query: StreamingQuery, directory: SlotDirectory, task: PipeTask) -> None:
+def _watch(query: StreamingQuery, directory: SlotDirectory, task: OperatorTask) -> None:
     try:
         query.awaitTermination()
     except Exception as error:  # the query failed, or the JVM is gone; either is reported elsewhere
         log.debug("the query has ended: %s", error)
     try:
-        while not let_go(task, _TRY):
+        while not release(task, _TRY):
             time.sleep(_PAUSE)
     finally:
         _runs.pop(task.run, None)
@@ -73,15 +74,15 @@ def _watch(query: StreamingQuery, directory: SlotDirectory, task: PipeTask) -> N
             forget_query(directory, task.key, task.run)
 
 
-def let_go(task: PipeTask, timeout: float = DRAIN) -> bool:
-    """Have the slots of this host commit what is left of a run that has ended, or will not begin, and let go of it.
+def release(task: OperatorTask, timeout: float = DRAIN) -> bool:
+    """Make the slots of this host finish the commits of a run that has ended or will not begin, and release it.
 
     Args:
-        task: any pipe task of the run.
+        task: any operator of the run.
         timeout: seconds to wait for the store.
 
     Returns:
-        Whether they hold nothing of it any more.
+        Whether the slots have released the run.
     """
     try:
         drain(task, timeout, ended=True)
@@ -94,13 +95,13 @@ def let_go(task: PipeTask, timeout: float = DRAIN) -> bool:
 
 
 def await_commits(location: str) -> None:
-    """Wait until what runs that have ended have left is durable, if this process has started them.
+    """Wait until pending commits of ended runs are durable, for runs that this process has started.
 
     Args:
         location: URL of their state.
 
     Raises:
-        TransientError: it is not, in the time for which a batch would wait for it.
+        TransientError: the commits are not durable within the commit timeout of a batch.
     """
     for run in list(_runs.values()):
         if canonical(run.task.location) == canonical(location) and not run.query.isActive:
@@ -116,11 +117,12 @@ def await_commits(location: str) -> None:
                 )
 
 
-def end_with(context: SparkContext, task: PipeTask) -> None:
-    """Have the slots of this host end with the Spark application, which its JVM may outlive.
+def end_with(context: SparkContext, task: OperatorTask) -> None:
+    """Make the slots of this host end with the Spark application; its JVM may live longer.
 
     Args:
-        context: the application's. task: any pipe task.
+        context: the Spark context of the application.
+        task: any operator of a query.
     """
     if task.application not in _applications:
         _applications.add(task.application)
@@ -130,7 +132,7 @@ def end_with(context: SparkContext, task: PipeTask) -> None:
 
 
 def _end_with(context: SparkContext, directory: SlotDirectory, user: Process) -> None:
-    while context._jsc is not None:  # it is not asked, as it may go at any time
+    while context._jsc is not None:  # no call into the JVM, which may end at any time
         time.sleep(POLL)
     with suppress(OSError):
         directory.leave(user)

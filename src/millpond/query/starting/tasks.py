@@ -1,4 +1,4 @@
-"""What the pipes of a run carry: whose state they work on, where it is, and what slots obey."""
+"""The tasks that slot stages of a run carry: query, operator, location of the state, and settings of slots."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from pyspark.sql import SparkSession
 
 from millpond.conf import Settings
 from millpond.errors import SettingError
-from millpond.files.backends.filesystem import join_url
+from millpond.files.locations.opening import join_url
 from millpond.plan.catalyst.jvm import Catalyst
-from millpond.plan.workers import on_one_host
-from millpond.slot.batch.task import PipeTask, SlotSettings
+from millpond.plan.exchange.workers import on_one_host
 from millpond.slot.process.identity import identify
 from millpond.spec.kinds.union import OperatorSpec
+from millpond.tasks.operator_task import OperatorTask, SlotSettings
 
 log = logging.getLogger("millpond")
 
-_slot_memory: dict[str, int] = {}  # by application: what its first query asked for
+_slot_memory: dict[str, int] = {}  # slot memory of the first query, by application
 
 
-def pipe_task(
+def operator_task(
     spark: SparkSession,
     settings: Settings,
     spec: OperatorSpec,
@@ -33,21 +33,31 @@ def pipe_task(
     checkpoint: str,
     partitions: int,
     mode: Literal["async", "sync"],
-) -> PipeTask:
-    """The task of a run's first operator, without a generation.
+    *,
+    hinted: bool = False,
+) -> OperatorTask:
+    """Return the task of a run's first operator, without a generation.
 
     Args:
-        spark: the user's session. settings: of the query. spec: the operator. query: its id.
-        location: URL of the state. checkpoint: URL of Spark's checkpoint, whose offsets tell the time.
-        partitions: of the state. mode: whether batches wait for their commits.
+        spark: the user's session.
+        settings: the settings of the query.
+        spec: the operator.
+        query: the query's id.
+        location: URL of the state.
+        checkpoint: URL of Spark's checkpoint, whose offset log has the times of batches.
+        partitions: the number of partitions of the state.
+        mode: whether batches wait for their commits.
+        hinted: whether the query calls `millpond.lookahead`.
 
     Raises:
-        SettingError: the local exchange is asked for where tasks run on several hosts.
+        SettingError: the local exchange is set, and tasks run on several hosts.
     """
     application = spark.sparkContext.applicationId
     exchange = _exchange(spark, settings)
     warn_of_other_memory(application, settings.slot_memory)
-    return PipeTask(
+    # Off by default: in most queries, hints cost more than they save (docs/benchmarks.md).
+    prefetching = settings.prefetch == "on" or (settings.prefetch == "auto" and hinted)
+    return OperatorTask(
         application=application,
         query=query,
         run=uuid.uuid4().hex,
@@ -60,10 +70,10 @@ def pipe_task(
         offsets=join_url(checkpoint, "offsets"),
         exchange=exchange,
         jvm=_jvm(spark) if on_one_host(spark.sparkContext) else None,
-        lookaheads=("source", "exchange") if settings.prefetch == "on" and exchange == "local" else (),
+        lookaheads=("source", "exchange") if prefetching and exchange == "local" else (),
         settings=SlotSettings(
             memory=settings.slot_memory,
-            # One answer for all of this host: a process that finds the folder full would choose another.
+            # Choose one folder for the whole host: a process that finds it full would choose another one.
             directory=tempfile.gettempdir() if on_one_host(spark.sparkContext) else "",
             commit_mode=mode,
             cache_disk=settings.cache_disk,
@@ -80,7 +90,7 @@ def pipe_task(
 
 
 def first_partitions(spark: SparkSession, settings: Settings) -> int:
-    """How many partitions the state of a new query has."""
+    """Return the number of partitions of a new query's state."""
     return settings.partitions or int(spark.conf.get("spark.sql.shuffle.partitions", "200") or 200)
 
 
@@ -103,14 +113,14 @@ def _exchange(spark: SparkSession, settings: Settings) -> Literal["local", "spar
 
 
 def _cores(spark: SparkSession) -> int:
-    """Cores of one host, as far as the driver knows: its own in local mode, else an executor's."""
+    """Return the cores of one host, as the driver knows them: its own in local mode, else those of an executor."""
     if on_one_host(spark.sparkContext):
         return int(spark.sparkContext.defaultParallelism)
     return int(spark.sparkContext.getConf().get("spark.executor.cores", str(os.cpu_count() or 1)))
 
 
 def warn_of_other_memory(application: str, memory: int) -> None:
-    """Say so if a query asks for other slot memory than the application's first: slots are shared and keep theirs."""
+    """Warn if a query has other slot memory than the application's first query: slots are shared and keep theirs."""
     first = _slot_memory.setdefault(application, memory)
     if memory != first:
         log.warning(

@@ -1,7 +1,7 @@
-"""What Spark notes of the operator of its own that watches the watermark (see `Catalyst.watching_watermark`).
+"""Spark's metadata of its operator that watches the watermark (see `Catalyst.watermark_batch_source`).
 
-Spark goes on only with the stateful operators that it has noted. Whether a query has that one goes by what its own
-operators do with the watermark, which a restart may change; there is no state in it.
+Spark restarts a query only with the stateful operators in its metadata. Whether a query has this operator depends on
+its other operators, which a restart may change. The operator has no state.
 """
 
 from __future__ import annotations
@@ -22,21 +22,25 @@ _NOTED = (
 
 
 def note_watching(files: FileSystem, operators: Iterable[Operator]) -> None:
-    """Let what Spark has noted of its operators be what a query has now, if all that has state runs on Millpond.
+    """Update Spark's operator metadata to the current query, if all stateful operators run on Millpond.
 
     Args:
-        files: Spark's checkpoint location, of a query that has planned a batch. operators: those of the query.
+        files: the checkpoint location of a query that has planned a batch.
+        operators: the operators of the query.
     """
     ours = tuple(operators)
-    if any(one.spec is None or one.ticks for one in ours):
-        return  # what stays on Spark is Spark's to check; what goes by the clock always does
-    there = {info.name for info in files.list(_FOLDER)}
-    noted = _NOTE in there and _NAME in files.get(_NOTE)
-    wanted = any(one.closes for one in ours)
+    if any(operator.spec is None or operator.ticks for operator in ours):
+        return  # Spark checks its own operators; a query by processing time has another one, which it always has
+    names = {info.name for info in files.list(_FOLDER)}
+    noted = _NOTE in names and _NAME in files.get(_NOTE)
+    wanted = any(operator.closes for operator in ours)
     if noted == wanted:
         return
-    for name in (_CHECKSUM, _NOTE):  # Hadoop's local file system refuses a file that has the checksum of another
-        if name in there:
+    for name in (
+        _CHECKSUM,
+        _NOTE,
+    ):  # first the checksum: Hadoop's local file system refuses a file that does not match it
+        if name in names:
             files.delete(name)
     if wanted:
         files.put(_NOTE, [_NOTED])

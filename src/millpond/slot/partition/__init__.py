@@ -1,1 +1,1 @@
-"""State partitions inside a slot: one writer each, batches in turn, sealed before their output."""
+"""State partitions of a slot: one writer each, attempts in turn, state sealed before output."""

@@ -1,14 +1,14 @@
-"""Where the local copies of a query's files lie, and stay for its next start on this host.
+"""Folders for local copies of a query's files, kept for its next start on this host.
 
 ```
 <directory>/millpond-<uid>/copies/<query.id>-<hash of its location>/<slot>/
     lock     held by the slot that uses the folder
-    *.run, *.append    copies; what is not used for long goes
+    *.run, *.append    copies; removed when unused for long
 ```
 
-One slot at a time uses a folder. Who finds it taken (an earlier application is still ending) does without, in the
-application's own directory. Copies bear the unique names of their files, and are checked, block by block, when they are
-first read.
+One slot at a time uses a folder. A slot that finds the lock taken, as an earlier application is still ending, uses the
+application's own directory instead. Copies have the unique names of their files. Each block is checked when it is first
+read.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import uuid
 from pathlib import Path
 
 KEPT = 86_400.0
-"""Seconds for which copies are kept that nobody uses."""
+"""Seconds for which unused copies are kept."""
 
 _TRIES = 10
 _REMOVED = ".removed-"
 
 
 class CopiesFolder:
-    """A folder of copies that is this process's own until `release`."""
+    """A folder of copies that this process owns until `release`."""
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
@@ -37,7 +37,7 @@ class CopiesFolder:
 
     @property
     def held(self) -> bool:
-        """Whether it is still there, and nobody has made another in its place."""
+        """Whether the folder still exists and has not been replaced by another."""
         try:
             return os.path.samestat(os.fstat(self._lock), os.stat(self.path / "lock"))
         except OSError:
@@ -45,39 +45,39 @@ class CopiesFolder:
 
     @property
     def bytes(self) -> int:
-        """Bytes of what is there."""
+        """Total size of the folder's files in bytes."""
         with os.scandir(self.path) as entries:
             return sum(entry.stat().st_size for entry in entries)
 
     def release(self) -> None:
-        """Let the next one have it."""
+        """Release the folder for another slot."""
         with contextlib.suppress(OSError):
             os.utime(self._lock)
         os.close(self._lock)
 
 
 def claim_copies(root: Path, query: str, slot: int) -> CopiesFolder | None:
-    """The folder of a query's slot; None if somebody else uses it, or it cannot be made."""
+    """Claim the folder of a query's slot; None if another process uses it or it cannot be created."""
     folder = root / query / str(slot)
     for _ in range(_TRIES):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock = _locked(folder)
-        except FileNotFoundError:  # removed meanwhile
+        except FileNotFoundError:  # `remove_old_copies` removed it meanwhile
             continue
         except OSError:
             return None
         if lock is None:
             return None
         os.utime(lock)
-        for left in folder.glob("*.tmp"):  # by whoever died while it copied
-            left.unlink(missing_ok=True)
+        for partial in folder.glob("*.tmp"):  # partial copies of a process that died
+            partial.unlink(missing_ok=True)
         return CopiesFolder(folder, lock)
     return None
 
 
 def remove_old_copies(root: Path, kept: float = KEPT) -> None:
-    """Remove the folders that nobody has used for so many seconds."""
+    """Remove folders that have not been used for `kept` seconds."""
     for query in _entries(root):
         if query.name.startswith(_REMOVED):
             shutil.rmtree(query, ignore_errors=True)
@@ -85,7 +85,7 @@ def remove_old_copies(root: Path, kept: float = KEPT) -> None:
         for folder in _entries(query):
             with contextlib.suppress(OSError):
                 _remove_old(root, folder, time.time() - kept)
-        with contextlib.suppress(OSError):  # it is not empty
+        with contextlib.suppress(OSError):  # the folder is not empty
             query.rmdir()
 
 
@@ -98,19 +98,19 @@ def _remove_old(root: Path, folder: Path, before: float) -> None:
     try:
         if _last_used(folder) <= before:
             removed = root / f"{_REMOVED}{uuid.uuid4().hex}"
-            folder.rename(removed)  # whoever comes now makes another
+            folder.rename(removed)  # the next user creates a new folder
             shutil.rmtree(removed, ignore_errors=True)
     finally:
         os.close(lock)
 
 
 def _last_used(folder: Path) -> float:
-    """When it was last claimed or let go, or a copy came or went."""
+    """Return when the folder was last claimed or released, or when a copy was added or removed."""
     return max(path.stat().st_mtime for path in (folder, folder / "lock") if path.exists())
 
 
 def _locked(folder: Path) -> int | None:
-    """The folder's lock, held; None if somebody else holds it.
+    """Lock the folder and return the lock's descriptor; None if another process holds it.
 
     Raises:
         FileNotFoundError: the folder was removed meanwhile.

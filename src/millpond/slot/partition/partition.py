@@ -1,4 +1,4 @@
-"""One partition of one operator: takes batches in turn, seals them, and answers repeated attempts."""
+"""One partition of one operator: runs batches in turn, seals them, and answers repeated attempts."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ import pyarrow as pa
 from millpond.checkpoint.formats.manifest import PartitionManifest, seal
 from millpond.errors import TransientError
 from millpond.layout import HashRange, Words
-from millpond.metrics import DURABLE, GREATEST
+from millpond.metrics import DURABLE, reducer
 from millpond.operators.kinds.registry import open_operator
-from millpond.operators.processors.calls import Beginning, Calling
-from millpond.operators.protocol import Adopting, Combining, Times
-from millpond.slot.batch.initial import read_rows
-from millpond.slot.batch.offsets import check_time
-from millpond.slot.batch.rows import is_combined
-from millpond.slot.batch.task import Lookahead, PipeTask
+from millpond.operators.processors.calls import CallsUserCode, HasInitialState
+from millpond.operators.protocol import AdoptsSparkState, Combining, Times
+from millpond.slot.partition.attempt_lock import Attempt, AttemptLock, stopped
 from millpond.slot.partition.checksum import InputChecksum
 from millpond.slot.partition.feed import Feed
 from millpond.slot.partition.running import RunningQuery
-from millpond.slot.partition.tables import Tables, blame
-from millpond.slot.partition.turns import Attempt, Turns, stopped
-from millpond.slot.prefetch.announcements import Announcements
+from millpond.slot.partition.tables import Tables, attach_context
+from millpond.slot.prefetch.hints import PrefetchHints
 from millpond.spec.operators import GLOBAL_HASH
 from millpond.stores.aligned.table import AlignedTable
 from millpond.stores.memory.spool import Spool
+from millpond.tasks.initial_state import read_rows
+from millpond.tasks.offset_log import check_time
+from millpond.tasks.operator_task import Lookahead, OperatorTask
+from millpond.tasks.rows import is_combined
 
 if TYPE_CHECKING:
     from millpond.operators.processors.calls import Caller
@@ -38,20 +38,20 @@ if TYPE_CHECKING:
     from millpond.stores.protocol import TableDelta
 
 _SPOOL = 64 << 20
-"""Bytes of a repeated attempt's input that are kept in memory."""
+"""Bytes of a repeated attempt's input that stay in memory; the rest is spilled."""
 
 Output = Generator[pa.RecordBatch, None, dict[str, float]]
 
 
 @dataclass
 class Applied:
-    """The batch that the partition has applied last.
+    """The last batch that the partition has applied.
 
     Attributes:
         batch: its id.
-        input: checksum of its rows, markers excluded.
-        epoch: of the state that it left.
-        metrics: what it did.
+        input: checksum of its rows without markers.
+        epoch: epoch of the resulting state.
+        metrics: its figures.
     """
 
     batch: int
@@ -66,22 +66,22 @@ class Partition:
     Args:
         query: the running query.
         task: the operator.
-        number: the partition.
+        number: the partition's number.
 
     Attributes:
-        answered: the last batch of which the output may be read, as what it waits for is durable; None if the state was
-            opened since.
+        answered: the last batch whose output may be read, since the versions that it waits for are durable; None if the
+            state was opened since.
     """
 
-    def __init__(self, query: RunningQuery, task: PipeTask, number: int) -> None:
+    def __init__(self, query: RunningQuery, task: OperatorTask, number: int) -> None:
         self.query = query
         self.task = task
         self.number = number
-        self._turns = Turns(task.settings.attempt_timeout, self._discard)
+        self._attempt_lock = AttemptLock(task.settings.attempt_timeout, self._discard)
         self._memory = task.settings.memory * task.slots // max(task.slots, task.partitions)
-        self._hints = Announcements(query.hint_switch(task, number), task.lookaheads, self._memory)
-        self._busy = threading.Lock()  # held for each step that reads or replaces the operator
-        self._epoch = 0  # changes whenever the state does, so that output of an older state stops
+        self._hints = PrefetchHints(query.hint_switch(task, number), task.lookaheads, self._memory)
+        self._busy = threading.Lock()  # held during each step that reads or replaces the operator
+        self._epoch = 0  # changes with the state, so that readers of an older state's output stop
         self._operator: Operator | None = None
         self._tables: Tables | None = None
         self._manifest: PartitionManifest | None = None
@@ -90,24 +90,24 @@ class Partition:
 
     @property
     def version(self) -> int | None:
-        """The version that the partition holds, sealed or from the store."""
+        """The version that the partition holds: sealed here or opened from the store."""
         manifest = self._manifest
         return None if manifest is None else manifest.version
 
     def open_ahead(self, version: int) -> None:
-        """Open the version before the batch that reads it comes; that waits until this is done.
+        """Open a version before the batch that reads it arrives. The batch waits until this is done.
 
         Raises:
-            MillpondError: it cannot be opened. The batch will try again.
+            MillpondError: the version cannot be opened. The batch will try again.
         """
-        with self._turns.taken(Attempt(version, -1, lambda: None, fed=True)):
+        with self._attempt_lock.taken(Attempt(version, -1, lambda: None, fed=True)):
             if self._manifest is None:
                 self._open(version)
 
     def hint(self, batch: int, lookahead: Lookahead, hashes: Words, keys: pa.RecordBatch | None = None) -> None:
-        """Take note of keys that a batch will ask for; they are looked at now, or as soon as the partition can."""
+        """Store prefetch hints, and look them up now if the partition is idle, else as soon as it can."""
         self._hints.keep(batch, lookahead, hashes, keys)
-        with self._turns.if_free() as free:
+        with self._attempt_lock.if_free() as free:
             if free and self._manifest is not None:
                 self._hints.pass_on(self._operator, self._manifest.version)
 
@@ -120,18 +120,19 @@ class Partition:
         unsure: bool = False,
         caller: Caller | None = None,
     ) -> Output:
-        """Run a batch, or answer it again; yields its output once its own state is sealed and the last one durable.
+        """Run a batch or answer it again; yield its output once it is sealed and the previous version is durable.
 
         Args:
             attempt: the attempt; its batch reads the version of the same number.
-            batches: input with hash and mark columns; its rows, or with the local exchange their parcels.
-            sync: whether to wait for the version that the batch makes, instead of the one that it reads.
-            unsure: whether the marker's time has to be that of the batch: its id was not told, or may be an older one.
+            batches: input with hash and mark columns; either rows or, with the local exchange, block references.
+            sync: whether to wait until the version that the batch creates is durable, instead of the one that it reads.
+            unsure: whether to check the marker's time against the batch: its id was not given or may be outdated.
             caller: calls the user's processor, where the operator is one.
 
         Returns:
             The batch's figures.
         """
+        # This batch waits for the version that it reads: its commit is no longer held back for grouping.
         self.query.committer.release(attempt.batch)
         check = partial(check_time, self.task, attempt.batch) if unsure else None
         feed = Feed(attempt, batches, self.task, check)
@@ -139,25 +140,28 @@ class Partition:
         metrics = dict(applied.metrics)
         metrics["commit_lag_ms"] = self._wait_durable(attempt.batch + sync)
         with self._busy:
+            # If the state changed during the wait, this output can no longer be read.
             if self._epoch == applied.epoch:
                 self.answered = attempt.batch
         metrics["output_rows"] = 0.0
+        # An adoption of Spark's state has no output.
         for batch in () if self.task.adopts else self._output(applied):
             metrics["output_rows"] += batch.num_rows
             yield batch
         return metrics
 
     def _apply_first(self, attempt: Attempt, feed: Feed, caller: Caller | None) -> Applied | None:
-        """Apply the batch, unless it has been applied already."""
-        with self._turns.taken(attempt):
+        """Apply the batch unless it has been applied already; return None if it has."""
+        with self._attempt_lock.taken(attempt):
             if self._applied is not None and self._applied.batch == attempt.batch:
                 return None
             return self._apply(attempt.batch, feed.passes(self._passes), caller)
 
     def _apply_again(self, attempt: Attempt, feed: Feed, caller: Caller | None) -> Applied:
-        """Answer from memory if the input is the same, else apply the batch to the version that it reads.
+        """Answer from memory if the input is unchanged, else apply the batch again to the version that it reads.
 
-        The input is read without holding the turn: two readers of one batch may be joined to each other in one task.
+        The input is read without holding the lock: if one task joins two readers of the same batch, it would wait for
+        itself.
         """
         spool = Spool(self.query.spill, min(_SPOOL, self.task.settings.memory // 16))
         try:
@@ -165,7 +169,7 @@ class Partition:
             for rows in feed:
                 seen.add(rows)
                 spool.add(rows)
-            with self._turns.taken(attempt):
+            with self._attempt_lock.taken(attempt):
                 applied = self._applied
                 if applied is not None and applied.batch == attempt.batch and applied.input == seen:
                     return applied
@@ -179,6 +183,8 @@ class Partition:
     ) -> Applied:
         if self._applied is not None and self._applied.batch > batch:
             raise TransientError(f"Batch {batch} was overtaken by batch {self._applied.batch}.")
+        # After a seal the tables hold version `batch + 1`: a repeated attempt with other input starts from the version
+        # again.
         if self._manifest is None or self._manifest.version != batch:
             self._discard()
             self._open(batch)
@@ -191,24 +197,26 @@ class Partition:
                 self._epoch += 1
                 self._applied = None
                 operator.begin(batch, self._times(batch))
-                if isinstance(operator, Calling):
+                if isinstance(operator, CallsUserCode):
                     operator.caller = caller
-                if isinstance(operator, Beginning):
+                if isinstance(operator, HasInitialState):
                     begins = batch == 0 and self.task.initial
                     operator.initial_rows = read_rows(self.query.files, self.task, self.number) if begins else ()
             self._hints.begin(batch)
+            # The previous batch is complete, so no attempt reads its exchanged rows any more.
             self.query.forget_batches(batch)
             seen = InputChecksum()
             rows_in = combined = 0
             take = operator.process
             if self.task.adopts:
-                assert isinstance(operator, Adopting)
+                assert isinstance(operator, AdoptsSparkState)
                 take = operator.adopt
             for range_, rows in passes:
-                self.query.means.arrow.force(pa.total_allocated_bytes())
+                # Charge the received batches to the slot's memory, so that tables evict rows in time.
+                self.query.resources.arrow.force(pa.total_allocated_bytes())
                 seen.add(rows)
                 if range_ is not None:
-                    operator.narrow(range_)
+                    operator.restrict(range_)
                 self._hints.pass_on(operator, batch)
                 if self.task.combined and is_combined(rows):
                     assert isinstance(operator, Combining)
@@ -216,7 +224,8 @@ class Partition:
                 else:
                     rows_in += rows.num_rows
                     take(rows)
-            if self._turns.closed:
+            # The query has stopped: its committer takes no more versions.
+            if self._attempt_lock.closed:
                 raise stopped()
             rows_in += combined
             sealing = time.perf_counter()
@@ -232,11 +241,11 @@ class Partition:
             size = self._seal(operator, manifest, seen, rows_in, deltas, figures)
         except BaseException as error:
             self.query.note_lost_call(operator, self.task.operator, self.number, batch)
-            blame(error, self.task.spec, manifest)
-            self._discard()  # half a batch is in the tables
-            lost = isinstance(error, OSError) and error.errno is None  # its input: nobody listens any more
-            if self._turns.closed and isinstance(error, Exception) and not lost:
-                raise stopped() from error  # what it works with has been closed
+            attach_context(error, self.task.spec, manifest)
+            self._discard()  # the tables contain half a batch
+            lost = isinstance(error, OSError) and error.errno is None  # no errno: the connection of its input is gone
+            if self._attempt_lock.closed and isinstance(error, Exception) and not lost:
+                raise stopped() from error  # it failed because its tables and files were closed
             raise
         figures |= {"seal_ms": (time.perf_counter() - sealing) * 1000, "delta_bytes": float(size)}
         self._hints.learn(figures)
@@ -244,12 +253,12 @@ class Partition:
         return self._applied
 
     def _passes(self, rows: int) -> int:
-        """In how many passes to work through a batch of so many rows."""
+        """Return the number of passes for a batch of `rows` rows."""
         with self._busy:
             return 1 if self._operator is None else self._operator.passes(rows)
 
     def _times(self, batch: int) -> Times:
-        """The batch's times as they reach the operator; zeros if it does not ask for any."""
+        """Return the batch's times minus the operator's lag; zeros if it needs no times."""
         lag = self.task.spec.lag
         if lag is None:
             return Times()
@@ -277,8 +286,10 @@ class Partition:
             metrics={name: round(figures[name]) for name in DURABLE if name in figures},
             shape=self.query.checkpoint.base.shape,
         )
+        # Written before it is submitted: the file survives this process, and the next slot adopts and commits it.
         sealed = self.query.sealed.write(sealed, self.task.generation)
         for name, table in operator.tables.items():
+            # Aligned tables read their delta from the sealed file from now on, which frees its memory.
             if isinstance(table, AlignedTable) and name in deltas:
                 (data,) = sealed.pieces[name]
                 table.placed(data)
@@ -292,6 +303,8 @@ class Partition:
         pieces: Iterator[pa.RecordBatch] | None = None
         while True:
             with self._busy:
+                # The lock is held per piece, so that a slow reader does not block the next batch. The epoch shows a
+                # changed state.
                 if self._epoch != applied.epoch or self._operator is None:
                     raise TransientError(f"Batch {applied.batch} was overtaken while its rows were read.")
                 if pieces is None:
@@ -302,7 +315,7 @@ class Partition:
             yield piece
 
     def _wait_durable(self, version: int) -> float:
-        """Wait until a version is durable; milliseconds waited."""
+        """Wait until a version is durable; return the time waited in milliseconds."""
         started = time.perf_counter()
         timeout = self.task.settings.commit_timeout
         self.query.committer.wait_durable(self.task.operator, self.number, version, timeout)
@@ -312,7 +325,7 @@ class Partition:
 
     def _open(self, version: int) -> None:
         query = self.query
-        query.committer.drain(self.task.settings.commit_timeout)  # the version may be on its way from here
+        query.committer.drain(self.task.settings.commit_timeout)  # this slot may still be committing the version
         manifest = query.checkpoint.open_partition(
             self.task.operator, self.number, version, wait=self.task.settings.open_timeout
         )
@@ -343,7 +356,7 @@ class Partition:
         for table_name, table in operator.tables.items():
             counted = self._tables.counted(table_name)
             for name, value in table.stats().items():
-                if name in GREATEST:
+                if reducer(name) is max:
                     figures[name] = max(figures.get(name, 0.0), value)
                 elif counted or name != "keys":
                     figures[name] = figures.get(name, 0.0) + value
@@ -370,6 +383,6 @@ class Partition:
         self._operator = self._manifest = self._applied = self.answered = None
 
     def close(self) -> None:
-        """Cut off whoever writes, and let go of the tables as soon as nobody does."""
+        """Cut off the attempt that writes, and release the tables as soon as the lock is free."""
         self._hints.close()
-        self._turns.close()
+        self._attempt_lock.close()

@@ -1,4 +1,4 @@
-"""The slot's inside: all partitions that it serves, of all queries of the application."""
+"""All partitions that a slot serves, of all queries of the application."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ from millpond.errors import FencedError, MillpondError, TransientError
 from millpond.files.disk import reason, remedy
 from millpond.layout import Words
 from millpond.operators.processors.calls import Caller
-from millpond.slot.batch.offsets import latest_batch
-from millpond.slot.batch.task import Lookahead, PipeTask
+from millpond.slot.partition.attempt_lock import Attempt
 from millpond.slot.partition.partition import Partition
-from millpond.slot.partition.running import Means, RunningQuery
-from millpond.slot.partition.turns import Attempt
+from millpond.slot.partition.running import RunningQuery, SlotResources
 from millpond.slot.process.messages import Done, Run
 from millpond.slot.process.server import Answer
 from millpond.stores.memory.budget import MemoryBudget
-from millpond.stores.memory.process_memory import give_back_above
+from millpond.stores.memory.process_memory import set_trim_threshold
+from millpond.tasks.offset_log import latest_batch
+from millpond.tasks.operator_task import Lookahead, OperatorTask
 
-_GIVEN_BACK = 256
-"""Allocations of more than one such part of the budget go back as soon as they are freed: slower, but seldom."""
+_TRIM_SHARE = 256
+"""The allocator returns freed blocks larger than 1/256 of the budget to the system at once. That is slower, but
+rare."""
 
 
 @dataclass
 class _Query:
-    """A query's place in the slot: its present run, if any, and that run's partitions; `lock` guards changes.
+    """A query in the slot: its current run, if any, and that run's partitions; `lock` guards changes.
 
-    Runs up to the generation `ended` are over: a task that they have left behind brings nothing back.
+    All runs up to generation `ended` have ended: a late task of theirs must not reopen anything.
     """
 
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -47,36 +48,36 @@ class _Query:
     partitions: dict[tuple[int, int], Partition] = field(default_factory=dict)
 
     def versions(self) -> list[tuple[int, int, int]]:
-        """Operator, partition and version of what is held."""
+        """Return operator, partition and version of all open partitions."""
         held = sorted(self.partitions.copy().items())
         return [(*place, partition.version) for place, partition in held if partition.version is not None]
 
     def drain(self, timeout: float) -> None:
-        """Make what is sealed durable."""
+        """Make all sealed versions durable."""
         if self.running is not None:
             versions = self.versions()
             self.running.committer.drain(timeout)
             self.running.durable(versions)
 
-    def let_go(self) -> None:
-        """Close everything; attempts under way fail."""
+    def release(self) -> None:
+        """Close everything; running attempts fail."""
         for partition in self.partitions.values():
             partition.close()
         self.partitions.clear()
         if self.running is not None:
-            arrow = self.running.means.arrow
+            arrow = self.running.resources.arrow
             self.running.close()
             self.running = None
-            gc.collect()  # files stay open, and mapped, as long as cycles refer to them
+            gc.collect()  # reference cycles keep files open and mapped
             arrow.force(pa.total_allocated_bytes())
 
 
 class PartitionServer:
-    """Runs partitions. Needs neither sockets nor Spark, so tests drive it in their own process.
+    """Runs partitions. It needs neither sockets nor Spark, so tests drive it in their own process.
 
     Args:
         directory: the application's private directory on this host.
-        number: of this slot among those of the host.
+        number: number of this slot on the host.
     """
 
     def __init__(self, directory: Path, number: int = 0) -> None:
@@ -87,7 +88,7 @@ class PartitionServer:
         self._writers = ThreadPoolExecutor(1, thread_name_prefix="millpond-write")
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="millpond-read-ahead")
         self._lock = threading.Lock()
-        self._means: Means | None = None
+        self._resources: SlotResources | None = None
         self._queries: dict[str, _Query] = {}
 
     def run(
@@ -100,7 +101,8 @@ class PartitionServer:
         """Run one batch of one partition (see `Work`).
 
         Yields:
-            Output batches, after all input is in, its state is sealed, and what the commit mode asks for is durable.
+            Output batches, once all input has arrived, its state is sealed, and the version that the commit mode
+            requires is durable.
 
         Returns:
             The batch's id and figures.
@@ -108,7 +110,7 @@ class PartitionServer:
         Raises:
             MillpondError: with query, operator, partition and version filled in.
         """
-        _follow(run.paths)
+        _add_module_paths(run.paths)
         try:
             partition = self._partition(run.task, run.partition)
             batch = latest_batch(run.task) if run.batch is None else run.batch
@@ -125,7 +127,7 @@ class PartitionServer:
                 query=run.task.query, operator=str(run.task.operator), partition=run.partition, version=run.batch
             ) from None
         except OSError as error:
-            if error.errno is None:  # the attempt has lost its input
+            if error.errno is None:  # the connection of the attempt's input is gone
                 raise
             raise TransientError(
                 f"The host's disk cannot be used: {reason(error)}.",
@@ -138,26 +140,26 @@ class PartitionServer:
             ) from error
         return Done(batch, metrics)
 
-    def open_ahead(self, tasks: Sequence[PipeTask], partitions: Sequence[int], version: int) -> None:
-        """Open partitions of a query's operators at a version, one after the other.
+    def open_ahead(self, tasks: Sequence[OperatorTask], partitions: Sequence[int], version: int) -> None:
+        """Open partitions of a query's operators at a version, one after the other; best effort.
 
-        What cannot be opened is left to the batch that asks for it: that tells why.
+        A partition that cannot be opened is opened again by its first batch, which reports the error.
         """
         with suppress(MillpondError, OSError):
-            # All at once: what is let go of meanwhile must not come to life again.
+            # Look all partitions up first: one that is released meanwhile must not be opened again.
             for partition in [self._partition(task, number) for number in partitions for task in tasks]:
                 partition.open_ahead(version)
 
     def hint(
         self,
-        task: PipeTask,
+        task: OperatorTask,
         partition: int,
         batch: int,
         lookahead: Lookahead,
         hashes: Words,
         keys: pa.RecordBatch | None = None,
     ) -> None:
-        """Announce keys to a partition, if it is there (see `Work`)."""
+        """Pass prefetch hints to a partition if it is open (see `Work`)."""
         query = self._query(task.key)
         running = query.running
         if running is not None and running.task.generation == task.generation:
@@ -166,20 +168,23 @@ class PartitionServer:
                 held.hint(batch, lookahead, hashes, keys)
 
     def drain(self, query: str, timeout: float, generation: int | None = None) -> list[tuple[int, int, int]]:
-        """Make a query's sealed state durable and let go of it.
+        """Make a query's sealed state durable and release the query.
 
         Args:
-            query: `PipeTask.key`. timeout: seconds. generation: that has ended, later ones go on; None: whichever runs.
+            query: `OperatorTask.key`.
+            timeout: limit in seconds.
+            generation: generation of the run that has ended; later runs are kept. None releases any run.
 
         Returns:
-            Operator, partition and version of what was held; all of it is durable.
+            Operator, partition and version of each open partition, all durable.
 
         Raises:
-            MillpondError: it could not be made durable in time; nothing is let go of.
+            MillpondError: the state did not become durable in time; nothing is released.
         """
         held = self._query(query)
         with held.lock:
             if generation is not None:
+                # From now on, late tasks of the ended run are refused.
                 held.ended = max(held.ended, generation)
                 if held.running is not None and held.running.task.generation > generation:
                     return []
@@ -188,33 +193,33 @@ class PartitionServer:
                 held.drain(timeout)
             except FencedError:
                 if generation is not None:
-                    held.let_go()  # its commits never will be durable
+                    held.release()  # a newer run has taken over: these commits can never become durable
                 raise
-            held.let_go()
+            held.release()
         return versions
 
     def answered(self, query: str) -> list[tuple[int, int, int]]:
-        """Operator, partition and batch answered last, of the query's partitions that have answered any."""
+        """Return operator, partition and last answered batch of the query's partitions that have answered any."""
         held = sorted(self._query(query).partitions.copy().items())
         return [(*place, partition.answered) for place, partition in held if partition.answered is not None]
 
     def trouble(self, query: str) -> str:
-        """Why a query's commits fail, if they have failed for some time; else empty."""
+        """Return why a query's commits fail, if they have failed for some time; else empty."""
         running = self._query(query).running
         return "" if running is None else running.committer.trouble()
 
     def lost_call(self, query: str) -> str:
-        """For which keys code of the user was called when its process went; empty if that has not happened."""
+        """Return the keys for which user code was running when its process died; empty if that has not happened."""
         running = self._query(query).running
         return "" if running is None else running.lost_call
 
     def failed_commits(self, query: str) -> int:
-        """How many tries to commit have failed in a query's present run."""
+        """Return the number of failed commit attempts in a query's current run."""
         running = self._query(query).running
         return 0 if running is None else running.committer.stats.retries
 
     def close(self) -> None:
-        """Finish pending commits, each query within its exit time-out, and let go of everything."""
+        """Finish pending commits, each query within its exit timeout, and release everything."""
         with self._lock:
             queries = list(self._queries.values())
         for query in queries:
@@ -225,7 +230,7 @@ class PartitionServer:
                     query.drain(query.running.task.settings.exit_timeout)
                 except MillpondError:
                     traceback.print_exc(file=sys.stderr)
-                query.let_go()
+                query.release()
         self._merges.shutdown(wait=False, cancel_futures=True)
         self._writers.shutdown(wait=False, cancel_futures=True)
         self._readers.shutdown(wait=False, cancel_futures=True)
@@ -234,7 +239,7 @@ class PartitionServer:
         with self._lock:
             return self._queries.setdefault(query, _Query())
 
-    def _partition(self, task: PipeTask, number: int) -> Partition:
+    def _partition(self, task: OperatorTask, number: int) -> Partition:
         place = (task.operator, number)
         query = self._query(task.key)
         with query.lock:
@@ -250,8 +255,9 @@ class PartitionServer:
                     f"The run of generation {task.generation} of the query has ended.",
                     action="Nothing is to be done: this is a task that its query did not wait for.",
                 )
+            # A newer run has started: the previous one may not commit any more (fencing), so its partitions are closed.
             if running is not None and running.task.generation < task.generation:
-                query.let_go()
+                query.release()
                 running = None
             if running is None:
                 running = query.running = RunningQuery(task, self._shared(task))
@@ -259,12 +265,12 @@ class PartitionServer:
                 query.partitions[place] = Partition(running, task, number)
             return query.partitions[place]
 
-    def _shared(self, task: PipeTask) -> Means:
+    def _shared(self, task: OperatorTask) -> SlotResources:
         with self._lock:
-            if self._means is None:
+            if self._resources is None:
                 budget = MemoryBudget(task.settings.memory)
-                give_back_above(budget.total // _GIVEN_BACK)
-                self._means = Means(
+                set_trim_threshold(budget.total // _TRIM_SHARE)
+                self._resources = SlotResources(
                     self.slot,
                     self._number,
                     self._directory,
@@ -274,11 +280,11 @@ class PartitionServer:
                     self._writers,
                     self._readers,
                 )
-            return self._means
+            return self._resources
 
 
-def _follow(paths: Sequence[str]) -> None:
-    """Find modules where Spark's workers find them; files may have been added since the slot began."""
+def _add_module_paths(paths: Sequence[str]) -> None:
+    """Add Spark's module paths to `sys.path`; modules may have been added since the slot started."""
     new = [path for path in paths if path not in sys.path]
     if new:
         sys.path += new

@@ -1,4 +1,4 @@
-"""Opens the tables of a partition at a version, each in the store that its operator asks for."""
+"""Opening of a partition's tables at a version, each in the store that its operator requires."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from millpond.time_slices import base_name
 
 if TYPE_CHECKING:
     from millpond.checkpoint.formats.manifest import PartitionManifest, TableState
-    from millpond.checkpoint.pinned import PinnedQuery
-    from millpond.slot.batch.task import PipeTask
+    from millpond.checkpoint.state_schema import StateSchema
     from millpond.slot.partition.running import RunningQuery
     from millpond.spec.protocol import Spec
+    from millpond.tasks.operator_task import OperatorTask
 
 T = TypeVar("T", bound=LoadedTable)
 
 
-class _Wanted(NamedTuple):
+class _TableRequest(NamedTuple):
     name: str
     schema: TableSchema
     initial: Words
@@ -45,11 +45,13 @@ class Tables:
     """The tables of one partition, opened at the version of a manifest.
 
     Args:
-        query: the running query. task: the operator. number: the partition.
-        manifest: says what the tables hold. A table that it does not know is new.
+        query: the running query.
+        task: the operator.
+        number: the partition's number.
+        manifest: contents of the tables. A table that it does not list is new.
     """
 
-    def __init__(self, query: RunningQuery, task: PipeTask, number: int, manifest: PartitionManifest) -> None:
+    def __init__(self, query: RunningQuery, task: OperatorTask, number: int, manifest: PartitionManifest) -> None:
         self._query = query
         self._spec = task.spec
         self._settings = task.settings
@@ -87,159 +89,159 @@ class Tables:
         self, name: str, schema: TableSchema, initial: Words, *, kind: TableKind = "rmw", drop_matched: bool = False
     ) -> Table | CacheTable:
         """Open a table (see `operators.protocol.MakeTable`)."""
-        with self._blamed(name):
-            table = _OPEN[kind](self, _Wanted(name, schema, initial, drop_matched))
-        if kind not in _MOMENTARY and not isinstance(table, CacheTable):
+        with self._name_variable(name):
+            table = _OPEN[kind](self, _TableRequest(name, schema, initial, drop_matched))
+        if kind not in _TEMPORARY and not isinstance(table, CacheTable):
             self._opened[name] = table
         return table
 
-    def _open_rmw(self, wanted: _Wanted) -> RmwTable:
-        means = self._query.means
+    def _open_rmw(self, wanted: _TableRequest) -> RmwTable:
+        resources = self._query.resources
         axis = self._shapes[base_name(wanted.name)].axis
         table = RmwTable.open(
             wanted.schema,
             wanted.initial,
             self._runs(wanted.name),
             self._query.runs,
-            means.budget,
+            resources.budget,
             self._query.merges,
             self._range if axis == "hash" else HashRange(),
-            writers=means.writers,
-            elsewhere=self._query.remote,
-            readers=means.readers if self._ahead else None,
+            writers=resources.writers,
+            remote_compactor=self._query.remote,
+            readers=resources.readers if self._ahead else None,
             policy=self._settings.cache_policy,
             axis=axis,
             earlier=[tables[name] for tables in self._earlier.values() if (name := base_name(wanted.name)) in tables],
         )
         return self._loads(wanted.name, table)
 
-    def _open_ordered(self, wanted: _Wanted) -> OrderedTable:
-        means = self._query.means
+    def _open_ordered(self, wanted: _TableRequest) -> OrderedTable:
+        resources = self._query.resources
         table = OrderedTable.open(
             wanted.schema,
             self._runs(wanted.name),
             self._query.runs,
-            means.budget,
+            resources.budget,
             self._query.merges,
             self._range,
-            writers=means.writers,
-            elsewhere=self._query.remote,
-            readers=means.readers if self._ahead else None,
+            writers=resources.writers,
+            remote_compactor=self._query.remote,
+            readers=resources.readers if self._ahead else None,
             drop_matched=wanted.drop_matched,
         )
         return self._loads(wanted.name, table)
 
-    def _open_unaligned(self, wanted: _Wanted) -> UnalignedTable:
-        means = self._query.means
+    def _open_unaligned(self, wanted: _TableRequest) -> UnalignedTable:
+        resources = self._query.resources
         table = UnalignedTable(
             wanted.schema,
             self._query.append_files,
-            means.budget,
+            resources.budget,
             self._query.merges,
             self._runs(wanted.name),
             directory=str(self._query.spill),
             read_batch_ratio=self._settings.read_batch_ratio,
             maximum_space_amplification=self._settings.max_space_amplification,
-            writers=means.writers,
-            elsewhere=self._query.remote,
+            writers=resources.writers,
+            remote_compactor=self._query.remote,
         )
         return self._loads(wanted.name, table)
 
-    def _open_aligned(self, wanted: _Wanted) -> AlignedTable:
+    def _open_aligned(self, wanted: _TableRequest) -> AlignedTable:
         name = wanted.name
         deltas = self._states[name].deltas if name in self._states else ()
-        at = [ByteRange(ref.commit, ref.offset, ref.length, ref.window) for ref in deltas if ref.length]
-        return self._appends(wanted.schema).open(name, self._runs(name), at, layout=RowLayout(wanted.schema))
+        ranges = [ByteRange(ref.commit, ref.offset, ref.length, ref.window) for ref in deltas if ref.length]
+        return self._appends(wanted.schema).open(name, self._runs(name), ranges, layout=RowLayout(wanted.schema))
 
-    def _open_scratch(self, wanted: _Wanted) -> RmwTable:
-        means = self._query.means
+    def _open_scratch(self, wanted: _TableRequest) -> RmwTable:
+        resources = self._query.resources
         return RmwTable(
-            wanted.schema, wanted.initial, RunSet(RowLayout(wanted.schema)), means.budget, self._query.merges
+            wanted.schema, wanted.initial, RunSet(RowLayout(wanted.schema)), resources.budget, self._query.merges
         )
 
-    def _open_spool(self, wanted: _Wanted) -> AlignedTable:
+    def _open_spool(self, wanted: _TableRequest) -> AlignedTable:
         return self._appends(wanted.schema).open(wanted.name, TableManifest(), layout=RowLayout(wanted.schema))
 
-    def _open_cache(self, wanted: _Wanted) -> CacheTable:
-        return CacheTable(wanted.schema, wanted.initial, self._query.means.budget, self._range)
+    def _open_cache(self, wanted: _TableRequest) -> CacheTable:
+        return CacheTable(wanted.schema, wanted.initial, self._query.resources.budget, self._range)
 
     def _loads(self, name: str, table: T) -> T:
         self._loaded[name] = table
         return table
 
     def _appends(self, schema: TableSchema) -> AlignedStore:
-        """The store that the partition's aligned tables share; they are of the schema that is first asked for."""
+        """Return the store that the partition's aligned tables share; the first table opened determines its schema."""
         if self._aligned is None:
-            means = self._query.means
-            self._aligned = AlignedStore(schema, self._query.append_files, means.budget, self._query.merges)
+            resources = self._query.resources
+            self._aligned = AlignedStore(schema, self._query.append_files, resources.budget, self._query.merges)
         return self._aligned
 
     def _runs(self, name: str) -> TableManifest:
         return self._states[name].runs if name in self._states else TableManifest()
 
     def counted(self, name: str) -> bool:
-        """Whether rows of a table are counted as those of the state."""
+        """Return whether a table's rows count as state rows."""
         return self._shapes[base_name(name)].counted
 
     def load(self) -> None:
-        """Apply the deltas behind the tables' files."""
+        """Apply the deltas that are newer than the tables' files."""
         checkpoint = self._query.checkpoint
         for name, state in self._states.items():
             if base_name(name) not in self._shapes:
-                continue  # a variable of a processor that is deleted
+                continue  # a deleted variable of a processor
             table = self._loaded.get(name)
             if table is None:
-                assert name in self._opened  # it reads its deltas where they lie
+                assert name in self._opened  # an aligned table: it reads deltas from the commit objects on demand
                 continue
             if isinstance(table, RmwTable):
                 table.expect_load(sum(ref.rows for ref in state.deltas))
-            with self._blamed(name):
+            with self._name_variable(name):
                 for ref, data in zip(state.deltas, checkpoint.read_deltas(state.deltas), strict=True):
                     before = self._earlier[ref.shape][base_name(name)] if self._earlier else table.layout.schema
                     for rows in converted(ref, data, before, table.layout, checkpoint.files.locate(ref.commit)):
                         table.load(rows, range_of(ref.window))
 
     @contextmanager
-    def _blamed(self, name: str) -> Iterator[None]:
-        """Have errors say which variable the table is of that they come from."""
+    def _name_variable(self, name: str) -> Iterator[None]:
+        """Add the table's variable to errors raised in the block."""
         try:
             yield
         except MillpondError as error:
             raise error.at(variable=self._spec.part_of(base_name(name))) from None
 
     def discard(self) -> None:
-        """Close what was opened for an operator that could not be."""
+        """Close the tables that were opened for an operator whose opening failed."""
         for table in self._opened.values():
             table.close()
         self.close()
 
     def close(self) -> None:
-        """Close what the operator does not: the store that its aligned tables share."""
+        """Close the store that the aligned tables share; the operator closes its tables."""
         if self._aligned is not None:
             self._aligned.close()
             self._aligned = None
 
 
-def blame(error: BaseException, spec: Spec, manifest: PartitionManifest) -> None:
-    """Have an error that names a file of the state say which variable of the operator has it, if it keeps variables."""
+def attach_context(error: BaseException, spec: Spec, manifest: PartitionManifest) -> None:
+    """Add the variable to an error that names one of the state's files, if the operator has variables."""
     if isinstance(error, MillpondError) and error.file is not None:
         for name, state in manifest.tables.items():
             if any(error.file.endswith(run.name) for run in state.runs.runs):
                 error.at(variable=spec.part_of(base_name(name)))
 
 
-def _earlier(shapes: Mapping[int, PinnedQuery], operator: int) -> dict[int, dict[str, TableSchema]]:
-    """The schemas of an operator's tables, by the shape of the query that had them."""
+def _earlier(shapes: Mapping[int, StateSchema], operator: int) -> dict[int, dict[str, TableSchema]]:
+    """Return the schemas of an operator's tables by table name, for each state schema of the query."""
     return {
-        number: {name: msgspec.convert(one, TableSchema) for name, one in shape.operators[operator].tables.items()}
+        number: {name: msgspec.convert(table, TableSchema) for name, table in shape.operators[operator].tables.items()}
         for number, shape in shapes.items()
     }
 
 
-_MOMENTARY = frozenset({"scratch", "spool", "cache"})
-"""Kinds of tables that are in no checkpoint, and that who asks for them closes."""
+_TEMPORARY = frozenset({"scratch", "spool", "cache"})
+"""Kinds of temporary tables: they are in no checkpoint, and their user closes them."""
 
-_OPEN: Mapping[TableKind, Callable[[Tables, _Wanted], Table | CacheTable]] = {
+_OPEN: Mapping[TableKind, Callable[[Tables, _TableRequest], Table | CacheTable]] = {
     "rmw": Tables._open_rmw,
     "ordered": Tables._open_ordered,
     "aligned": Tables._open_aligned,
@@ -248,4 +250,4 @@ _OPEN: Mapping[TableKind, Callable[[Tables, _Wanted], Table | CacheTable]] = {
     "spool": Tables._open_spool,
     "cache": Tables._open_cache,
 }
-"""How a table of each kind is opened."""
+"""Function that opens a table, by kind."""

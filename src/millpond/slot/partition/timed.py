@@ -1,4 +1,4 @@
-"""How much of the processor the work takes that goes on behind the batches."""
+"""Measurement of the CPU time of background work."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 class Timed(Executor):
-    """An executor that others use as well: counts the processor time of what is submitted here, once that has ended.
+    """Executor that measures the CPU time of the calls submitted through it, once each has ended.
 
     Args:
-        executor: does the work, each call in one thread.
+        executor: shared executor that runs each call in one thread.
     """
 
     def __init__(self, executor: Executor) -> None:

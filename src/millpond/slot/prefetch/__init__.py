@@ -1,1 +1,1 @@
-"""Keyed prefetching: keys are announced before their rows arrive, so that a slot reads their state ahead."""
+"""Keyed prefetching: hints name keys before their rows arrive, so that a slot reads their state ahead of time."""

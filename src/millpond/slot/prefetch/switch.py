@@ -1,8 +1,8 @@
-"""Which hints an operator wants: said by its partitions, and read by whoever could send them, all on one host.
+"""The set of hints that an operator wants: written by its partitions, read by lookaheads on the same host.
 
-There is a file for each operator and partition that wants hints. Its name says whose: one look at a folder tells all,
-and a change is a renaming, at no moment of which nothing is wanted. Where nothing was missing from memory, the price of
-hints is that look, once a task.
+There is one file for each operator and partition that wants hints; its name lists the lookaheads. One directory listing
+thus shows all requests. A change is a rename, so that a request is never absent in between. Where no key misses memory,
+hints cost one directory listing per task.
 """
 
 from __future__ import annotations
@@ -13,35 +13,37 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from millpond.slot.batch.task import Lookahead, PipeTask
+from millpond.tasks.operator_task import Lookahead, OperatorTask
 
 _FOLDER = "hints"
 _LONGEST = 100
-"""Bytes of a lookahead's name in that of a file, of which there are two and 255 bytes in all."""
+"""Limit of a lookahead's encoded name in bytes. A file name has at most two of them and 255 bytes."""
 
 MOST = 1 << 20
-"""Keys that a partition looks at for one batch, at most: more would be read too late anyway, and to look at them would
-keep its rows waiting."""
+"""Maximum number of keys that a partition looks up for one batch. More would be read too late, and looking them up
+would delay the batch's rows."""
 
 
 class HintSwitch:
-    """One operator's switch in one partition; off at first, whatever a slot that is gone has left.
+    """Switch of one operator in one partition. It starts off: requests of an earlier slot process are removed.
 
     Args:
-        directory: of the application's slots on this host. task: the operator. partition: the number of the partition.
+        directory: the directory of the application's slots on this host.
+        task: the operator.
+        partition: the partition's number.
     """
 
-    def __init__(self, directory: Path, task: PipeTask, partition: int) -> None:
+    def __init__(self, directory: Path, task: OperatorTask, partition: int) -> None:
         self._folder = _folder(directory, task)
         self._partition = partition
         self._file: Path | None = None
         with suppress(OSError):
-            for left in self._folder.glob(f"{partition},*"):
-                left.unlink(missing_ok=True)
+            for stale in self._folder.glob(f"{partition},*"):
+                stale.unlink(missing_ok=True)
 
     def set(self, lookaheads: Collection[Lookahead]) -> None:
-        """Ask for hints of some lookaheads, or of none any more. What the disk refuses costs the hints."""
-        names = ",".join([str(self._partition), *(_written(one) for one in sorted(lookaheads))])
+        """Request hints from some lookaheads, or from none. If the disk refuses, there are no hints."""
+        names = ",".join([str(self._partition), *(_written(lookahead) for lookahead in sorted(lookaheads))])
         file = self._folder / names if lookaheads else None
         if file == self._file:
             return
@@ -54,33 +56,34 @@ class HintSwitch:
                 if self._file is None or not self._file.exists():
                     file.touch()
                 else:
+                    # A rename: readers see the old request or the new one, but never none.
                     self._file.replace(file)
             self._file = file
 
     def close(self) -> None:
-        """Ask for none, and leave nothing behind."""
+        """Withdraw the request and remove its files."""
         self.set(())
-        with suppress(OSError):  # other partitions may still ask
+        with suppress(OSError):  # not empty: other partitions still want hints
             self._folder.rmdir()
 
 
-def wanted(directory: Path, task: PipeTask) -> dict[int, tuple[str, ...]]:
-    """The partitions that want hints for an operator, and of which lookaheads."""
-    found = {}
-    known = {_written(one): one for one in task.lookaheads}
+def wanted(directory: Path, task: OperatorTask) -> dict[int, tuple[str, ...]]:
+    """Return the partitions that want hints for an operator, with the lookaheads that they want."""
+    requests = {}
+    known = {_written(lookahead): lookahead for lookahead in task.lookaheads}
     with suppress(OSError):
         for file in _folder(directory, task).iterdir():
             partition, *names = file.name.split(",")
-            if partition.isdecimal():  # a file system may have files of its own there
-                found[int(partition)] = tuple(known.get(name) or unquote(name) for name in names)
-    return found
+            if partition.isdecimal():  # skip files that the file system itself put there
+                requests[int(partition)] = tuple(known.get(name) or unquote(name) for name in names)
+    return requests
 
 
 def _written(lookahead: Lookahead) -> str:
-    """A lookahead's name as a part of that of a file."""
+    """Encode a lookahead's name for use in a file name."""
     name = quote(lookahead, safe="")
     return name if len(name) <= _LONGEST else hashlib.sha256(name.encode()).hexdigest()
 
 
-def _folder(directory: Path, task: PipeTask) -> Path:
+def _folder(directory: Path, task: OperatorTask) -> Path:
     return directory / _FOLDER / f"{task.key}-{task.generation}-{task.operator}"

@@ -1,1 +1,1 @@
-"""Slots as processes: where they live, who they are, what they say to each other."""
+"""Slots as processes: their directory, identity, connections and messages."""

@@ -1,4 +1,4 @@
-"""How a slot has the user's code called: by the pipe at the other end of the connection that the rows came by."""
+"""Calls of user code from a slot: executed by the slot client at the other end of the batch's connection."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from millpond.slot.process.messages import Call, Called, Fetch
 
 
 class ConnectedCaller:
-    """A `Caller` at the other end of a connection, which may take its time.
+    """`Caller` that runs at the other end of a connection.
 
     Args:
-        connection: by which the rows of the batch have come.
+        connection: the connection that the batch's rows arrived on.
     """
 
     def __init__(self, connection: Connection) -> None:

@@ -1,8 +1,8 @@
-"""A framed conversation between two processes over a Unix-domain socket.
+"""Framed connection between two processes over a Unix-domain socket.
 
-A frame is a kind (4 bytes), a payload length (8 bytes) and the payload. Messages are tagged msgpack; rows are Arrow IPC
-messages, received into aligned buffers and read without a copy; errors are pickled `MillpondError`s; heartbeats may say
-something. Sockets live in a directory of mode 0700, so both ends belong to one user.
+A frame is a kind (4 bytes), a payload length (8 bytes) and the payload. Messages are tagged msgpack. Rows are Arrow IPC
+messages, received into aligned buffers and read without a copy. Errors are pickled `MillpondError`s. Heartbeats may
+carry a text. Sockets are in a directory of mode 0700, so both ends belong to one user.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from millpond.slot.process.messages import Message
 
 _HEADER = struct.Struct("<IQ")
 _BUFFER = 4 << 20
-_LONGEST_SAID = 2000  # bytes: what a heartbeat says goes out whole or not at all
+_MAX_HEARTBEAT_TEXT = 2000  # bytes: a heartbeat must fit the socket buffer, as it is sent whole or not at all
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)
 
 
 class Kind(IntEnum):
-    """What a frame holds."""
+    """Content of a frame."""
 
     MESSAGE = 1
     SCHEMA = 2
@@ -46,25 +46,25 @@ Frame = tuple[Kind, Any]
 
 
 class PeerSilent(OSError):
-    """The other end gave no sign of life for too long."""
+    """The other end sent no frame, not even a heartbeat, for too long."""
 
 
 class PeerGone(OSError):
-    """The other end closed the connection, or died."""
+    """The other end closed the connection or died."""
 
 
 class Connection:
-    """One end of a framed conversation.
+    """One end of a framed connection.
 
-    Receiving belongs to one thread; sending is locked, since heartbeats come from another thread.
+    Only one thread may receive. Sending is locked, since another thread sends heartbeats.
 
     Args:
         sock: a connected Unix-domain socket.
-        silence: seconds without progress after which the other end counts as hung; None to wait for ever.
-        heard: is called with what a heartbeat of the other end says.
+        silence: seconds without progress after which the other end counts as hung; None to wait without limit.
+        heard: called with the text of each heartbeat of the other end.
 
     Attributes:
-        serving: the query that this end works for, while it does: then it gives signs of life.
+        serving: the query that this end works for, if any; heartbeats are sent only then.
     """
 
     def __init__(
@@ -77,15 +77,16 @@ class Connection:
         self._sending = threading.Lock()
         self._schema: pa.Schema | None = None
         self._early: list[Frame] = []
+        # Non-blocking, so that each wait is a `poll` with a deadline.
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
 
     def close(self) -> None:
-        """End the conversation."""
+        """Close the connection."""
         self.sock.close()
 
     def abort(self) -> None:
-        """End the conversation from another thread: both ends see it closed at once."""
+        """Shut the connection down from another thread: both ends see it closed at once."""
         try:
             self.sock.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -98,11 +99,11 @@ class Connection:
         self._send(Kind.MESSAGE, _encoder.encode(message))
 
     def send_schema(self, schema: pa.Schema) -> None:
-        """Say what the record batches that follow look like."""
+        """Send the schema of the record batches that follow."""
         self._send(Kind.SCHEMA, schema.serialize())
 
     def send_batch(self, batch: pa.RecordBatch) -> None:
-        """Send a record batch of the announced schema."""
+        """Send a record batch of the schema sent before."""
         self._send(Kind.BATCH, batch.serialize())
 
     def send_table(self, table: pa.RecordBatch) -> None:
@@ -111,11 +112,11 @@ class Connection:
         self.send_batch(table)
 
     def send_end(self) -> None:
-        """Say that no more record batches come."""
+        """Mark the end of the record batches."""
         self._send(Kind.END, b"")
 
     def send_error(self, error: MillpondError) -> None:
-        """Send an error, and let the other end's further sending fail at once instead of filling buffers."""
+        """Send an error, and make the other end's next send fail at once instead of filling buffers."""
         self._send(Kind.ERROR, pickle.dumps(error))
         try:
             self.sock.shutdown(socket.SHUT_RD)
@@ -123,14 +124,14 @@ class Connection:
             return
 
     def beat(self, saying: Callable[[str], str] = lambda query: "") -> None:
-        """Give a sign of life, with what there is to say of the query served, unless something is being sent anyway."""
+        """Send a heartbeat, with a text about the query served, unless another frame is being sent."""
         query = self.serving
         if query is not None and self._sending.acquire(blocking=False):
             try:
-                said = saying(query).encode()[:_LONGEST_SAID]
-                self.sock.send(_HEADER.pack(Kind.BEAT, len(said)) + said)
+                text = saying(query).encode()[:_MAX_HEARTBEAT_TEXT]
+                self.sock.send(_HEADER.pack(Kind.BEAT, len(text)) + text)
             except OSError:
-                return  # full (it has not read the earlier ones yet) or gone (the owner of the connection will see)
+                return  # full: earlier heartbeats are unread; or closed: the connection's owner will notice
             finally:
                 self._sending.release()
 
@@ -166,7 +167,7 @@ class Connection:
                 deadline = time.monotonic() + self.silence
             for _, events in self._wait(poller, deadline):
                 if events & select.POLLIN:
-                    # The other end speaks while we send: a sign of life, or an error that makes sending pointless.
+                    # The other end sends meanwhile: a heartbeat, or an error that makes sending pointless.
                     frame = self._take_frame()
                     deadline = None
                     if frame[0] is not Kind.BEAT:
@@ -175,7 +176,7 @@ class Connection:
                             raise frame[1]
 
     def _read_last_words(self) -> None:
-        """Raise the error that the other end sent before it hung up, if it did."""
+        """Raise the error that the other end sent before it closed, if there is one."""
         try:
             while True:
                 kind, payload = self._take_frame()
@@ -187,11 +188,11 @@ class Connection:
     # receiving ----------------------------------------------------------------------------------------------
 
     def receive(self) -> Frame:
-        """The next frame that is not a heartbeat: `(kind, message | schema | record batch | None)`.
+        """Return the next frame that is not a heartbeat: `(kind, message | schema | record batch | None)`.
 
         Raises:
             MillpondError: the other end sent an error.
-            PeerSilent: nothing, not even a heartbeat, came for `silence` seconds.
+            PeerSilent: nothing, not even a heartbeat, arrived for `silence` seconds.
             PeerGone: the other end closed the connection.
         """
         if self._early:
@@ -204,14 +205,14 @@ class Connection:
                 return frame
 
     def expect(self, kind: type[Any]) -> Any:
-        """The next frame, which has to be a message of this type."""
+        """Receive the next frame, which must be a message of type `kind`."""
         _, message = self.receive()
         if not isinstance(message, kind):
             raise PeerGone(f"expected {kind.__name__}, got {type(message).__name__}")
         return message
 
     def receive_table(self) -> pa.RecordBatch:
-        """The next table, which a message has named."""
+        """Receive the next table, which a message has named."""
         while True:
             kind, payload = self.receive()
             if kind is Kind.BATCH:

@@ -1,4 +1,4 @@
-"""Identity of processes: a process id alone is reused, a process id with its start time is not."""
+"""Process identity: a process id plus its start time, since ids alone are reused."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ import msgspec
 from millpond.errors import TransientError
 
 NO_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
-"""NumPy and Arrow start threads when they are imported unless told otherwise, and what forks must have none."""
+"""Environment that keeps NumPy and Arrow from starting threads on import: a process that forks must have none."""
 
 
 class Process(msgspec.Struct, frozen=True):
-    """One process of this host, for all time.
+    """One process of this host, uniquely identified.
 
     Attributes:
         pid: its process id.
-        start: when it started, in clock ticks since the machine booted.
+        start: its start time, in clock ticks since the machine booted.
     """
 
     pid: int
     start: int
 
     def alive(self) -> bool:
-        """Whether any of its threads still runs: the first may be a zombie while others hold locks and files."""
+        """Return whether any of its threads runs: the first may be a zombie while others still hold locks and files."""
         stat = _stat(self.pid)
         return stat is not None and stat.start == self.start and (stat.state not in "ZX" or stat.threads > 1)
 
     def stopped(self) -> bool:
-        """Whether it is suspended (SIGSTOP)."""
+        """Return whether it is suspended (SIGSTOP)."""
         stat = _stat(self.pid)
         return stat is not None and stat.start == self.start and stat.state in "Tt"
 
     def kill(self, timeout: float = 5.0) -> bool:
-        """Kill it (also when it is stopped) and wait until it is gone; False if it would not go."""
+        """Kill the process, even if suspended, and wait until it is gone; False if it survives `timeout` seconds."""
         if not self.alive():
             return True
         try:
@@ -67,14 +67,14 @@ def _stat(pid: int) -> _Stat | None:
         text = Path(f"/proc/{pid}/stat").read_bytes().decode("utf-8", "replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The name stands in parentheses and may itself hold spaces and parentheses.
+    # The name is in parentheses and may itself contain spaces and parentheses.
     name, _, rest = text[text.index("(") + 1 :].rpartition(")")
     fields = rest.split()
     return _Stat(name=name, state=fields[0], parent=int(fields[1]), threads=int(fields[17]), start=int(fields[19]))
 
 
 def identify(pid: int | None = None) -> Process:
-    """The process that now has this id (default: this process).
+    """Identify the process that has this id now (default: this process).
 
     Raises:
         ProcessLookupError: no such process.
@@ -90,10 +90,10 @@ def owner(jvm: tuple[int, int] | None = None) -> Process:
     """Find the JVM that runs this Spark task; the slots end with it.
 
     Args:
-        jvm: its process id and start, where the driver knows them (`PipeTask.jvm`).
+        jvm: its process id and start time, where the driver knows them (`OperatorTask.jvm`).
 
     Raises:
-        TransientError: no JVM is above this process: it was killed, and this process will soon end, too.
+        TransientError: this process has no JVM ancestor: the JVM was killed, and this process will soon end, too.
     """
     if jvm is not None:
         return Process(*jvm)
@@ -112,7 +112,7 @@ def owner(jvm: tuple[int, int] | None = None) -> Process:
 
 
 def _is_executor(pid: int) -> bool:
-    """Whether a JVM is one of Spark's executors. Process 1 adopts orphans, so another JVM there is no proof."""
+    """Return whether a JVM is a Spark executor. Process 1 adopts orphans, so any other JVM there proves nothing."""
     try:
         return b"ExecutorBackend" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -120,5 +120,5 @@ def _is_executor(pid: int) -> bool:
 
 
 def namespace() -> str:
-    """What makes process ids comparable: the host and its process namespace."""
+    """Return the scope in which process ids are comparable: the host and its process namespace."""
     return f"{os.uname().nodename}/{os.readlink('/proc/self/ns/pid')}"

@@ -1,4 +1,4 @@
-"""The private directory in which one application's slots on one host live, and who may still need them.
+"""The private directory of one application's slots on one host, and the registration of the JVMs that need them.
 
 ```
 <directory>/millpond-<uid>/<host>-<application>/      mode 0700
@@ -6,20 +6,20 @@
     template.sock, template.pid
     slot-<i>.sock, slot-<i>.pid
     owners/<pid>-<start> one empty file per JVM that uses the slots
-    compiling            there while the driver has not told its user that kernels are compiled
+    compiling            exists until the driver has reported that kernels are compiled
     sealed/…, cache/…    sealed deltas not yet durable; files without names
-    exchange/…, hints/…  rows on their way to slots; who wants keys announced
-    queries/…           the queries that run
-    log                  what template and slots say
+    exchange/…, hints/…  rows on their way to slots; requests for prefetch hints
+    queries/…            one note per running query
+    log                  output of the template and the slots
 ```
 
-Beside it, `copies/` has what outlives applications: copies of files in object stores (`partition/copies.py`).
+Beside it, `copies/` holds data that outlives applications: copies of files in object stores (`partition/copies.py`).
 
-Whoever runs here looks at `owners/` twice a second and ends when none of them is alive. Names hold the host and its
-process namespace, so that directories shared between containers are never misjudged.
+The template and the slots check `owners/` twice a second and exit when all of those JVMs are dead. Directory names
+contain the host and its process namespace, so that directories shared between containers are never misjudged.
 
-A user registers with the lock held, and with the lock held a directory without users is renamed, then removed: so no
-registration is lost, and what was found under the name stays until its users are gone.
+A user registers while holding the lock. A directory without users is also renamed and removed under the lock. So no
+registration is lost, and a directory is never removed while it has users.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ import msgspec
 
 from millpond.errors import SettingError, TransientError
 from millpond.files.disk import reason, remedy
-from millpond.slot.batch.task import PipeTask
 from millpond.slot.process.identity import Process, identify, namespace
+from millpond.tasks.operator_task import OperatorTask
 
 POLL = 0.5
-"""Seconds between two looks at whether the application still lives."""
+"""Seconds between two checks of whether the application is alive."""
 
 PATIENCE = 10.0
-"""Seconds for which the last to leave waits for the directory's lock."""
+"""Seconds for which the last process to exit waits for the directory's lock."""
 
 _ADDRESS_LIMIT = 100
 _SWEPT = 100
-"""How often a directory may be swept while somebody registers: each time it takes another application's sweep."""
+"""Number of times that the directory may be swept during one registration. Each sweep is by another application."""
 _REMOVED = ".removed-"
-"""What the names of directories that nobody uses any more begin with."""
+"""Name prefix of directories that are no longer used."""
 _LAST_LINES = 20
 
 
@@ -65,21 +65,21 @@ class SlotDirectory:
         self.path = path
 
     @classmethod
-    def of(cls, task: PipeTask) -> SlotDirectory:
-        """The directory that serves this task's application on this host."""
+    def of(cls, task: OperatorTask) -> SlotDirectory:
+        """Return the directory that serves this task's application on this host."""
         return cls.named(task.settings.directory or tempfile.gettempdir(), task.application)
 
     @classmethod
     def named(cls, directory: str, application: str) -> SlotDirectory:
-        """The directory of an application below a host-local directory."""
+        """Return the directory of an application below a host-local directory."""
         return cls(Path(directory) / f"millpond-{os.getuid()}" / f"{_short(namespace())}-{_short(application)}")
 
     def enter(self, user: Process) -> None:
-        """Make the directory, private to this user, and keep the slots alive as long as this process lives.
+        """Create the directory, private to this user, and register a process for whose lifetime the slots keep running.
 
         Raises:
-            TransientError: the process is dead. Nothing is made for it, and what was made is removed.
-            SettingError: it cannot be made, belongs to somebody else, or others may enter it.
+            TransientError: the process is dead. Nothing is created for it, and an existing directory is removed.
+            SettingError: the directory cannot be created, has another owner, or other users may enter it.
         """
         if not user.alive():
             self.sweep()
@@ -91,7 +91,7 @@ class SlotDirectory:
         registration = self.path / "owners" / f"{user.pid}-{user.start}"
         try:
             for _ in range(_SWEPT):
-                with contextlib.suppress(FileNotFoundError):  # swept meanwhile
+                with contextlib.suppress(FileNotFoundError):  # the directory was swept meanwhile
                     self._create()
                     if not registration.exists():
                         with self.locked():
@@ -106,10 +106,11 @@ class SlotDirectory:
             ) from error
 
     def leave(self, user: Process) -> None:
-        """Let the slots end though this process lives on."""
+        """Unregister a process that lives on, so that the slots can exit."""
         (self.path / "owners" / f"{user.pid}-{user.start}").unlink(missing_ok=True)
 
     def _create(self) -> None:
+        # Connections carry pickles, so no other user may reach the sockets.
         for path in (self.path.parent, self.path):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             stat = path.lstat()
@@ -117,10 +118,10 @@ class SlotDirectory:
                 raise PermissionError(f"{path} is not private to user {os.getuid()}")
         (self.path / "owners").mkdir(exist_ok=True)
 
-    # who needs it ---------------------------------------------------------------------------------------------
+    # registrations --------------------------------------------------------------------------------------------
 
     def needed(self) -> bool:
-        """Whether a registered process still lives; forgets the dead."""
+        """Return whether a registered process is alive; remove registrations of dead ones."""
         alive = False
         try:
             for entry in self._entries("owners"):
@@ -129,30 +130,31 @@ class SlotDirectory:
                     alive = True
                 else:
                     entry.unlink(missing_ok=True)
-        except OSError:  # no more files may be opened, say: nobody knows, so nothing ends
+        except OSError:  # too many open files, for example: if in doubt, keep running
             return True
         return alive
 
-    # who runs here --------------------------------------------------------------------------------------------
+    # processes -----------------------------------------------------------------------------------------------
 
     def note(self, name: str, process: Process) -> None:
-        """Write down that `name` (`template`, `slot-0`) is this process."""
+        """Record the process that runs as `name` (`template`, `slot-0`)."""
         self._write(f"{name}.pid", process)
 
     def noted(self, name: str) -> Process | None:
-        """The process last written down as `name`, dead or alive."""
+        """Return the process last recorded as `name`, dead or alive."""
         return self._read(f"{name}.pid")
 
     def note_loading(self, process: Process) -> None:
-        """Write down that this process is to be the template."""
+        """Record the process that will become the template."""
         self._write("loading", process)
 
     def loading(self) -> bool:
-        """Whether a template has been started that has not noted itself yet: it still imports."""
+        """Return whether a started template has not recorded itself yet: it is still importing."""
         process = self._read("loading")
         return process is not None and process.alive() and process != self.noted("template")
 
     def _write(self, name: str, process: Process) -> None:
+        # Write and rename, so that readers never see a partial file.
         fresh = self.path / f"{name}.{os.getpid()}"
         fresh.write_bytes(msgspec.json.encode(process))
         fresh.rename(self.path / name)
@@ -164,14 +166,14 @@ class SlotDirectory:
             return None
 
     def running(self) -> dict[str, Process]:
-        """Template and slots that are alive, by name."""
-        found = {}
+        """Return the template and the slots that are alive, by name."""
+        processes = {}
         for entry in self._entries("."):
             if entry.suffix == ".pid":
                 process = self.noted(entry.stem)
                 if process is not None and process.alive():
-                    found[entry.stem] = process
-        return found
+                    processes[entry.stem] = process
+        return processes
 
     def _entries(self, folder: str) -> list[Path]:
         try:
@@ -181,11 +183,11 @@ class SlotDirectory:
 
     @property
     def compiling(self) -> Path:
-        """An empty file: the first batches wait for kernels, and the driver has not told its user so yet."""
+        """Marker file: first batches wait for kernels to compile, and the driver has not yet reported it."""
         return self.path / "compiling"
 
-    def last_words(self) -> str:
-        """Where the log is, and how it ends: what a process wrote before it died."""
+    def log_tail(self) -> str:
+        """Return the path of the log and its last lines, which show why a process died."""
         path = self.path / "log"
         try:
             lines = path.read_text(errors="replace").splitlines()[-_LAST_LINES:]
@@ -196,7 +198,8 @@ class SlotDirectory:
     # sockets --------------------------------------------------------------------------------------------------
 
     def listen(self, name: str) -> socket.socket:
-        """A listening socket at `name`, in place of whatever was there."""
+        """Create a listening socket at `name`, replacing an existing one."""
+        # Bind under a temporary name and rename: an old socket is replaced atomically by one that already listens.
         fresh = f"{name}.sock.{os.getpid()}"
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with self._address(fresh) as address:
@@ -206,10 +209,10 @@ class SlotDirectory:
         return sock
 
     def connect(self, name: str, timeout: float) -> socket.socket:
-        """A connection to `name`.
+        """Connect to `name`.
 
         Raises:
-            OSError: nobody listens there (any more), or the queue stays full for `timeout` seconds.
+            OSError: no process listens there, or the queue stays full for `timeout` seconds.
         """
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.settimeout(timeout)
@@ -227,7 +230,7 @@ class SlotDirectory:
         if len(address.encode()) < _ADDRESS_LIMIT:
             yield address
             return
-        # The kernel takes 107 bytes: name the directory by a descriptor instead.
+        # The kernel limits socket addresses to 107 bytes: refer to the directory by a descriptor instead.
         folder = os.open(self.path, os.O_PATH | os.O_DIRECTORY)
         try:
             yield f"/proc/self/fd/{folder}/{file}"
@@ -238,10 +241,11 @@ class SlotDirectory:
 
     @contextlib.contextmanager
     def locked(self, *, wait: bool = True) -> Iterator[bool]:
-        """Hold the directory's lock, which dies with its holder; False if somebody else holds it and `wait` is off.
+        """Hold the directory's lock; yield False if it is taken and `wait` is off. The kernel releases it when its
+        holder dies.
 
         Raises:
-            FileNotFoundError: there is no directory, or it was swept while this waited.
+            FileNotFoundError: the directory does not exist, or was swept during the wait.
         """
         lock = os.open(self.path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
@@ -263,21 +267,22 @@ class SlotDirectory:
             return False
 
     def sweep(self, patience: float = 0.0) -> bool:
-        """Remove the directory if nobody needs it and nobody else runs in it; whether it was removed.
+        """Remove the directory if no registered process and no other slot process is alive; return whether that was
+        done.
 
         Args:
-            patience: seconds to go on asking for a lock that somebody else holds. The last to leave needs some: another
-                application that sweeps may just be looking.
+            patience: seconds to keep trying to get the lock. The last process to exit needs some: another application
+                that sweeps may hold the lock briefly.
         """
         deadline = time.monotonic() + patience
         while True:
             try:
-                with self.locked(wait=False) as held:
-                    if held:
+                with self.locked(wait=False) as locked:
+                    if locked:
                         if self.needed() or set(self.running().values()) - {identify()}:
                             return False
                         removed = self.path.with_name(f"{_REMOVED}{uuid.uuid4().hex}")
-                        self.path.rename(removed)  # whoever comes now begins anew, and loses nothing to what follows
+                        self.path.rename(removed)  # new users create a new directory, which the removal cannot touch
                         shutil.rmtree(removed, ignore_errors=True)
                         return True
             except OSError:
@@ -287,7 +292,7 @@ class SlotDirectory:
             time.sleep(POLL / 10)
 
     def sweep_siblings(self) -> None:
-        """Remove what applications of this host that died without cleaning up have left."""
+        """Remove directories of applications on this host that died without cleaning up."""
         host = self.path.name.partition("-")[0]
         for path in self._entries(".."):
             if path.name.startswith(_REMOVED):

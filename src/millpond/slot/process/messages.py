@@ -1,6 +1,6 @@
-"""What pipes, slots and the template say to each other.
+"""Messages between slot clients, slots and the template.
 
-Each message is a tagged msgpack structure; what tables or rows follow one, it says.
+Each message is a tagged msgpack structure. It states which tables or rows follow it.
 """
 
 from __future__ import annotations
@@ -9,46 +9,47 @@ from typing import Literal
 
 import msgspec
 
-from millpond.slot.batch.task import Lookahead, PipeTask
 from millpond.slot.process.identity import Process
+from millpond.tasks.operator_task import Lookahead, OperatorTask
 
 
 class Ask(msgspec.Struct, tag=True):
-    """To the template: a slot is needed; the process `replace`, if it holds that slot, is to be killed first."""
+    """To the template: request a slot. If the process `replace` holds that slot, kill it first."""
 
     slot: int
     replace: Process | None = None
 
 
 class Granted(msgspec.Struct, tag=True):
-    """From the template: the slot's process; its socket listens."""
+    """From the template: the slot's process, whose socket listens."""
 
     process: Process
 
 
 class Hello(msgspec.Struct, tag=True):
-    """To a slot, first on every connection: are you there?"""
+    """To a slot, first on every connection: check that it is alive."""
 
 
 class Welcome(msgspec.Struct, tag=True):
-    """From a slot: yes, and this is my process."""
+    """From a slot: reply to `Hello` with its own process."""
 
     process: Process
 
 
 class Run(msgspec.Struct, tag=True):
-    """To a slot: here comes a partition's input for one batch.
+    """To a slot: start of a partition's input for one batch.
 
     Attributes:
         task: the operator.
-        partition: which partition.
-        batch: the batch id, or None where Spark does not tell; then the offset log and the marker's time decide.
+        partition: the partition.
+        batch: the batch id; None where Spark does not provide it. Then the offset log and the marker's time decide.
         attempt: Spark's task attempt id, unique in an application.
-        unsure: whether the id may be another batch's: a thread of the user's keeps what it once inherited.
-        paths: where modules that the application was given (`addPyFile`) lie on this host.
+        unsure: whether the id may belong to another batch: a user's thread keeps the id that it inherited when it
+            started.
+        paths: directories on this host with modules that the application was given (`addPyFile`).
     """
 
-    task: PipeTask
+    task: OperatorTask
     partition: int
     batch: int | None
     attempt: int
@@ -57,21 +58,21 @@ class Run(msgspec.Struct, tag=True):
 
 
 class Done(msgspec.Struct, tag=True):
-    """From a slot, after the last output row: what the batch did to the partition."""
+    """From a slot, after the last output row: the effect of the batch on the partition."""
 
     batch: int
     metrics: dict[str, float]
 
 
 class Call(msgspec.Struct, tag=True):
-    """From a slot, after all input is in: the user's processor is to be called for some keys; tables of columns follow.
+    """From a slot, after all input has arrived: call the user's processor for some keys. Tables of columns follow.
 
-    Each of them is a schema and one record batch (see `operators.processors.calls`).
+    Each table is a schema and one record batch (see `operators.processors.calls`).
 
     Attributes:
-        phase: what it is to be called with: rows of the `initial` state, `rows` of the batch, `timers` that are due;
-            `end`: it is to be closed.
-        processing, watermark: the times of the batch, as the processor is told them.
+        phase: reason of the call: rows of the `initial` state, `rows` of the batch, due `timers`, or `end` to close it.
+        processing: the batch's processing time that the processor sees.
+        watermark: the watermark that the processor sees.
         tables: names of the tables that follow.
     """
 
@@ -82,19 +83,19 @@ class Call(msgspec.Struct, tag=True):
 
 
 class Fetch(msgspec.Struct, tag=True):
-    """To a slot, while a call runs: parts of a variable are wanted; which ones, the table says that follows.
+    """To a slot, during a call: read parts of a state variable. A table that lists the parts follows.
 
-    It is answered by one table.
+    The answer is one table.
 
     Attributes:
-        table: the name of the table that has the parts.
+        table: name of the state table that holds the parts.
     """
 
     table: str
 
 
 class Called(msgspec.Struct, tag=True):
-    """To a slot, after the rows that the processor gave out: what it changed.
+    """To a slot, after the processor's output rows: its state changes.
 
     Attributes:
         tables: names of the tables that follow, each a schema and one record batch.
@@ -104,44 +105,48 @@ class Called(msgspec.Struct, tag=True):
 
 
 class Hints(msgspec.Struct, tag=True):
-    """To a slot, which does not answer: keys of which rows are on their way; a schema and one record batch follow, with
-    their hashes, and behind these what the operator asks for (`Spec.announced`).
+    """To a slot, without a reply: prefetch hints for rows that will arrive. A schema and one record batch follow.
+
+    The batch has the hashes of the keys, then the columns that the operator needs (`Spec.announced`).
 
     Attributes:
         task: the operator.
-        partition: which partition the keys are of.
-        batch: the batch that will ask for them.
-        lookahead: who has seen them. Without rows it says when it would have sent hints, were it asked to.
+        partition: partition of the keys.
+        batch: the batch that will read the keys.
+        lookahead: sender of the hints. A message without rows gives the time at which it could have sent hints.
     """
 
-    task: PipeTask
+    task: OperatorTask
     partition: int
     batch: int
     lookahead: Lookahead
 
 
 class Open(msgspec.Struct, tag=True):
-    """To a slot: these partitions will be asked for, at this version.
+    """To a slot: open partitions at a version ahead of their first batch.
 
     Attributes:
         tasks: the operators of one query.
-        partitions: which partitions of each.
-        version: the state that their first batch reads.
+        partitions: partitions of each operator.
+        version: the version that their first batch reads.
     """
 
-    tasks: list[PipeTask]
+    tasks: list[OperatorTask]
     partitions: list[int]
     version: int
 
 
 class Opened(msgspec.Struct, tag=True):
-    """From a slot: they are open, or will be opened by whoever asks for them, who then learns what is wrong."""
+    """From a slot: reply to `Open`.
+
+    A partition that could not be opened is opened again by its first batch, which reports the error.
+    """
 
 
 class Drain(msgspec.Struct, tag=True):
-    """To a slot: finish a query's pending commits and let go of its partitions; `query` is its `PipeTask.key`.
+    """To a slot: finish a query's pending commits and release its partitions; `query` is its `OperatorTask.key`.
 
-    With a `generation`, because the run of that has ended: a later run is left alone.
+    A `generation` is given when that run has ended: partitions of a later run are kept.
     """
 
     query: str
@@ -150,13 +155,13 @@ class Drain(msgspec.Struct, tag=True):
 
 
 class Drained(msgspec.Struct, tag=True):
-    """From a slot: per partition of the query (operator, partition, version), all durable now."""
+    """From a slot: (operator, partition, version) of each partition of the query, all durable."""
 
     versions: list[tuple[int, int, int]]
 
 
 class Status(msgspec.Struct, tag=True):
-    """To a slot: how far are you with this query (its `PipeTask.key`)?"""
+    """To a slot: ask for the progress of a query (its `OperatorTask.key`)."""
 
     query: str
 
@@ -164,9 +169,13 @@ class Status(msgspec.Struct, tag=True):
 class Answered(msgspec.Struct, tag=True):
     """From a slot: (operator, partition, batch) of each partition that it holds and has answered a batch of.
 
-    A batch is answered once what its output waits for is durable. `trouble` says why commits fail, if they do;
-    `failed_commits` counts the tries that failed in this run of the query; `lost_call` says for which keys code of the
-    user was called when its process went.
+    A batch is answered once the versions that its output waits for are durable.
+
+    Attributes:
+        batches: the partitions and their last answered batches.
+        trouble: why commits fail; empty if they do not.
+        failed_commits: number of failed commit attempts in this run of the query.
+        lost_call: keys for which user code was running when its process died.
     """
 
     batches: list[tuple[int, int, int]]

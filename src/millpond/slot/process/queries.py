@@ -1,4 +1,4 @@
-"""Which queries run on this host: a note of each in the directory of its application's slots."""
+"""Queries that run on this host: one note per query in the directory of its application's slots."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _FOLDER = "queries"
 
 
 class RunningNote(msgspec.Struct, frozen=True):
-    """A query that runs.
+    """Note of a running query.
 
     Attributes:
-        query: as slots know it (`PipeTask.key`).
+        query: key by which slots identify it (`OperatorTask.key`).
         run: the id of this run.
         location: URL of its state.
-        process: of the application (its JVM).
+        process: the application's JVM.
     """
 
     query: str
@@ -31,21 +31,22 @@ class RunningNote(msgspec.Struct, frozen=True):
 
 
 def note_query(directory: SlotDirectory, note: RunningNote) -> None:
-    """Note that a query runs; in place of what was noted of an earlier run.
+    """Write the note of a running query, replacing that of an earlier run.
 
     Args:
-        directory: of the application's slots on this host; it is there.
+        directory: the existing directory of the application's slots on this host.
         note: the query.
     """
     folder = directory.path / _FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
+    # Write and rename, so that readers never see a partial note.
     fresh = folder / f".{note.query}.{os.getpid()}"
     fresh.write_bytes(msgspec.json.encode(note))
     fresh.rename(folder / note.query)
 
 
 def forget_query(directory: SlotDirectory, query: str, run: str) -> None:
-    """Remove the note of a query whose run has ended, unless it is of a newer run."""
+    """Remove the note of a query whose run has ended, unless it belongs to a newer run."""
     path = directory.path / _FOLDER / query
     note = _read(path)
     if note is not None and note.run == run:
@@ -53,11 +54,15 @@ def forget_query(directory: SlotDirectory, query: str, run: str) -> None:
 
 
 def find_query(location: str) -> tuple[SlotDirectory, RunningNote] | None:
-    """The query of this user that runs on this host with its state at `location`, and its application's directory."""
-    wanted = canonical(location)
+    """Find this user's query that runs on this host with its state at `location`.
+
+    Returns:
+        The directory of its application's slots, and its note; None if there is no such query.
+    """
+    canonical_location = canonical(location)
     for path in Path(tempfile.gettempdir(), f"millpond-{os.getuid()}").glob(f"*/{_FOLDER}/[!.]*"):
         note = _read(path)
-        if note is not None and canonical(note.location) == wanted and note.process.alive():
+        if note is not None and canonical(note.location) == canonical_location and note.process.alive():
             return SlotDirectory(path.parent.parent), note
     return None
 
@@ -65,12 +70,12 @@ def find_query(location: str) -> tuple[SlotDirectory, RunningNote] | None:
 def _read(path: Path) -> RunningNote | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=RunningNote)
-    except (OSError, msgspec.DecodeError):  # it has just ended
+    except (OSError, msgspec.DecodeError):  # the query has just ended
         return None
 
 
 def canonical(location: str) -> str:
-    """A location in one of the forms that it may be written in."""
+    """Normalize a location, so that different spellings compare equal."""
     scheme, colon, rest = location.partition(":")
     if not colon or "/" in scheme:
         return os.path.realpath(location)

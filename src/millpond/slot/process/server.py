@@ -1,4 +1,4 @@
-"""The slot's outside: accepts connections, a thread for each, gives signs of life, and knows when to end."""
+"""The slot's socket server: one thread per connection, heartbeats, and the decision when to exit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ import pyarrow as pa
 from millpond.errors import MillpondError
 from millpond.layout import Words
 from millpond.operators.processors.calls import Caller
-from millpond.slot.batch.task import Lookahead, PipeTask
 from millpond.slot.process.calling import ConnectedCaller
 from millpond.slot.process.connection import Connection, Kind, PeerGone, PeerSilent
 from millpond.slot.process.identity import identify
@@ -36,61 +35,75 @@ from millpond.slot.process.messages import (
     Status,
     Welcome,
 )
+from millpond.tasks.operator_task import Lookahead, OperatorTask
 
 Answer = Generator[pa.RecordBatch, None, Done]
-"""Output batches, none of them before all input is in and sealed; the generator's return value closes the batch."""
+"""Output batches, the first one only after all input has arrived and is sealed; returns the message that ends the
+batch."""
 
 
 class Work(Protocol):
-    """The slot's inside, as the sockets see it. Every method may be called from any thread."""
+    """The slot's work, as the socket server sees it. Every method may be called from any thread."""
 
     def run(self, run: Run, batches: Iterator[pa.RecordBatch], abandon: Callable[[], None], caller: Caller) -> Answer:
-        """Run one batch of one partition; `abandon` cuts this attempt off when a later one overtakes it, `caller` calls
-        the user's processor.
+        """Run one batch of one partition.
+
+        Args:
+            run: the request.
+            batches: the partition's input.
+            abandon: cuts this attempt off from its input when a later attempt overtakes it.
+            caller: calls the user's processor.
         """
 
     def hint(
         self,
-        task: PipeTask,
+        task: OperatorTask,
         partition: int,
         batch: int,
         lookahead: Lookahead,
         hashes: Words,
         keys: pa.RecordBatch | None = None,
     ) -> None:
-        """Keys that a batch will ask for, by their hashes, and with what the operator asks for (`Spec.announced`), and
-        who saw them; nothing comes of those that nobody can use.
+        """Take prefetch hints for a batch; best effort.
+
+        Args:
+            task: the operator.
+            partition: partition of the keys.
+            batch: the batch that will read the keys.
+            lookahead: sender of the hints.
+            hashes: hashes of the keys.
+            keys: columns that the operator needs beside the hashes (`Spec.announced`).
         """
 
-    def open_ahead(self, tasks: Sequence[PipeTask], partitions: Sequence[int], version: int) -> None:
-        """Open partitions of a query's operators before their first batch; failures are left to that."""
+    def open_ahead(self, tasks: Sequence[OperatorTask], partitions: Sequence[int], version: int) -> None:
+        """Open partitions of a query's operators before their first batch; best effort: the batch reports failures."""
 
     def drain(self, query: str, timeout: float, generation: int | None = None) -> list[tuple[int, int, int]]:
-        """Make a query's sealed state durable, let go of it, and say which versions that left (see `Drain`)."""
+        """Make a query's sealed state durable, release the query, and return the durable versions (see `Drain`)."""
 
     def answered(self, query: str) -> list[tuple[int, int, int]]:
-        """(operator, partition, batch answered last) of the query's partitions."""
+        """Return (operator, partition, last answered batch) of the query's partitions."""
 
     def trouble(self, query: str) -> str:
-        """What holds a query's commits up, for the user to know; empty if nothing does."""
+        """Return why a query's commits are delayed, for the user; empty if they are not."""
 
     def lost_call(self, query: str) -> str:
-        """For which keys code of the user was called when its process went; empty if that has not happened."""
+        """Return the keys for which user code was running when its process died; empty if that has not happened."""
 
     def failed_commits(self, query: str) -> int:
-        """How many tries to commit have failed in a query's present run."""
+        """Return the number of failed commit attempts in a query's current run."""
 
     def close(self) -> None:
-        """Finish pending commits, bounded in time; nothing is called afterwards."""
+        """Finish pending commits within a time limit. No method is called afterwards."""
 
 
 class Slot:
     """One slot process.
 
     Args:
-        directory: where it lives.
+        directory: the application's slot directory.
         listener: its listening socket.
-        work: what it does.
+        work: handles the requests.
     """
 
     def __init__(self, directory: SlotDirectory, listener: socket.socket, work: Work) -> None:
@@ -103,10 +116,10 @@ class Slot:
         self._ended = False
 
     def run(self) -> None:
-        """Serve until the application is gone or SIGTERM comes, then finish pending commits."""
+        """Serve until the application has ended or SIGTERM arrives, then finish pending commits."""
         signal.signal(signal.SIGTERM, self._end)
         last_look = time.monotonic()
-        poller = select.poll()  # not `select`, which knows the first 1,024 files of a process only
+        poller = select.poll()  # `select` cannot watch descriptors above 1,023
         poller.register(self.listener, select.POLLIN)
         while not self._ended:
             if poller.poll(POLL * 1000):
@@ -142,23 +155,25 @@ class Slot:
                 _, message = connection.receive()
                 self._reply(connection, message)
         except (PeerGone, PeerSilent):
-            pass  # the other end has what it wanted, or no longer wants it
+            pass  # the other end has finished or given up
         except MillpondError as error:
-            self._say(connection, error)
+            self._send_error(connection, error)
         except Exception as error:
             text = "".join(traceback.format_exception(error))
             print(text, file=sys.stderr, flush=True)
-            self._say(connection, MillpondError(f"A slot failed unexpectedly.\n{text}", action="Please report this."))
+            self._send_error(
+                connection, MillpondError(f"A slot failed unexpectedly.\n{text}", action="Please report this.")
+            )
         finally:
             with self._guard:
                 self._connections.discard(connection)
             connection.close()
 
-    def _say(self, connection: Connection, error: MillpondError) -> None:
+    def _send_error(self, connection: Connection, error: MillpondError) -> None:
         try:
             connection.send_error(error)
         except OSError:
-            print(f"nobody was left to hear: {error}", file=sys.stderr, flush=True)
+            print(f"could not send an error, as the connection is closed: {error}", file=sys.stderr, flush=True)
 
     def _reply(self, connection: Connection, message: Any) -> None:
         if isinstance(message, Hello):

@@ -1,1 +1,1 @@
-"""One kind of operator each: what it computes, as plain data, and what can be told from that."""
+"""One module per kind of operator: its spec, and the properties that follow from the spec."""

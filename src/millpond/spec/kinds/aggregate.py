@@ -1,9 +1,9 @@
-"""Grouping by columns, among them perhaps an event time or its windows."""
+"""Grouping by columns, which may include an event time or its windows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Self
+from typing import ClassVar, Self
 
 import msgspec
 
@@ -11,19 +11,25 @@ from millpond.metrics import OBSERVED
 from millpond.spec.calls import WINDOWS, asked_for, described, needs_rows, patterned, result_fields, unkept
 from millpond.spec.functions import FUNCTIONS, is_by_value, is_distinct, key_width, supported
 from millpond.spec.operators import OP, AggregateCall, EventTime, Field, Pattern
-from millpond.spec.protocol import AccessPattern, Spec
+from millpond.spec.protocol import AccessPattern, ChangelogError, KindFacts, Spec
 from millpond.spec.traits import Trait, changelog_traits, columns_trait, lag_trait
 
 PANE_TYPE = "bigint"
-"""The type in which a window that the operator assigns arrives and is stored: the beginning of its pane."""
+"""Type of a window that the operator assigns, as input and in state: the start of its pane."""
 
 
 class AggregateSpec(Spec, frozen=True, tag="aggregate"):
-    """Grouping by `keys`; the pipe's input columns are `keys` then `inputs`, its output `keys` then one per call.
+    """A grouped aggregation by `keys`.
 
-    With `time`, which in append mode there has to be, late rows are dropped and groups are closed by the watermark.
-    `retracts` and `changes` are not with `time`.
+    Input columns of the slot stage: `keys`, then `inputs`. Output columns: `keys`, then one per call.
+
+    Append mode requires `time`. With `time`, late rows are dropped and the watermark closes groups. `retracts` and
+    `changes` exclude `time`.
     """
+
+    facts: ClassVar[KindFacts] = KindFacts(
+        keeps_columns=False, shows_all=True, beyond_spark=False, takes_updates=False, follows=True
+    )
 
     keys: tuple[Field, ...]
     inputs: tuple[Field, ...]
@@ -36,7 +42,7 @@ class AggregateSpec(Spec, frozen=True, tag="aggregate"):
 
     @property
     def traits(self) -> Mapping[str, Trait]:
-        """What it groups by, and what becomes of groups."""
+        """The grouping columns, and the lifetime of groups."""
         time = self.time
         windows = None if time is None else time.windows
         shared = windows is not None and windows.shared
@@ -54,117 +60,102 @@ class AggregateSpec(Spec, frozen=True, tag="aggregate"):
 
     @property
     def key_fields(self) -> tuple[Field, ...]:
-        """The columns that make up the key, as they arrive and are stored."""
+        """The key columns, as they arrive and are stored."""
         if self.time is None or self.time.windows is None:
             return self.keys
-        at = self.time.column
-        return (*self.keys[:at], Field(self.keys[at].name, PANE_TYPE), *self.keys[at + 1 :])
+        position = self.time.column
+        return (*self.keys[:position], Field(self.keys[position].name, PANE_TYPE), *self.keys[position + 1 :])
 
     @property
     def shown_keys(self) -> tuple[Field, ...]:
-        """The key's columns as the query shows them: windows arrive and are stored as numbers."""
+        """The key columns as the query shows them; windows arrive and are stored as numbers."""
         return self.keys
 
     @property
     def input_fields(self) -> tuple[Field, ...]:
-        """The columns of the input, after `__hash`."""
+        """The input columns after `__hash`."""
         return (*self.key_fields, *self.inputs, *([OP] if self.retracts else []))
 
     @property
     def output_fields(self) -> tuple[Field, ...]:
-        """The columns of the output."""
+        """The output columns."""
         return (*self.keys, *result_fields(self.calls), *([OP] if self.changes else []))
 
     @property
     def state_fields(self) -> tuple[Field, ...]:
-        """The key, and what the state says of it.
+        """The key columns, then the columns of the state.
 
-        Windows have a start and an end; so have the panes that sliding windows share. Where rows are kept until their
-        window closes, the inputs of each are shown. Where groups may have rows beside them, both are shown: groups
-        without inputs, rows without results.
+        Windows have a start and an end, and so have the panes that sliding windows share. If rows are kept until their
+        window closes, each row shows its inputs. If the state may hold both groups and rows (`observed`), both are
+        shown: groups without inputs, rows without results.
         """
         fields = self.keys + (self.inputs if self.keeps_rows else result_fields(self.calls))
         return fields + self.inputs if self.observed else fields
 
     @property
-    def keeps_columns(self) -> bool:
-        """No: results come out."""
-        return False
-
-    @property
     def lag(self) -> int | None:
-        """How far the operator's watermark lags behind the query's, in milliseconds; None if it asks for none."""
+        """Lag of the operator's watermark behind the query's, in ms; None if it uses no watermark."""
         return None if self.time is None else self.time.lag_ms
 
     def with_lag(self, lag_ms: int) -> Self:
-        """The same, reached by a watermark that lags behind the query's."""
+        """Return the spec for a watermark that lags `lag_ms` behind the query's."""
         if self.time is None:
             return self
         return msgspec.structs.replace(self, time=msgspec.structs.replace(self.time, lag_ms=lag_ms))
 
     @property
     def updates(self) -> bool:
-        """Whether rows that the operator gave out may change later."""
+        """Whether emitted rows may change later."""
         return self.output_mode != "append"
 
     @property
-    def shows_all(self) -> bool:
-        """Yes: output mode complete is its own."""
-        return True
-
-    @property
-    def beyond_spark(self) -> bool:
-        """No: Spark aggregates streams too."""
-        return False
-
-    @property
     def keyed(self) -> bool:
-        """Not if event time says where the groups of a row are."""
+        """Whether the hash alone locates a row's groups; with event time, the slice does so, too."""
         return self.time is None
 
     @property
     def announced(self) -> tuple[int, ...]:
-        """The event time, if groups by it are updated in place: it says in which slice of the state a group is."""
+        """The event time, for groups updated in place: it says which slice of the state holds a group."""
         if self.time is None or self.keeps_rows or self.observed:
             return ()
         return (self.time.column,)
 
-    @property
-    def takes_updates(self) -> bool:
-        """No: they would be counted twice."""
-        return False
+    def consume_changelog(self) -> Self:
+        """Return the spec over a changelog as input.
 
-    def consuming(self) -> Self | str:
-        """The same over an input that is a changelog, or what of it cannot take rows back."""
+        Raises:
+            ChangelogError: a function, or the grouping by event time, cannot retract rows.
+        """
         if self.time is not None:
-            return "an aggregate by event time"
+            raise ChangelogError("an aggregate by event time")
         for call in self.calls:
             if not FUNCTIONS[call.function].retractable or is_distinct(call):
-                return f"{call.function}{'(distinct)' if call.distinct else ''}"
+                raise ChangelogError(f"{call.function}{'(distinct)' if call.distinct else ''}")
         return msgspec.structs.replace(self, retracts=True)
 
-    def emitting(self) -> Self | str:
-        """The same with its changes coming out: whatever the query shows, the operator above wants what has changed."""
+    def produce_changelog(self) -> Self:
+        """Return the spec with a changelog as output: update mode, since the operator above consumes changes.
+
+        Raises:
+            ChangelogError: the operator updates windows of event time.
+        """
         if self.time is not None:
-            return WINDOWS if self.updates else self
+            if self.updates:
+                raise ChangelogError(WINDOWS)
+            return self
         return msgspec.structs.replace(self, changes=True, output_mode="update")
 
     @property
-    def follows(self) -> bool:
-        """Yes: they keep a row for each group, if not said otherwise."""
-        return True
-
-    @property
     def keeps_rows(self) -> bool:
-        """Whether rows are kept until their window closes: so that functions are computed that need all of them."""
+        """Whether rows are kept until their window closes, because a function needs all of them."""
         return self.time is not None and self.output_mode == "append" and needs_rows(self.calls, self.pattern)
 
     @property
     def observed(self) -> bool:
-        """Whether it depends on the data how groups are best kept, and that is found out while the operator runs.
+        """Whether the best layout of groups depends on the data and is chosen while the operator runs.
 
-        So it is with distinct inputs: where they repeat within a window, groups and a table of inputs are small; where
-        not, that table is as large as the rows, which are better appended, and sorted out when the window closes.
+        This holds for distinct inputs. If they repeat within a window, groups and a table of inputs are small. If not,
+        that table is as large as the rows: appending rows, and removing repeats when the window closes, is cheaper.
         """
         if self.time is None or self.output_mode != "append" or self.pattern != "auto" or self.keeps_rows:
             return False
@@ -173,7 +164,7 @@ class AggregateSpec(Spec, frozen=True, tag="aggregate"):
 
     @property
     def uncombined(self) -> str | None:
-        """Why its rows cannot be combined before the exchange, whatever its functions; None if they can."""
+        """Why rows cannot be combined before the exchange, whatever the functions; None if they can."""
         if self.keeps_rows or self.observed:
             return "the state keeps single rows"
         if self.retracts:
@@ -182,13 +173,13 @@ class AggregateSpec(Spec, frozen=True, tag="aggregate"):
         return None if collated is None else f"Spark does not hash keys of type {collated}"
 
     def value_set(self, call: AggregateCall) -> tuple[int, ...]:
-        """The inputs of a call by whose values rows may be combined, each once; none for other calls."""
+        """Return the call's inputs by whose values rows may be combined, without repeats; empty for other calls."""
         by_value = is_by_value(call, [self.inputs[position].type for position in call.inputs])
         return tuple(dict.fromkeys(call.inputs)) if by_value else ()
 
     @property
     def in_order(self) -> bool:
-        """Whether rows have to reach overlapping windows in the order in which they come."""
+        """Whether overlapping windows must receive rows in arrival order."""
         windows = None if self.time is None else self.time.windows
         return (
             windows is not None and windows.overlap > 1 and any(FUNCTIONS[call.function].ordered for call in self.calls)
@@ -196,16 +187,16 @@ class AggregateSpec(Spec, frozen=True, tag="aggregate"):
 
     @property
     def figures(self) -> tuple[str, ...]:
-        """What slots report of it beside what they report of every operator."""
+        """Additional metrics that slots report for the operator."""
         return OBSERVED if self.observed else ()
 
     @property
     def access_pattern(self) -> AccessPattern:
-        """The static choice of a store."""
+        """The statically chosen store."""
         return asked_for(self._inferred(), self.pattern)
 
     def with_pattern(self, pattern: Pattern) -> Self:
-        """The same with the pattern that is asked for, where its functions leave a choice."""
+        """Return the spec with the requested store pattern, where its functions leave a choice."""
         return patterned(self, pattern)
 
     def _inferred(self) -> AccessPattern:
@@ -229,17 +220,17 @@ class AggregateSpec(Spec, frozen=True, tag="aggregate"):
 
     @property
     def arguments(self) -> tuple[Field, ...]:
-        """The columns that the inputs of its calls are positions in."""
+        """The columns that the calls' inputs are positions in."""
         return self.inputs
 
     @property
     def functions(self) -> tuple[str, ...]:
-        """The calls, in the words of `millpond.explain`."""
+        """The calls, as `millpond.explain` shows them."""
         return described(self.calls, self.inputs)
 
     @property
     def unsupported_values(self) -> str | None:
-        """Why one of the calls cannot run here, as a reason code; None if all can."""
+        """The reason code why a call is not supported; None if all are."""
         width = key_width(self.key_fields)
         for call in self.calls:
             inputs = [self.inputs[position] for position in call.inputs]

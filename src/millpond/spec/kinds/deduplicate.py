@@ -1,31 +1,34 @@
-"""The first row of each key."""
+"""Deduplication: the first row of each key, with and without `dropDuplicatesWithinWatermark`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Self
+from typing import ClassVar, Self
 
 import msgspec
 
 from millpond.spec.kinds.first_rows import FirstRows
 from millpond.spec.operators import EventTime
-from millpond.spec.protocol import AccessPattern
+from millpond.spec.protocol import AccessPattern, KindFacts
 from millpond.spec.traits import Trait, lag_trait
 
 
 class DeduplicateSpec(FirstRows, frozen=True, tag="deduplicate"):
-    """The first row of each key; input and output columns are `columns`, the key those at positions `keys`.
+    """Deduplication by the columns at positions `keys`; input and output columns are `columns`.
 
-    With `time`, late rows are dropped; keys are forgotten when the watermark passes it, if it is one of them.
-    `passed` is whether a watermark comes by that nothing is late by, as nobody reads its column.
+    Attributes:
+        time: the event time. Late rows are dropped. If the time is a key column, the watermark expires keys.
+        passed: whether the input has a watermark by which no row is late, because no operator above reads its column.
     """
+
+    facts: ClassVar[KindFacts] = KindFacts(keeps_columns=True, shows_all=False, beyond_spark=False, takes_updates=True)
 
     time: EventTime | None = None
     passed: bool = False
 
     @property
     def lasting(self) -> Self:
-        """Its key, and which of its columns closes it; by what other column rows are late may change."""
+        """The key, and the key column that expires it; the column that defines lateness may change."""
         time = None if self.time is None or self.keyed else self.time
         if time is not None:
             time = msgspec.structs.replace(time, column=self.keys.index(time.column))
@@ -33,7 +36,7 @@ class DeduplicateSpec(FirstRows, frozen=True, tag="deduplicate"):
 
     @property
     def traits(self) -> Mapping[str, Trait]:
-        """What it deduplicates by, and how long keys are kept."""
+        """The key columns, and how long keys are kept."""
         time = None if self.keyed else self.time
         until = "for ever" if time is None else f"until the watermark passes their {self.columns[time.column].name}"
         return {
@@ -44,71 +47,64 @@ class DeduplicateSpec(FirstRows, frozen=True, tag="deduplicate"):
 
     @property
     def lag(self) -> int | None:
-        """How far the operator's watermark lags behind the query's, in milliseconds; None if it asks for none."""
+        """Lag of the operator's watermark behind the query's, in ms; None if it uses no watermark."""
         return None if self.time is None else self.time.lag_ms
 
     @property
     def closes(self) -> bool:
-        """Whether a watermark comes by: Spark runs a batch without rows when it has moved, also if nothing closes."""
+        """Whether the input has a watermark: Spark then runs a no-data batch when it moves, even if nothing expires."""
         return self.time is not None or self.passed
 
     def with_lag(self, lag_ms: int) -> Self:
-        """The same, reached by a watermark that lags behind the query's."""
+        """Return the spec for a watermark that lags `lag_ms` behind the query's."""
         if self.time is None:
             return self
         return msgspec.structs.replace(self, time=msgspec.structs.replace(self.time, lag_ms=lag_ms))
 
     @property
     def keyed(self) -> bool:
-        """Not if event time says where the keys of a row are."""
+        """Whether the hash alone locates a key; an event time in the key selects the slice."""
         return self.time is None or self.time.column not in self.keys
 
     @property
     def announced(self) -> tuple[int, ...]:
-        """The event time, if it is part of the key: it says in which slice of the state the key is."""
+        """The event time, if it is part of the key: it says which slice of the state holds the key."""
         return () if self.keyed or self.time is None else (self.time.column,)
 
     @property
-    def takes_updates(self) -> bool:
-        """Yes: they are deduplicated as the rows that they are."""
-        return True
-
-    @property
     def access_pattern(self) -> AccessPattern:
-        """The static choice of a store."""
+        """The statically chosen store."""
         return AccessPattern("read-modify-write", "each key is looked up once per row and kept once seen")
 
 
 class WithinSpec(FirstRows, frozen=True, tag="within"):
-    """The first row of each key; a key is forgotten when the watermark reaches that row's time and `delay_ms`.
+    """Deduplication in which a key expires when the watermark reaches its first row's time plus `delay_ms`.
 
-    Input and output columns are `columns`, the key those at positions `keys`. Rows that are late by `time` are dropped.
+    Input and output columns are `columns`; the key columns are those at positions `keys`. Rows that are late by `time`
+    are dropped.
     """
+
+    facts: ClassVar[KindFacts] = KindFacts(keeps_columns=True, shows_all=False, beyond_spark=False, takes_updates=False)
 
     time: EventTime
     delay_ms: int
 
     @property
     def lasting(self) -> Self:
-        """Its key: the state has the time at which each key is forgotten, however that was computed."""
+        """The key: the state holds each key's expiry time, however it was computed."""
         return msgspec.structs.replace(super().lasting, time=EventTime(0), delay_ms=0)
 
     @property
     def lag(self) -> int | None:
-        """How far the operator's watermark lags behind the query's, in milliseconds."""
+        """Lag of the operator's watermark behind the query's, in ms."""
         return self.time.lag_ms
 
     def with_lag(self, lag_ms: int) -> Self:
-        """The same, reached by a watermark that lags behind the query's."""
+        """Return the spec for a watermark that lags `lag_ms` behind the query's."""
         return msgspec.structs.replace(self, time=msgspec.structs.replace(self.time, lag_ms=lag_ms))
 
     @property
-    def takes_updates(self) -> bool:
-        """No: what is updated has no event time of its own."""
-        return False
-
-    @property
     def access_pattern(self) -> AccessPattern:
-        """The static choice of a store."""
+        """The statically chosen store."""
         why = "each key is looked up once per row and kept until the watermark has passed it"
         return AccessPattern("read-modify-write", why)

@@ -1,39 +1,48 @@
-"""A lookup join of each row with a table outside of Spark (`millpond.enrich`)."""
+"""A lookup join of each row with a table outside Spark (`millpond.enrich`)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import msgspec
 
 from millpond.metrics import LOOKUPS
 from millpond.spec.operators import Field
-from millpond.spec.protocol import AccessPattern, Spec
+from millpond.spec.protocol import AccessPattern, ChangelogError, KindFacts, Spec
 from millpond.spec.traits import Trait, columns_trait
 
 ERROR = Field("_error", "struct<kind:string,message:string>")
-"""The column that says why a row could not be enriched."""
+"""Column with the reason why a row could not be enriched."""
 
 LATER = "enrich (a row that is taken back may find something else by then)"
 
 
 class EnrichSpec(Spec, frozen=True, tag="enrich"):
-    """Rows with what a table has of their key.
+    """A lookup join: each row with the looked-up columns of its key.
 
     Attributes:
-        columns: of the input. keys: positions of those that make up the key.
-        named: what these are called in the table.
-        found: the columns that are looked up.
-        how: whether rows come out whose key the table does not have.
-        on_error: what becomes of rows that could not be enriched: the batch fails, they come out with nulls, or so and
-            with the column `ERROR`.
-        most: how many keys are kept at most. ttl_ms: for how long, in milliseconds; for ever if it is negative.
-        timeout_ms: how long one request may take. retries: how often it is made again.
-        concurrency: how many of them are on their way at a time. request: how many keys one asks for at most.
-        table: the table's description, pickled. name: what the table is called.
-        updating: whether rows of the input may change later, and so those that come out.
+        columns: the input columns.
+        keys: positions of the key columns.
+        named: the table's names for the key columns.
+        found: the looked-up columns.
+        how: whether rows whose key is missing from the table are emitted (`left`) or dropped (`inner`).
+        on_error: the treatment of rows that could not be enriched: the batch fails (`fail`), the row has nulls
+            (`null`), or nulls and the column `ERROR` (`side`).
+        most: the maximum number of cached keys.
+        ttl_ms: the lifetime of a cached key in milliseconds; negative means for ever.
+        timeout_ms: the time-out of one request.
+        retries: the number of retries of a request.
+        concurrency: the maximum number of concurrent requests.
+        request: the maximum number of keys per request.
+        table: the pickled table description.
+        name: the table's name.
+        updating: whether input rows, and so output rows, may change later.
     """
+
+    facts: ClassVar[KindFacts] = KindFacts(
+        keeps_columns=False, shows_all=True, beyond_spark=False, takes_updates=True, stateful=False
+    )
 
     columns: tuple[Field, ...]
     keys: tuple[int, ...]
@@ -52,94 +61,75 @@ class EnrichSpec(Spec, frozen=True, tag="enrich"):
     updating: bool = False
 
     def __repr__(self) -> str:
-        """Without the table, of whose password it could tell."""
+        """Leave the table out: its description may contain a password."""
         return f"EnrichSpec({self.key_fields}, {self.found}, {self.name!r})"
 
     @property
     def traits(self) -> Mapping[str, Trait]:
-        """What it looks up by."""
+        """The key columns."""
         return {"keys": columns_trait("looks up by", self.key_fields)}
 
     @property
     def lasting(self) -> Self:
-        """Its key: what it looks up, where and how is read anew at each start, and there may be passwords in it."""
+        """The key. The rest is read again at each start, and may contain passwords that must not be stored."""
         return type(self)(self.key_fields, tuple(range(len(self.keys))))
 
     @property
     def key_fields(self) -> tuple[Field, ...]:
-        """The columns that make up the key."""
+        """The key columns."""
         return tuple(self.columns[k] for k in self.keys)
 
     @property
     def input_fields(self) -> tuple[Field, ...]:
-        """The columns of the input, after `__hash`."""
+        """The input columns after `__hash`."""
         return self.columns
 
     @property
     def output_fields(self) -> tuple[Field, ...]:
-        """The input's columns, then those that are looked up."""
+        """The input columns, then the looked-up columns."""
         return (*self.columns, *self.found, *((ERROR,) if self.on_error == "side" else ()))
 
     @property
     def state_fields(self) -> tuple[Field, ...]:
-        """The key; nothing is kept of it."""
+        """The key; the operator keeps no state."""
         return self.key_fields
 
     @property
     def announced(self) -> tuple[int, ...]:
-        """The key: a table outside does not know it by its hash."""
+        """The key columns: the table outside needs their values, since it does not know hashes."""
         return self.keys
 
     @property
-    def keeps_columns(self) -> bool:
-        """Rows of the input come out; their types are those of the node's own columns."""
-        return False
-
-    @property
     def lag(self) -> int | None:
-        """It asks for no times."""
+        """None: the operator uses no watermark."""
         return None
 
     def with_lag(self, lag_ms: int) -> Self:
-        """The same: watermarks pass it."""
+        """Return the same spec: watermarks pass through."""
         return self
 
     @property
     def updates(self) -> bool:
-        """If those of the input may: each row comes out by itself."""
+        """Whether input rows may change: each row is emitted by itself."""
         return self.updating
 
-    @property
-    def shows_all(self) -> bool:
-        """Yes: it keeps nothing, and shows all that comes."""
-        return True
-
-    @property
-    def beyond_spark(self) -> bool:
-        """No: without Millpond, Spark runs it as a function over rows."""
-        return False
-
-    @property
-    def takes_updates(self) -> bool:
-        """Yes, as the rows that they are."""
-        return True
-
-    @property
-    def stateful(self) -> bool:
-        """No: what it keeps can be had again."""
-        return False
-
     def passing(self) -> Self:
-        """The same over rows that change."""
+        """Return the spec over rows that change."""
         return msgspec.structs.replace(self, updating=True)
 
-    def consuming(self) -> Self | str:
-        """What it found for a row may not be there any more when the row is taken back."""
-        return LATER
+    def consume_changelog(self) -> Self:
+        """Refuse: a retracted row may look up another value than it did at first."""
+        raise ChangelogError(LATER)
 
-    def emitting(self) -> Self | str:
-        """The same where nothing changes; else what was found for a row may not be there any more when it goes."""
-        return LATER if self.updating else self
+    def produce_changelog(self) -> Self:
+        """Return the same spec, or refuse if input rows change: a retracted row may look up another value.
+
+        Raises:
+            ChangelogError: input rows may change.
+        """
+        if self.updating:
+            raise ChangelogError(LATER)
+        return self
 
     @property
     def access_pattern(self) -> AccessPattern:
@@ -149,15 +139,15 @@ class EnrichSpec(Spec, frozen=True, tag="enrich"):
 
     @property
     def functions(self) -> tuple[str, ...]:
-        """The columns that are looked up."""
+        """The looked-up columns."""
         return tuple(f"{field.name}: {field.type}" for field in self.found)
 
     @property
     def figures(self) -> tuple[str, ...]:
-        """What slots report of it beside what they report of every operator."""
+        """Additional metrics that slots report for the operator."""
         return LOOKUPS
 
     @property
     def unsupported_values(self) -> str | None:
-        """Nothing: what the table cannot give was refused before."""
+        """None: `millpond.enrich` has already refused unsupported types."""
         return None

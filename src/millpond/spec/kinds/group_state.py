@@ -1,4 +1,4 @@
-"""A user's function over the rows of each key and a state of it (`applyInPandasWithState`)."""
+"""A user function over the rows and the state of each key (`applyInPandasWithState`)."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from millpond.spec.protocol import Spec
 from millpond.spec.traits import Trait, columns_trait
 
 STATE = "groupState"
-"""The name of the one state variable, as Spark calls it."""
+"""Name of the only state variable, as in Spark."""
 TIMEOUT = "timeoutTimestamp"
-"""What a key's row has beside it, as Spark calls it: when the key times out, in milliseconds."""
+"""Column of a key's time-out in milliseconds, as in Spark."""
 
 
 _MAIN = "main"
-"""The name of the table that is read where none is named."""
+"""Name of the table that is read by default."""
 
 
 class GroupStateSpec(ProcessorSpec, frozen=True, tag="group_state"):
-    """A user's function, called beside the pipe with the rows and the state of each key, and for keys that time out.
+    """A user function, called with the rows and the state of each key, and for keys that time out.
 
-    It is a processor with one variable, `STATE`, and at most one time for each key, which is kept beside it.
+    It is a processor with one variable, `STATE`, and at most one time-out per key, stored in the same row.
 
     Attributes:
-        time_mode: what timeouts go by.
+        time_mode: the clock of time-outs.
     """
 
     @property
     def traits(self) -> Mapping[str, Trait]:
-        """What it groups by, its state, and what timeouts go by."""
+        """The key columns, the state's type, and the clock of time-outs."""
         return {
             "keys": columns_trait("groups by", self.key_fields),
             "state": Trait(f"has a state of {self.state}", f"has the state {self.variables[0].description}"),
@@ -41,17 +41,17 @@ class GroupStateSpec(ProcessorSpec, frozen=True, tag="group_state"):
         }
 
     def keeping(self, before: Spec) -> Self:
-        """The same: there is nothing that is kept for later runs."""
+        """Return the same spec: no variables of earlier runs are kept."""
         return self
 
     @property
     def lasting(self) -> Self:
-        """Its key, the type of its state, and what timeouts go by; as in Spark, not the output mode."""
+        """The key, the state's type and the clock of time-outs; not the output mode, as in Spark."""
         return msgspec.structs.replace(super().lasting, output_mode="")
 
     @property
     def timed(self) -> bool:
-        """Yes: it is told the times also where there are no timeouts."""
+        """True: the function receives the current time and watermark even without time-outs."""
         return True
 
     @property
@@ -66,13 +66,13 @@ class GroupStateSpec(ProcessorSpec, frozen=True, tag="group_state"):
 
     @property
     def tables(self) -> Mapping[str, tuple[str, bool]]:
-        """The one table: of a state that was removed, the timeout may be left."""
+        """The only table; a key's time-out may outlive its removed state."""
         stored = f"struct<{STATE}:{self.state},{TIMEOUT}:bigint>" if self.expires else self.state
         return {_MAIN: (stored, self.expires)}
 
     @property
     def state_fields(self) -> tuple[Field, ...]:
-        """The key, its state, and when it times out."""
+        """The key columns, the state and the time-out."""
         taken = {field.name for field in self.key_fields}
         shown = {STATE: self.state} | ({TIMEOUT: "bigint"} if self.expires else {})
         fields = list(self.key_fields)
@@ -85,20 +85,20 @@ class GroupStateSpec(ProcessorSpec, frozen=True, tag="group_state"):
 
     @property
     def parts(self) -> Mapping[str, str]:
-        """None: the state is read as one."""
+        """Empty: the state is read as a whole."""
         return {}
 
     def shown(self, table: str) -> tuple[Field, ...]:
-        """The columns of the table's rows as a user reads them."""
+        """Return the columns of the table's rows as a user reads them."""
         return self.state_fields
 
     @property
     def closes(self) -> bool:
-        """Whether batches without rows follow a watermark that has moved: as in Spark, for timeouts of event time."""
+        """Whether no-data batches follow a moved watermark: for event-time time-outs, as in Spark."""
         return self.time_mode == "event"
 
     @property
     def functions(self) -> tuple[str, ...]:
-        """The state, and what timeouts go by."""
+        """The state, and the clock of time-outs."""
         timeout = f", timeouts of {self.time_mode} time" if self.expires else ""
         return (f"state: {self.state}{timeout}",)

@@ -1,21 +1,21 @@
-"""Two streams joined by equal keys, and perhaps a range of time."""
+"""A join of two streams by equal keys, with an optional time range."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import msgspec
 
 from millpond.spec.calls import ONCE
 from millpond.spec.functions import INPUT_TYPE, value_supported
 from millpond.spec.operators import Field
-from millpond.spec.protocol import AccessPattern, Spec
+from millpond.spec.protocol import AccessPattern, ChangelogError, KindFacts, Spec
 from millpond.spec.traits import Trait, columns_trait, lag_trait
 from millpond.words import length
 
 FROM_TIME = -(1 << 16)
-"""Where a side's column that is its event time comes from (see `JoinSide.places`)."""
+"""Place of a side's column that is its event time (see `JoinSide.places`)."""
 
 
 class JoinSide(msgspec.Struct, frozen=True):
@@ -23,13 +23,13 @@ class JoinSide(msgspec.Struct, frozen=True):
 
     Attributes:
         columns: the side's columns in the output.
-        places: where each of them is kept: as value number *n* ≥ 0, as key −1 − *n*, or as the time (`FROM_TIME`).
-        values: the stored columns beside the key and the time.
-        keeps: whether rows that find no partner come out, with nulls for the other side (outer joins).
-        late: the input column by which rows are late: `time`, `late` (one of its own) or `none`.
+        places: where each output column is stored: value number *n* ≥ 0, key −1 − *n*, or the time (`FROM_TIME`).
+        values: the stored columns besides the key and the time.
+        keeps: whether rows without a match are emitted, with nulls for the other side (outer joins).
+        late: the input column that defines lateness: `time`, `late` (a column of its own) or `none`.
         expiry_ms: the watermark of the side's state minus the input's (mostly negative); None: state is kept for ever.
-        expiry_cap_ms: what the watermark of the side's state does not exceed, if there is such a bound.
-        filtered: whether the input's column `__able` says which rows may find a partner at all.
+        expiry_cap_ms: an upper bound of the watermark of the side's state, if there is one.
+        filtered: whether the input's column `__able` says which rows may have a match at all.
     """
 
     columns: tuple[Field, ...]
@@ -42,12 +42,14 @@ class JoinSide(msgspec.Struct, frozen=True):
     filtered: bool = False
 
     def name_of(self, place: int) -> str | None:
-        """What the query calls what is kept at a place, if it shows it."""
-        return next((field.name for field, at in zip(self.columns, self.places, strict=True) if at == place), None)
+        """Return the query's name for the column stored at `place`; None if the query does not show it."""
+        return next(
+            (field.name for field, stored in zip(self.columns, self.places, strict=True) if stored == place), None
+        )
 
     def traits(self, name: str) -> Iterator[tuple[str, Trait]]:
-        """What is kept of this side, and for how long; `name`: left or right."""
-        shown = ", ".join(f"{field.name}@{at}" for field, at in zip(self.columns, self.places, strict=True))
+        """Yield the traits of this side; `name` is `left` or `right`."""
+        shown = ", ".join(f"{field.name}@{place}" for field, place in zip(self.columns, self.places, strict=True))
         kept = ", ".join(field.type for field in self.values)
         columns = columns_trait(f"shows the {name} columns", self.columns)
         yield f"{name} columns", columns
@@ -75,24 +77,32 @@ def _until(milliseconds: int | None) -> str:
 
 
 class JoinSpec(Spec, frozen=True, tag="join"):
-    """Two streams joined by equal keys, and perhaps a range of time and further conditions.
+    """A join of two streams by equal keys, with an optional time range and further conditions.
 
-    The pipe's input is the union of both sides: `__right` (which side a row is of), `__time` (microseconds since the
-    epoch), `__late` (the same, if a side's rows are late by another column), `__able` (if a side is filtered), the
-    keys, the values of the left side (null in rows of the right one), then those of the right side.
+    The slot stage's input is the union of both sides, with these columns:
+
+    - `__right`: the row's side.
+    - `__time`: microseconds since the epoch.
+    - `__late`: the same, if a side defines lateness by another column.
+    - `__able`: if a side is filtered.
+    - The keys, the values of the left side (null in right rows), the values of the right side.
 
     Attributes:
         kind: inner | left_outer | right_outer | full_outer | left_semi.
         keys: the key columns, of the same types on both sides.
         null_safe: for each key, whether null equals null.
         left, right: the sides.
-        earliest, latest: bounds, both included, of the left time minus the right one, in microseconds.
-        condition: what else pairs have to fulfil: `["<", a, b]` (`=`, `<=>`, `<`, `<=`, `>`, `>=`), `["and", …]`,
+        earliest, latest: inclusive bounds of the left time minus the right time, in microseconds.
+        condition: the further condition of a pair: `["<", a, b]` (`=`, `<=>`, `<`, `<=`, `>`, `>=`), `["and", …]`,
             `["or", …]`, `["not", a]`, `["isnull", a]`; operands `["left", n]` and `["right", n]` are stored values.
-        right_first: for left_semi, whether new right rows meet left ones before new left rows come (since Spark 4.2):
-            then a right row that expires in its own batch is not seen by left rows of that batch.
-        lag_ms: how far the watermark that reaches the operator lags behind the query's.
+        right_first: for left_semi, whether new right rows are joined with stored left rows before new left rows arrive
+            (since Spark 4.2). Left rows of a batch then miss a right row that expires in this batch.
+        lag_ms: lag of the operator's watermark behind the query's.
     """
+
+    facts: ClassVar[KindFacts] = KindFacts(
+        keeps_columns=False, shows_all=False, beyond_spark=False, takes_updates=False
+    )
 
     kind: str
     keys: tuple[Field, ...]
@@ -107,7 +117,7 @@ class JoinSpec(Spec, frozen=True, tag="join"):
 
     @property
     def traits(self) -> Mapping[str, Trait]:
-        """What it joins, how, and what it keeps for that."""
+        """The join's keys, kind and conditions, and the state of both sides."""
         names = []
         for number, key in enumerate(self.keys):
             pair = (self.left.name_of(-1 - number), self.right.name_of(-1 - number))
@@ -139,27 +149,27 @@ class JoinSpec(Spec, frozen=True, tag="join"):
 
     @property
     def expires(self) -> bool:
-        """Whether the watermark takes rows out of the state."""
+        """Whether the watermark expires rows of the state."""
         return any(side.expiry_ms is not None for side in (self.left, self.right))
 
     @property
     def key_fields(self) -> tuple[Field, ...]:
-        """The columns that make up the key."""
+        """The key columns."""
         return self.keys
 
     @property
     def ranged(self) -> bool:
-        """Whether the times of two rows say that they do not meet."""
+        """Whether the time range can exclude pairs."""
         return self.earliest is not None or self.latest is not None
 
     @property
     def announced(self) -> tuple[int, ...]:
-        """Which side a row is of, and its time where that matters: they say what it may meet."""
+        """The row's side, and its time if there is a time range: they limit the rows it may match."""
         return (0, 1) if self.ranged else (0,)
 
     @property
     def header(self) -> tuple[Field, ...]:
-        """The columns of the input before its keys."""
+        """The input columns before the keys."""
         sides = (self.left, self.right)
         header = [Field("__right", "boolean"), Field("__time", "bigint")]
         if any(side.late == "late" for side in sides):
@@ -170,88 +180,68 @@ class JoinSpec(Spec, frozen=True, tag="join"):
 
     @property
     def input_fields(self) -> tuple[Field, ...]:
-        """The columns of the input, after `__hash`."""
+        """The input columns after `__hash`."""
         return self.header + self.keys + self.left.values + self.right.values
 
     @property
     def output_fields(self) -> tuple[Field, ...]:
-        """The columns of the output."""
+        """The output columns."""
         return self.left.columns + (() if self.kind == "left_semi" else self.right.columns)
 
     @property
     def state_fields(self) -> tuple[Field, ...]:
-        """The rows of both sides: which one they are of, whether they found a partner, when, and what they hold."""
+        """The stored rows of both sides: side, whether matched, time, keys and values."""
         own = (Field("side", "string"), Field("matched", "boolean"), Field("time", "timestamp"))
         return own + self.keys + self.left.values + self.right.values
 
     @property
-    def keeps_columns(self) -> bool:
-        """No: there are two inputs."""
-        return False
-
-    @property
     def lag(self) -> int | None:
-        """How far the operator's watermark lags behind the query's, in milliseconds; None if it asks for none."""
+        """Lag of the operator's watermark behind the query's, in ms; None if it uses no watermark."""
         timed = self.expires or any(side.late != "none" for side in (self.left, self.right))
         return self.lag_ms if timed else None
 
     def with_lag(self, lag_ms: int) -> Self:
-        """The same, reached by a watermark that lags behind the query's."""
+        """Return the spec for a watermark that lags `lag_ms` behind the query's."""
         return msgspec.structs.replace(self, lag_ms=lag_ms)
 
     @property
     def closes(self) -> bool:
-        """Whether the watermark takes rows out of the state."""
+        """Whether the watermark expires rows of the state."""
         return self.expires
 
     @property
     def updates(self) -> bool:
-        """No: rows come out once."""
+        """False: each row is emitted once."""
         return False
 
-    @property
-    def shows_all(self) -> bool:
-        """No: pairs come out once."""
-        return False
+    def consume_changelog(self) -> Self:
+        """Refuse: an emitted pair cannot be retracted."""
+        raise ChangelogError(ONCE)
 
-    @property
-    def beyond_spark(self) -> bool:
-        """No: Spark joins streams too."""
-        return False
-
-    @property
-    def takes_updates(self) -> bool:
-        """No: an updated row would find its partners twice."""
-        return False
-
-    def consuming(self) -> Self | str:
-        """A pair that has come out cannot be taken back."""
-        return ONCE
-
-    def emitting(self) -> Self | str:
-        """The same: nothing changes."""
+    def produce_changelog(self) -> Self:
+        """Return the same spec: emitted rows never change."""
         return self
 
     @property
     def access_pattern(self) -> AccessPattern:
-        """The static choice of a store."""
+        """The statically chosen store."""
         why = "rows of both sides are kept by key and event time, and read by intervals of time"
         return AccessPattern("ordered", why + ("; they expire with the watermark" if self.expires else ""))
 
     @property
     def functions(self) -> tuple[str, ...]:
-        """Nothing is computed."""
+        """Empty: nothing is computed."""
         return ()
 
     @property
     def unsupported_values(self) -> str | None:
-        """Why rows of a side cannot be kept here, as a reason code; None if they can."""
+        """The reason code why rows of a side cannot be stored; None if they can."""
         values = self.left.values + self.right.values
         return INPUT_TYPE if any(value_supported(field.type) for field in values) else None
 
 
 def _range(earliest: int | None, latest: int | None) -> str:
-    """How the time of a left row lies to that of a right one."""
+    """Describe the range of the left time relative to the right time."""
     if earliest is None and latest is None:
         return "of any times"
     least = "any time" if earliest is None else length(earliest)

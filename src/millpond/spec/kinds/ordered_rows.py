@@ -1,24 +1,27 @@
-"""What is common to operators over the rows of each key in an order."""
+"""Base of the specs over the ordered rows of each key."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Self
+from typing import ClassVar, Self
 
 import msgspec
 
 from millpond.spec.operators import OP, Field, Order
-from millpond.spec.protocol import Spec
+from millpond.spec.protocol import KindFacts, Spec
 from millpond.spec.traits import Trait, changelog_traits, columns_trait
 
 
 class OrderedRows(Spec, frozen=True):
-    """What is computed over the rows of each key in an order.
+    """A computation over the ordered rows of each key.
 
     Attributes:
-        columns: of a row. keys: positions of the columns that rows are partitioned by.
-        order: what they are ordered by within a key.
+        columns: the columns of a row.
+        keys: positions of the partitioning columns.
+        order: the order of rows within a key.
     """
+
+    facts: ClassVar[KindFacts] = KindFacts(keeps_columns=True, shows_all=False, beyond_spark=True, takes_updates=False)
 
     columns: tuple[Field, ...]
     keys: tuple[int, ...]
@@ -26,8 +29,8 @@ class OrderedRows(Spec, frozen=True):
 
     @property
     def traits(self) -> Mapping[str, Trait]:
-        """Which rows it keeps, and in which order."""
-        order = ", ".join(_by(self.columns[one.column].name, one) for one in self.order)
+        """The kept columns, the partitioning and the order."""
+        order = ", ".join(_by(self.columns[column.column].name, column) for column in self.order)
         return {
             "keys": columns_trait("partitions by", self.key_fields),
             "order": Trait(f"orders by ({order})"),
@@ -37,59 +40,39 @@ class OrderedRows(Spec, frozen=True):
 
     @property
     def key_fields(self) -> tuple[Field, ...]:
-        """The columns that make up the key."""
+        """The key columns."""
         return tuple(self.columns[k] for k in self.keys)
 
     @property
     def input_fields(self) -> tuple[Field, ...]:
-        """The columns of the input, after `__hash`."""
+        """The input columns after `__hash`."""
         return (*self.columns, *([OP] if self.retracts else []))
 
     @property
     def state_fields(self) -> tuple[Field, ...]:
-        """The key."""
+        """The key columns."""
         return self.key_fields
 
     @property
-    def keeps_columns(self) -> bool:
-        """Yes: results come beside the columns of a row."""
-        return True
-
-    @property
     def lag(self) -> int | None:
-        """None: no watermark closes what is kept."""
+        """None: no watermark expires the state."""
         return None
 
     def with_lag(self, lag_ms: int) -> Self:
-        """The same."""
+        """Return the same spec."""
         return self
 
-    @property
-    def shows_all(self) -> bool:
-        """No: all that is kept would have to be ranked again."""
-        return False
-
-    @property
-    def beyond_spark(self) -> bool:
-        """Yes: Spark has window functions on batches alone."""
-        return True
-
-    @property
-    def takes_updates(self) -> bool:
-        """No: the row before would stand beside them."""
-        return False
-
-    def consuming(self) -> Self | str:
-        """The same over an input that is a changelog: all rows of a key are kept."""
+    def consume_changelog(self) -> Self:
+        """Return the spec over a changelog as input: all rows of a key are kept."""
         return msgspec.structs.replace(self, retracts=True)
 
-    def emitting(self) -> Self | str:
-        """The same with its changes coming out."""
+    def produce_changelog(self) -> Self:
+        """Return the spec with a changelog as output."""
         return msgspec.structs.replace(self, changes=True)
 
     @property
     def unsupported_values(self) -> str | None:
-        """Rows are kept as they are, whatever they hold."""
+        """None: rows are stored as they are, whatever their types."""
         return None
 
 

@@ -16,15 +16,15 @@ from millpond.words import counted
 
 
 class OverSpec(OrderedRows, frozen=True, tag="over"):
-    """Aggregates over the last rows of each key: of every row, its result over itself and the rows before it.
+    """Aggregates over the last rows of each key: each row's result covers itself and the rows before it.
 
     Attributes:
-        columns: of a row; the pipe's input, and its output but for the results.
-        keys: positions of the columns that rows are partitioned by.
-        order: what rows that come in one batch are ordered by; with `retracts`, all rows of a key.
-        calls: the aggregates, their inputs being positions in `columns`.
-        preceding: for each call, how many rows before the current one count.
-        retracts, changes: as for `RankSpec`; `changes` only with `retracts`, since else no row ever changes.
+        columns: the columns of a row: the slot stage's input, and its output before the results.
+        keys: positions of the partitioning columns.
+        order: the order of rows that arrive in one batch; with `retracts`, of all rows of a key.
+        calls: the aggregates; their inputs are positions in `columns`.
+        preceding: for each call, the number of rows before the current one that count.
+        retracts, changes: as for `RankSpec`. `changes` requires `retracts`: otherwise no row ever changes.
     """
 
     calls: tuple[AggregateCall, ...]
@@ -34,27 +34,27 @@ class OverSpec(OrderedRows, frozen=True, tag="over"):
 
     @property
     def traits(self) -> Mapping[str, Trait]:
-        """Which rows it keeps, and what it computes over them."""
+        """The kept rows, and the frames of the functions."""
         rows = ", ".join(counted(number, "row") for number in self.preceding)
         return {**super().traits, "preceding": Trait(f"computes its functions over ({rows}) preceding the current one")}
 
     @property
     def output_fields(self) -> tuple[Field, ...]:
-        """The columns of the output."""
+        """The output columns."""
         return (*self.columns, *result_fields(self.calls), *([OP] if self.changes else []))
 
     @property
     def updates(self) -> bool:
-        """Whether rows that the operator gave out may change: if rows before them go or come."""
+        """Whether emitted rows may change, because rows before them may be added or retracted."""
         return self.retracts
 
-    def emitting(self) -> Self | str:
-        """The same with its changes coming out, if there are any."""
+    def produce_changelog(self) -> Self:
+        """Return the spec with a changelog as output, if its rows change."""
         return msgspec.structs.replace(self, changes=True) if self.updates else self
 
     @property
     def access_pattern(self) -> AccessPattern:
-        """The static choice of a store."""
+        """The statically chosen store."""
         if self.retracts:
             why = "all rows of a key, since rows go again, in order, replaced whole"
             return AccessPattern("read-modify-write", why)
@@ -63,10 +63,10 @@ class OverSpec(OrderedRows, frozen=True, tag="over"):
 
     @property
     def arguments(self) -> tuple[Field, ...]:
-        """The columns that the inputs of its calls are positions in."""
+        """The columns that the calls' inputs are positions in."""
         return self.columns
 
     @property
     def functions(self) -> tuple[str, ...]:
-        """The calls, in the words of `millpond.explain`."""
+        """The calls, as `millpond.explain` shows them."""
         return described(self.calls, self.columns)

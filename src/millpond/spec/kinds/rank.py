@@ -1,4 +1,4 @@
-"""The first rows of each key in an order."""
+"""The first rows of each key in an order (top-n)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class RankSpec(OrderedRows, frozen=True, tag="rank"):
     """The rows of each key whose rank in an order is at most `limit`.
 
     Attributes:
-        columns: of a row; the pipe's input, and its output but for the rank.
-        keys: positions of the columns that rows are partitioned by.
-        order: what they are ordered by within a key.
+        columns: the columns of a row: the slot stage's input, and its output without the rank.
+        keys: positions of the partitioning columns.
+        order: the order of rows within a key.
         function: `row_number`, `rank` or `dense_rank`.
-        limit: the last rank that is wanted.
+        limit: the last rank to keep.
         retracts: whether the input is a changelog, with `OP` as its last column.
-        changes: whether the output is one, with images that are gone and `OP` as its last column.
+        changes: whether the output is a changelog: with deleted rows, and `OP` as its last column.
     """
 
     function: str
@@ -32,31 +32,31 @@ class RankSpec(OrderedRows, frozen=True, tag="rank"):
 
     @property
     def traits(self) -> Mapping[str, Trait]:
-        """Which rows it keeps."""
+        """The rank condition, besides the traits of ordered rows."""
         return {**super().traits, "rank": Trait(f"keeps rows with {self.function}() up to {self.limit}")}
 
     @property
     def output_fields(self) -> tuple[Field, ...]:
-        """The columns of the output."""
+        """The output columns."""
         return (*self.columns, RANK, *([OP] if self.changes else []))
 
     @property
     def single(self) -> bool:
-        """Whether one row a key suffices."""
+        """Whether one row per key suffices."""
         return self.function == "row_number" and self.limit == 1 and not self.retracts and not self.changes
 
     @property
     def updates(self) -> bool:
-        """Yes: rows are outranked."""
+        """True: a better row outranks an emitted one."""
         return True
 
     @property
     def access_pattern(self) -> AccessPattern:
-        """The static choice of a store."""
+        """The statically chosen store."""
         held = "all rows of a key, since rows go again" if self.retracts else f"the first {self.limit} of a key's rows"
         return AccessPattern("read-modify-write", f"{held}, in order, replaced whole")
 
     @property
     def functions(self) -> tuple[str, ...]:
-        """The rank and its bound, in the words of `millpond.explain`."""
+        """The rank and its bound, as `millpond.explain` shows them."""
         return (f"{self.function}() <= {self.limit}",)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Self
+from typing import ClassVar, Self
 
 import msgspec
 
@@ -11,24 +11,28 @@ from millpond.metrics import READ_AHEAD
 from millpond.spec.calls import ONCE, WINDOWS, asked_for, described, needs_rows, patterned, result_fields, unkept
 from millpond.spec.functions import SESSION_DISTINCT, is_distinct, key_width, supported
 from millpond.spec.operators import AggregateCall, Field, Pattern
-from millpond.spec.protocol import AccessPattern, Spec
+from millpond.spec.protocol import AccessPattern, ChangelogError, KindFacts, Spec
 from millpond.spec.traits import Trait, columns_trait, lag_trait
 
 KEPT = Field("rows", "bigint")
-"""How many rows of a session are kept."""
+"""Column with the number of rows kept for a session."""
 
 
 class SessionSpec(Spec, frozen=True, tag="session"):
-    """Grouping by `keys` and sessions: windows that rows of a key are in together whose own windows meet.
+    """Session windows by `keys`: rows of a key whose own windows overlap or touch share a session.
 
-    The pipe's input columns are `keys`, then the start of the row's own window and, without `gap`, its end, both
-    timestamps, then `inputs`; its output `keys`, `window`, then one per call.
+    Input columns of the slot stage: `keys`, the start of the row's own window, without `gap` its end (both timestamps),
+    `inputs`. Output columns: `keys`, `window`, then one per call.
 
     Attributes:
-        window: the column of sessions, a struct of two timestamps.
-        lag_ms: how far the watermark that reaches the operator lags behind the query's; None if it has none.
-        gap: the length of every row's own window in microseconds, if it is always the same.
+        window: the session column, a struct of two timestamps.
+        lag_ms: lag of the operator's watermark behind the query's; None if it has no watermark.
+        gap: the length of every row's own window in microseconds, if it is constant.
     """
+
+    facts: ClassVar[KindFacts] = KindFacts(
+        keeps_columns=False, shows_all=True, beyond_spark=False, takes_updates=False, follows=True
+    )
 
     keys: tuple[Field, ...]
     window: Field
@@ -41,7 +45,7 @@ class SessionSpec(Spec, frozen=True, tag="session"):
 
     @property
     def traits(self) -> Mapping[str, Trait]:
-        """What it groups by, and what becomes of sessions."""
+        """The grouping columns, and the lifetime of sessions."""
         closed = "for ever" if self.lag_ms is None else "until the watermark passes them"
         return {
             "keys": columns_trait("groups by sessions and", self.keys),
@@ -54,98 +58,79 @@ class SessionSpec(Spec, frozen=True, tag="session"):
 
     @property
     def key_fields(self) -> tuple[Field, ...]:
-        """The columns that make up the key, without an ordinal."""
+        """The key columns, without a session ordinal."""
         return self.keys
 
     @property
     def window_bounds(self) -> tuple[Field, ...]:
-        """The columns of a row's own window: its start and, unless the spec tells how long it is, its end."""
+        """The bounds of a row's own window: its start and, unless `gap` is constant, its end."""
         kind = "timestamp_ntz" if "timestamp_ntz" in self.window.type else "timestamp"
         start, end = Field("__start", kind), Field("__end", kind)
         return (start, end) if self.gap is None else (start,)
 
     @property
     def input_fields(self) -> tuple[Field, ...]:
-        """The columns of the input, after `__hash`."""
+        """The input columns after `__hash`."""
         return self.keys + self.window_bounds + self.inputs
 
     @property
     def output_fields(self) -> tuple[Field, ...]:
-        """The columns of the output."""
+        """The output columns."""
         return (*self.keys, self.window, *result_fields(self.calls))
 
     @property
     def state_fields(self) -> tuple[Field, ...]:
-        """Those of the output; where rows are kept, which is in a table beside the sessions, the number of these."""
+        """The output columns; if rows are kept in a table beside the sessions, their number instead of results."""
         return (*self.keys, self.window, KEPT) if self.keeps_rows else self.output_fields
 
     @property
-    def keeps_columns(self) -> bool:
-        """No: results come out."""
-        return False
-
-    @property
     def lag(self) -> int | None:
-        """How far the operator's watermark lags behind the query's, in milliseconds; None if it asks for none."""
+        """Lag of the operator's watermark behind the query's, in ms; None if it uses no watermark."""
         return self.lag_ms
 
     def with_lag(self, lag_ms: int) -> Self:
-        """The same, reached by a watermark that lags behind the query's."""
+        """Return the spec for a watermark that lags `lag_ms` behind the query's."""
         return self if self.lag_ms is None else msgspec.structs.replace(self, lag_ms=lag_ms)
 
     @property
     def closes(self) -> bool:
-        """Whether the watermark closes sessions: in complete mode, all are shown again and again."""
+        """Whether the watermark closes sessions; complete mode shows all sessions in every batch."""
         return self.lag is not None and self.output_mode != "complete"
 
     @property
     def updates(self) -> bool:
-        """Whether rows that the operator gave out may change later."""
+        """Whether emitted rows may change later."""
         return self.output_mode != "append"
 
-    @property
-    def shows_all(self) -> bool:
-        """Yes: output mode complete is its own."""
-        return True
+    def consume_changelog(self) -> Self:
+        """Refuse: sessions cannot retract rows."""
+        raise ChangelogError(ONCE)
 
-    @property
-    def beyond_spark(self) -> bool:
-        """No: Spark has sessions on streams too."""
-        return False
+    def produce_changelog(self) -> Self:
+        """Return the same spec, or refuse if its rows change: sessions cannot emit a changelog.
 
-    @property
-    def takes_updates(self) -> bool:
-        """No: they would be counted twice."""
-        return False
-
-    def consuming(self) -> Self | str:
-        """Nothing of it can take rows back."""
-        return ONCE
-
-    def emitting(self) -> Self | str:
-        """Its changes stay in, if there are any."""
-        return WINDOWS if self.updates else self
-
-    @property
-    def follows(self) -> bool:
-        """Yes: they keep a row for each group, if not said otherwise."""
-        return True
+        Raises:
+            ChangelogError: emitted rows may change.
+        """
+        if self.updates:
+            raise ChangelogError(WINDOWS)
+        return self
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether rows are kept until the watermark closes their session: for what cannot be merged cheaply."""
+        """Whether rows are kept until their session closes, for functions that are costly to merge."""
         if self.lag_ms is None or self.output_mode != "append":
             return False
         return needs_rows(self.calls, self.pattern) or any(map(is_distinct, self.calls))
 
     @property
     def figures(self) -> tuple[str, ...]:
-        """What slots report of it beside what they report of every operator."""
+        """Additional metrics that slots report for the operator."""
         return READ_AHEAD if self.keeps_rows else ()
 
     @property
     def access_pattern(self) -> AccessPattern:
-        """The static choice of a store."""
+        """The statically chosen store."""
         if self.keeps_rows:
             why = "all rows of a session are needed at once: they are appended to it, and read when it closes"
             return asked_for(AccessPattern("unaligned append", why), self.pattern)
@@ -153,22 +138,22 @@ class SessionSpec(Spec, frozen=True, tag="session"):
         return asked_for(AccessPattern("read-modify-write", why), self.pattern)
 
     def with_pattern(self, pattern: Pattern) -> Self:
-        """The same with the pattern that is asked for, where its functions leave a choice."""
+        """Return the spec with the requested store pattern, where its functions leave a choice."""
         return patterned(self, pattern)
 
     @property
     def arguments(self) -> tuple[Field, ...]:
-        """The columns that the inputs of its calls are positions in."""
+        """The columns that the calls' inputs are positions in."""
         return self.inputs
 
     @property
     def functions(self) -> tuple[str, ...]:
-        """The calls, in the words of `millpond.explain`."""
+        """The calls, as `millpond.explain` shows them."""
         return described(self.calls, self.inputs)
 
     @property
     def unsupported_values(self) -> str | None:
-        """Why one of the calls cannot run here, as a reason code; None if all can."""
+        """The reason code why a call is not supported; None if all are."""
         width = key_width(self.keys)
         for call in self.calls:
             inputs = [self.inputs[position] for position in call.inputs]

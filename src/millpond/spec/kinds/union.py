@@ -1,4 +1,4 @@
-"""The kinds of operators that there are."""
+"""The union of all kinds of operators."""
 
 from __future__ import annotations
 
@@ -24,4 +24,4 @@ OperatorSpec = (
     | GroupStateSpec
     | EnrichSpec
 )
-"""What an operator computes, read from `query.json` by its tag."""
+"""Any operator spec; `query.json` names its kind by the tag."""

@@ -1,1 +1,1 @@
-"""The aligned append store (FlowKV §4.1): rows of whole windows, read gradually at their end, dropped whole."""
+"""The aligned append store (FlowKV §4.1): rows of whole windows, read gradually when they close, dropped whole."""

@@ -1,4 +1,4 @@
-"""Reading hash-ordered files of rows together, gradually: in intervals of the hash axis that fit in memory."""
+"""Gradual merge of hash-ordered files: reading them in hash intervals that fit in memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from millpond.layout import HASH, HashRange, RowLayout, Rows
 
 _LEAST_PIECE = 1 << 16
 _SIDE_BY_SIDE = 16
-"""Files in a remote location that are read side by side."""
+"""Remote files that are read concurrently."""
 
 
 def gradually(
@@ -25,11 +25,11 @@ def gradually(
     size: int,
     range_: HashRange = HashRange(),  # noqa: B008
 ) -> Iterator[Rows]:
-    """The rows of hash-ordered files, interval by interval of the hash axis (FlowKV §4.1, gradual state loading).
+    """Yield the rows of hash-ordered files, one hash interval at a time (FlowKV §4.1, gradual state loading).
 
     Args:
         groups: the files of each window, oldest first.
-        layout: of the rows. size: bytes of an interval's rows, roughly. range_: the hashes wanted.
+        layout: of the rows. size: bytes of an interval's rows, roughly. range_: the hash range to read.
     """
     cursors = [_Cursor(file, section, range_) for group in groups for file in group for section in file.sections]
     cursors = [cursor for cursor in cursors if cursor.pending]
@@ -41,7 +41,7 @@ def gradually(
     try:
         for end in ends:
             taken = (pool.map if pool else map)(partial(_Cursor.upto, end=end), cursors)
-            parts = [part for some in taken for part in some]
+            parts = [part for piece in taken for part in piece]
             if parts:
                 yield in_hash_order(parts, layout)
     finally:
@@ -50,26 +50,27 @@ def gradually(
 
 
 class _Cursor:
-    """Reads one file in hash order."""
+    """Read position in one file, in hash order."""
 
     def __init__(self, file: AppendFile, section: Section, range_: HashRange) -> None:
         self.file = file
         self.section = section
         range_ = range_.meet(file.window)
         first = section.first
+        # `first` has the lowest hash of each block, so the block before may hold hashes of the range, too.
         self.at = max(0, int(np.searchsorted(first, np.uint64(range_.lo), "left")) - 1)
         self.stop = int(np.searchsorted(first, np.uint64(range_.hi - 1), "right")) if range_.lo < range_.hi else 0
         self._lo = np.uint64(range_.lo)
         self._hi = range_.hi
-        self._rest: Rows | None = None  # what is left of the last block read
+        self._rest: Rows | None = None  # rows of the last block read, beyond the last interval
 
     @property
     def pending(self) -> int:
-        """Blocks that are not read yet."""
+        """Number of blocks not read yet."""
         return max(0, self.stop - self.at)
 
     def upto(self, end: int) -> list[Rows]:
-        """All rows that are left with hashes below `end`."""
+        """Take all remaining rows with hashes below `end`."""
         out: list[Rows] = []
         if self._rest is not None:
             self._split(self._rest, end, out)
@@ -78,6 +79,7 @@ class _Cursor:
         if self._rest is None and self.at < last:
             blocks = np.arange(self.at, last)
             self.at = last
+            # Prefetch as many blocks as were just read: the next interval needs about as many.
             self.file.data.expect(self.file.ranges(self.section, np.arange(last, min(self.stop, 2 * last - blocks[0]))))
             for block in self.file.read(self.section, blocks):
                 self._split(block, end, out)
@@ -93,12 +95,12 @@ class _Cursor:
 
 
 def _boundaries(cursors: Sequence[_Cursor], size: int, range_: HashRange) -> Iterator[int]:
-    """Where to cut the axis (each the end of an interval, excluded) so that each has rows of about `size` bytes."""
+    """Yield the exclusive ends of hash intervals with about `size` bytes of rows each."""
     fences = np.concatenate([c.section.first[c.at : c.stop] for c in cursors])
     heap_and_words = []
     for cursor in cursors:
         rows = np.diff(cursor.section.starts)[cursor.at : cursor.stop]
-        # Compressed blocks are shorter than what is in them, but not long values alone.
+        # Compressed blocks are shorter than their rows; words alone would ignore long values.
         words = rows * (8 * cursor.section.layout.width)
         heap_and_words.append(np.maximum(words, 2 * cursor.section.sizes[cursor.at : cursor.stop] * _has_heap(cursor)))
     sizes = np.concatenate(heap_and_words)
@@ -117,22 +119,23 @@ def _has_heap(cursor: _Cursor) -> int:
 
 
 def in_hash_order(chunks: Sequence[Rows], layout: RowLayout) -> Rows:
-    """The rows of some chunks in hash order, those of one hash in the order of the chunks, with one compact heap."""
+    """Merge chunks in hash order, equal hashes in chunk order, with one compact heap."""
     hashes = np.concatenate([chunk.words[:, HASH] for chunk in chunks])
-    if not layout.bytes_columns and (hashes[:-1] <= hashes[1:]).all():  # as where all rows are of one key
+    # Rows may be in order already, as when all of them have one key.
+    if not layout.bytes_columns and (hashes[:-1] <= hashes[1:]).all():
         return Rows(np.concatenate([chunk.words for chunk in chunks]), np.empty(0, np.uint8))
-    at, heaps = [], []
+    row_addresses, heap_addresses = [], []
     for chunk in chunks:
         rows_at, heaps_at = addresses(chunk.words, chunk.heap)
-        at.append(rows_at)
-        heaps.append(heaps_at)
+        row_addresses.append(rows_at)
+        heap_addresses.append(heaps_at)
     _, order = order_by_hash(hashes)
-    rows_at, heaps_at = np.concatenate(at)[order], np.concatenate(heaps)[order]
+    rows_at, heaps_at = np.concatenate(row_addresses)[order], np.concatenate(heap_addresses)[order]
     return Rows(*gather_rows(rows_at, heaps_at, layout.width, shape_of(layout).blobs))
 
 
-def heaviest(files: Sequence[AppendFile]) -> int:
-    """Bytes of the rows that have one hash, at most, as far as whole blocks tell: so much has to be read together."""
+def largest_hash_bytes(files: Sequence[AppendFile]) -> int:
+    """Estimate the bytes of the largest single hash, from whole blocks: these rows have to be read together."""
     fences, sizes = [], []
     for file in files:
         for section in file.sections:
@@ -141,5 +144,5 @@ def heaviest(files: Sequence[AppendFile]) -> int:
             sizes.append(np.diff(section.starts)[same] * (8 * section.layout.width) + section.sizes[same])
     if not fences or not any(map(len, fences)):
         return 0
-    _, of = np.unique(np.concatenate(fences), return_inverse=True)
-    return int(np.bincount(of, np.concatenate(sizes)).max())
+    _, group = np.unique(np.concatenate(fences), return_inverse=True)
+    return int(np.bincount(group, np.concatenate(sizes)).max())

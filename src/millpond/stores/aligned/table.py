@@ -1,9 +1,9 @@
 """The aligned append store: whole windows of rows, read gradually when they close, and then dropped (FlowKV §4.1).
 
-Rows are kept by window, not by key: a table for each window, or for each pane of sliding windows. What a batch appends
-to a table is sorted by hash once, and is at the same time its delta and a segment of the window: it is not written
-again, but read where it lies, in the sealed file of the batch or in the commit that took it over. Only where a window
-gathers many small segments are they merged, behind the batch's back, into a file. Nothing is ever compacted.
+Rows are kept by window, not by key. Each window, or each pane of sliding windows, has a table of its own. A batch sorts
+the rows that it appends by hash, once. The result is both the batch's delta and a segment of the window, and is not
+written again: it is read in place, in the batch's sealed file or in the commit that contains it. Only a window with
+many small segments has them merged, in the background, into a file. There is no compaction.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.protocol import TableDelta
 
 _MOST_SEGMENTS = 64
-"""Segments of a window from which they are merged, unless they are large."""
+"""Number of segments from which a window's segments are merged, unless they are large."""
 _LARGE = 4 << 20
 _MOST_LARGE = 512
 
-Window = int | str
-"""What a window is called: where it begins, or the name of some that are kept together."""
+WindowName = int | str
+"""Name of a window: its start, or the name of several that are kept together."""
 
 _log = logging.getLogger(__name__)
 
@@ -47,13 +47,13 @@ class AlignedTable:
     """The rows of one window. Not thread-safe; made by `AlignedStore.open`.
 
     Attributes:
-        layout: of the rows. rows: how many there are. lowest: rows of lower hashes do not count any more.
+        layout: of the rows. rows: number of rows. lowest: rows with lower hashes no longer count.
     """
 
     def __init__(
         self,
         owner: AlignedStore,
-        window: Window,
+        window: WindowName,
         files: AppendFiles,
         layout: RowLayout,
         manifest: TableManifest,
@@ -65,7 +65,7 @@ class AlignedTable:
         self._store = files
         self._merged = [(ref, files.open(ref, [layout])) for ref in reversed(manifest.runs)]  # oldest first
         self._flushed = manifest.flushed
-        self._segments = [file for at in deltas for file in files.open_range(at, [layout])]  # behind those merged
+        self._segments = [file for delta in deltas for file in files.open_range(delta, [layout])]  # newer
         self._chunks: list[Rows] = []
         self._fresh: list[AppendFile] = []  # segments of the running batch
         self._merging: tuple[int, int, int, Future[tuple[RunRef, AppendFile]]] | None = None
@@ -87,7 +87,7 @@ class AlignedTable:
 
     @property
     def memory(self) -> int:
-        """Bytes of memory that the table holds."""
+        """Size of all segments in bytes."""
         return self.buffered + self._held
 
     def _count(self) -> None:
@@ -97,36 +97,36 @@ class AlignedTable:
 
     @property
     def portion(self) -> int:
-        """Bytes of input that should be worked on at once, at most."""
+        """Bytes of input to work on at once, at most."""
         return self._owner.portion
 
     @property
     def ahead(self) -> int:
-        """How many keys should be worked on together: any number."""
+        """Number of keys to work on together: unlimited."""
         return self._owner.ahead
 
     @property
     def in_flight(self) -> bool:
-        """Whether a merge is under way, or done, that `begin` has yet to take over."""
+        """Whether a merge is running, or is done and `begin` has not yet taken over its result."""
         return self._merging is not None
 
     @property
-    def crowded(self) -> bool:
-        """Whether rows are to leave memory for others' sake: they have, once they are sealed."""
+    def over_budget(self) -> bool:
+        """Always False: rows leave memory anyway once they are sealed."""
         return False
 
-    def rest(self, resting: bool) -> None:
-        """Nothing: rows stay in memory no longer than a batch."""
+    def set_idle(self, idle: bool) -> None:
+        """Do nothing: rows stay in memory for one batch at most."""
 
     def passes(self, rows: int) -> int:
-        """In how many passes over ranges of the hash to work through a batch: one, in any order."""
+        """Return 1: rows are taken in any order, so one pass is enough."""
         return 1
 
-    def narrow(self, range_: HashRange) -> None:
-        """Nothing: rows are taken in any order."""
+    def restrict(self, range_: HashRange) -> None:
+        """Do nothing: rows are taken in any order."""
 
     def append(self, rows: Rows) -> None:
-        """Append rows (all words filled); they are copied."""
+        """Append copies of rows, all words of which are filled."""
         rows = Rows(np.ascontiguousarray(rows.words), np.ascontiguousarray(rows.heap))
         self._owner.make_room(rows.words.nbytes + rows.words.nbytes // 8)
         chunk = Rows(*gather_rows(*addresses(*rows), self.layout.width, shape_of(self.layout).blobs))
@@ -135,7 +135,7 @@ class AlignedTable:
         self.rows += chunk.count
 
     def freeze(self, *, spool: bool) -> None:
-        """Make a segment of the rows in the buffer, in memory or in a file on the local disk."""
+        """Turn the buffered rows into a segment, in memory or in a file on the local disk."""
         if not self._chunks:
             return
         rows = in_hash_order(self._chunks, self.layout)
@@ -158,27 +158,29 @@ class AlignedTable:
         self._count()
 
     def seal(self) -> TableDelta:
-        """End the batch: the segments that it has appended."""
+        """End the batch, and return the segments that it appended."""
         self.freeze(spool=False)
         new, self._fresh = self._fresh, []
         self._segments += new
         return TableDelta(sum(file.sections[0].rows for file in new), [_view(file) for file in new])
 
     def placed(self, data: Buffer) -> None:
-        """Say where the last delta lies from now on; what it took of memory is free."""
+        """Replace the last delta's segments by its sealed copy, which frees their memory."""
         files = open_files(MappedBytes(data, "a sealed delta"), [self.layout])
         self._segments[len(self._segments) - len(files) :] = files
         self._count()
 
     def begin(self, version: int) -> None:
-        """Start a batch: segments that nobody has placed leave memory, and many small ones are merged."""
+        """Start a batch: move segments that are still in memory to disk, and merge many small ones."""
         background, piece = self._owner.background, self._owner.piece
-        for at, file in enumerate(self._segments):
+        for number, file in enumerate(self._segments):
+            # `placed` has not replaced this segment, so it still takes memory.
             if isinstance(file.data, _Resident):
                 view = self._store.put_aside(file.data.view)
-                self._segments[at] = AppendFile(MappedBytes(view, "a segment set aside"), [self.layout])
+                self._segments[number] = AppendFile(MappedBytes(view, "a segment set aside"), [self.layout])
         self._adopt()
         if self._merging is None and self._due:
+            # Files merged before are merged again only once they are many, so that a row is rewritten few times.
             old = len(self._merged) if len(self._merged) >= _MOST_SEGMENTS // 2 else 0
             inputs = [file for _, file in self._merged[:old]] + self._segments
             future = background.submit(self._merge, inputs, piece)
@@ -210,16 +212,18 @@ class AlignedTable:
         for ref, file in self._merged[:old]:
             self._store.forget(ref, file)
         self._merged = [*self._merged[old:], result]
+        # Segments appended since the merge began stay behind its result.
         self._segments = self._segments[count:]
+        # The merge read all segments of the state `version`, so it covers the deltas up to that version.
         self._flushed = version
 
     def manifest(self) -> TableManifest:
-        """The merged segments, newest first; the others are the deltas of later versions."""
+        """List the merged segments, newest first; the other segments are the deltas of later versions."""
         refs = tuple(ref for ref, _ in reversed(self._merged))
         return TableManifest(refs, self._flushed, self.rows, lowest=self.lowest)
 
     def stats(self) -> dict[str, int]:
-        """Figures: `keys`: rows; `windows`; `segments`; `bytes`: in memory and files; `hot_bytes`: in memory."""
+        """Return figures: `keys` (rows), `windows`, `segments`, `bytes` (memory and files), `hot_bytes` (memory)."""
         return {
             "keys": self.rows,
             "windows": 1,
@@ -229,13 +233,13 @@ class AlignedTable:
         }
 
     def readable(self) -> list[AppendFile]:
-        """All segments, oldest first, those of the running batch included."""
+        """Return all segments, oldest first, including those of the running batch."""
         if self._chunks:
             self.freeze(spool=False)
         return self.files + self._fresh
 
     def close(self) -> None:
-        """Let go of the segments."""
+        """Close the table and release its segments."""
         self._owner.forget(self._window, self)
         if self._merging is not None:
             self._merging[3].cancel()
@@ -246,7 +250,7 @@ class AlignedTable:
 
 
 class _Resident(MappedBytes):
-    """A segment that takes memory until it lies in a file."""
+    """A segment in memory that is not yet in a file."""
 
 
 def _view(file: AppendFile) -> memoryview:
@@ -258,12 +262,12 @@ class AlignedStore:
     """The windows of one operator on one partition, each a table, and the memory that they share.
 
     Args:
-        schema: the stored columns. Rows of equal keys have equal hashes; each row that is appended is kept.
-        files: where segments are written. budget: the memory shared with the other tables of the slot.
-        background: merges segments.
+        schema: the stored columns. Rows of equal keys have equal hashes; every appended row is kept.
+        files: writes segments. budget: the memory shared with the other tables of the slot.
+        background: runs segment merges.
 
     Attributes:
-        layout: of the rows. piece: bytes of what is read at once.
+        layout: of the rows. piece: bytes read at once.
     """
 
     def __init__(
@@ -279,22 +283,22 @@ class AlignedStore:
         self._account = budget.open()
         self.background = background
         self.piece = budget.piece
-        self._tables: dict[Window, AlignedTable] = {}
+        self._tables: dict[WindowName, AlignedTable] = {}
         self._spilled_bytes = 0
 
     def open(
         self,
-        window: Window,
+        window: WindowName,
         manifest: TableManifest,
         deltas: Sequence[ByteRange] = (),
         *,
         layout: RowLayout | None = None,
     ) -> AlignedTable:
-        """Open a window at a version; of its segments only the directories are read.
+        """Open a window at a version; only the directories of its segments are read.
 
         Args:
-            manifest: of the table. deltas: where those behind `manifest.flushed` lie, oldest first.
-            layout: of its rows, if they are others than the store's.
+            manifest: of the table. deltas: places of the deltas after `manifest.flushed`, oldest first.
+            layout: of its rows, if it differs from the store's.
 
         Raises:
             StateDamagedError: a file is missing or damaged.
@@ -305,19 +309,19 @@ class AlignedStore:
 
     @property
     def portion(self) -> int:
-        """Bytes of input that should be worked on at once, at most."""
+        """Bytes of input to work on at once, at most."""
         return 2 * self._budget.piece
 
     @property
     def ahead(self) -> int:
-        """How many keys should be worked on together: any number."""
+        """Number of keys to work on together: unlimited."""
         return 1 << 32
 
     def _memory(self) -> int:
         return sum(table.memory for table in self._tables.values())
 
     def make_room(self, more: int) -> None:
-        """Have room for so many more bytes, in part by moving rows that wait for the end of the batch to a file."""
+        """Reserve `more` bytes; if memory is short, spool rows of the running batch to files, largest buffers first."""
         self._budget.relieve()
         held = self._memory() + more
         if self._account.reserve(held):
@@ -331,14 +335,15 @@ class AlignedStore:
         if not self._account.reserve(held):
             self._account.force(held)
 
-    def forget(self, window: Window, table: AlignedTable) -> None:
-        """A table is closed."""
+    def forget(self, window: WindowName, table: AlignedTable) -> None:
+        """Remove a closed table."""
         if self._tables.get(window) is table:
             del self._tables[window]
 
     def stats(self) -> dict[str, int]:
-        """Figures of all windows (see `AlignedTable.stats`), and `spilled_bytes`: what did not fit in memory before it
-        was sealed.
+        """Sum the figures of all windows (see `AlignedTable.stats`).
+
+        `spilled_bytes` counts the bytes that did not fit in memory before they were sealed.
         """
         figures = dict.fromkeys(("keys", "windows", "segments", "bytes", "hot_bytes"), 0)
         figures["spilled_bytes"] = self._spilled_bytes
@@ -348,7 +353,7 @@ class AlignedStore:
         return figures
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Close all tables and release all memory."""
         for table in tuple(self._tables.values()):
             table.close()
         self._account.close()

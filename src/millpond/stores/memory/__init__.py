@@ -1,1 +1,1 @@
-"""Memory of a slot: what may be used, how it is mapped, and what is spooled to disk for a moment."""
+"""Memory of a slot: the budget, the mappings, and temporary data spooled to disk."""

@@ -1,4 +1,4 @@
-"""The arena of long byte values of a hot table."""
+"""The arena for long byte values of a hot table."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ _FIRST = np.zeros(1, np.int64)
 
 
 class Heap:
-    """Values longer than a row holds, at offsets that never change while a row refers to them.
+    """Values too long for a row, at offsets that never change while a row refers to them.
 
     Attributes:
         data: the bytes; the array's address never changes.
     """
 
     def __init__(self, state: NDArray[np.int64], size: int) -> None:
+        # Two halves: packing copies values from one to the other, so the mapping's address never changes.
         self._mapping = Mapping(2 * size)
-        self._start = ARENA_START  # of the half in use
+        self._start = ARENA_START  # start of the half in use
         self._state = state
         self.data: Bytes = self._mapping.view(np.uint8)
         self.lists = np.zeros(CLASSES, np.int64)
@@ -38,28 +39,28 @@ class Heap:
 
     @property
     def used(self) -> int:
-        """Bytes that take memory, freed chunks included."""
+        """Bytes in use, freed chunks included."""
         return int(self._state[HEAP_TOP]) - self._start
 
     @property
     def free(self) -> int:
-        """Bytes of freed chunks, which values of like length will use again."""
+        """Bytes of freed chunks, which values of similar length reuse."""
         return int(self._state[HEAP_FREE])
 
     def reserve(self, more: int) -> None:
-        """Say that up to `more` bytes will be added."""
+        """Prepare for up to `more` additional bytes."""
         self._mapping.using(int(self._state[HEAP_TOP]) + more)
 
     def size_of(self, values: Words) -> int:
-        """Arena bytes that byte values (two words each) take at most."""
+        """Return the arena bytes that byte values (two words each) take, at most."""
         return int(long_bytes(address(values), len(values), values.strides[0] // 8, _FIRST))
 
     def put(self, rows: NDArray[np.int64], offset: int, values: Words, heap: Bytes) -> None:
-        """Write byte values into column word `offset` of rows, freeing what was there."""
+        """Write byte values into column word `offset` of rows, freeing the previous values."""
         put_values(self._state, self.lists, rows, offset, address(values), values.strides[0] // 8, address(heap))
 
     def turn(self) -> None:
-        """Begin to fill the other half of the address space; the values in this one stay until `turned`."""
+        """Start to fill the other half of the address space; values in the old half stay until `turned`."""
         self._old = self._start, int(self._state[HEAP_TOP])
         self._start = ARENA_START if self._start >= self.capacity else self.capacity + ARENA_START
         self._state[HEAP_TOP] = self._start
@@ -67,9 +68,9 @@ class Heap:
         self.lists[:] = 0
 
     def turned(self) -> None:
-        """Give back the half that was left; all values have been copied."""
+        """Release the old half, all values of which have been copied."""
         self._mapping.release(*self._old)
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         self._mapping.close()

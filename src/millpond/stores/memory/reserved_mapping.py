@@ -1,4 +1,4 @@
-"""Large anonymous mappings: address space without memory, so that what lives in them never moves as it grows."""
+"""Large anonymous mappings: reserved address space, so that growing contents never move."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Mapping:
         self._huge_until = 0
 
     def view(self, dtype: Any) -> NDArray[Any]:
-        """The whole mapping as an array."""
+        """View the whole mapping as an array."""
         return self._bytes[: self.size - self.size % np.dtype(dtype).itemsize].view(dtype)
 
     def using(self, used: int) -> None:
-        """Say that the first `used` bytes are about to be used: a large mapping is then backed by huge pages.
+        """Prepare the first `used` bytes for use: in a large mapping, back them by huge pages.
 
-        Only what is used already and a quarter more is: a huge page taken for a few rows would be memory wasted.
+        Only the used part and a quarter more is backed: a huge page for a few rows would waste memory.
         """
         if used >= _HUGE_FROM and used > self._huge_until:
             until = min(self.size, used + used // 4) // _HUGE_FROM * _HUGE_FROM
@@ -44,12 +44,12 @@ class Mapping:
                 self._huge_until = until
 
     def release(self, start: int, stop: int) -> None:
-        """Give the whole pages between two offsets back; they read as zeros afterwards."""
+        """Return the whole pages between two offsets; they read as zeros afterwards."""
         first = -(-start // PAGE) * PAGE
         last = stop // PAGE * PAGE
         if last > first:
             self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
 
     def close(self) -> None:
-        """Give all memory back. The address space goes with the last array that looks at it."""
+        """Release all memory. The address space is freed with the last array that refers to it."""
         self.release(0, self.size)

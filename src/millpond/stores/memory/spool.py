@@ -1,4 +1,4 @@
-"""Record batches that are kept until they are read: in memory, then in a file without a name."""
+"""Record batches kept until they are read: in memory first, then in an unnamed file."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pyarrow as pa
 
 
 class Spool:
-    """Record batches of one schema, to be read once all are there.
+    """Record batches of one schema, read once all are added.
 
     Args:
-        directory: where the file goes; None for the system's directory of temporary files.
-        memory: bytes kept in memory before there is a file.
+        directory: directory of the file; None for the system's directory of temporary files.
+        memory: bytes kept in memory before a file is used.
     """
 
     def __init__(self, directory: Path | None, memory: int) -> None:
@@ -29,7 +29,8 @@ class Spool:
         self._written: pa.Buffer | None = None
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Keep one batch."""
+        """Add a batch."""
+        # Once there is a file, all later batches go there, which keeps their order.
         if self._writer is None and self._bytes + batch.nbytes <= self._memory:
             self._held.append(batch)
             self._bytes += batch.nbytes
@@ -40,7 +41,7 @@ class Spool:
         self._writer.write_batch(batch)
 
     def read(self) -> Iterator[pa.RecordBatch]:
-        """All batches, in order, any number of times; none is added any more."""
+        """Yield all batches in order; may be called several times, but no batch may be added afterwards."""
         yield from self._held
         if self._file is None:
             return
@@ -52,7 +53,7 @@ class Spool:
             yield from reader
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release the batches and the file."""
         self._held.clear()
         self._written = None
         if self._file is not None:

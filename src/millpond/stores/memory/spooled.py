@@ -1,4 +1,4 @@
-"""Buffers that leave memory when they are many."""
+"""Buffers that move to disk when they exceed a size."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import IO, Any
 
 
 def spooled(pieces: Iterable[list[Any]], limit: int) -> list[Any]:
-    """The buffers of all pieces; those of more than `limit` bytes in all as one, mapped from a file without a name."""
+    """Return the buffers of all pieces; more than `limit` bytes become one buffer, mapped from an unnamed file."""
     held: list[Any] = []
     size = 0
-    rest = iter(pieces)
-    for piece in rest:
+    remaining = iter(pieces)
+    for piece in remaining:
         held += piece
         size += sum(memoryview(buffer).nbytes for buffer in piece)
         if size > limit:
@@ -23,22 +23,22 @@ def spooled(pieces: Iterable[list[Any]], limit: int) -> list[Any]:
     with tempfile.TemporaryFile() as file:
         file.writelines(held)
         held.clear()
-        for piece in rest:
+        for piece in remaining:
             file.writelines(piece)
         file.flush()
         return [memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))]
 
 
 def joined(buffers: Sequence[Any]) -> memoryview:
-    """The bytes of some buffers, one after another, as one."""
+    """Concatenate buffers into one."""
     return memoryview(buffers[0] if len(buffers) == 1 else b"".join(buffers))
 
 
 class Log:
-    """Buffers that are added one after another; those beyond some bytes go to a file without a name.
+    """A log of buffers; those beyond `limit` bytes go to an unnamed file.
 
     Args:
-        directory: where the file is made. limit: bytes that are held in memory.
+        directory: directory of the file. limit: bytes held in memory.
     """
 
     def __init__(self, directory: str, limit: int) -> None:
@@ -49,7 +49,7 @@ class Log:
         self._file: IO[bytes] | None = None
 
     def add(self, buffers: Sequence[Any]) -> None:
-        """Add some buffers; they must not change any more."""
+        """Append buffers, which must not change afterwards."""
         self._held += buffers
         self._size += sum(memoryview(buffer).nbytes for buffer in buffers)
         if self._size > self._limit:
@@ -60,7 +60,7 @@ class Log:
             self._size = 0
 
     def finish(self) -> list[Any]:
-        """All that was added, in order; then begin anew."""
+        """Return all buffers in order, and start a new log."""
         held, file = self._held, self._file
         self._held, self._size, self._file = [], 0, None
         if file is None:

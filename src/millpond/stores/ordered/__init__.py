@@ -1,1 +1,1 @@
-"""The ordered store: a multimap by key and event time, of immutable parts."""
+"""The ordered store: a multimap by key and event time, made of immutable parts."""

@@ -1,4 +1,4 @@
-"""Reading blocks of files ahead, for keys that are announced (Keyed Prefetching §IV-C)."""
+"""Prefetching of file blocks for hinted keys (Keyed Prefetching §IV-C)."""
 
 from __future__ import annotations
 
@@ -21,51 +21,51 @@ from millpond.stores.runs.prefetcher import Prefetches
 _log = logging.getLogger(__name__)
 
 
-class Sought(NamedTuple):
-    """Keys that will be asked for, and of which times: both bounds included, nothing if `lo` > `hi`."""
+class PrefetchKeys(NamedTuple):
+    """Keys to be looked up, each with a time interval: both bounds included, empty if `lo` > `hi`."""
 
     hashes: Words
     lo: NDArray[np.int64]
     hi: NDArray[np.int64]
 
-    def some(self, chosen: slice | NDArray[np.bool_]) -> Sought:
-        """Copies of some of them."""
-        return Sought(self.hashes[chosen].copy(), self.lo[chosen].copy(), self.hi[chosen].copy())
+    def some(self, chosen: slice | NDArray[np.bool_]) -> PrefetchKeys:
+        """Copy the chosen keys."""
+        return PrefetchKeys(self.hashes[chosen].copy(), self.lo[chosen].copy(), self.hi[chosen].copy())
 
-    def after(self, time: int) -> Sought:
-        """The same, without times up to one."""
+    def after(self, time: int) -> PrefetchKeys:
+        """Restrict the intervals to times later than `time`."""
         return self if time == BEGINNING else self._replace(lo=np.maximum(self.lo, time + 1))
 
     def within(self, part: Part) -> NDArray[np.bool_]:
-        """Which of them a part may have rows of, going by its times."""
+        """Return a mask of the keys of which a part may have rows, judged by its times."""
         near = (self.lo <= self.hi) & (self.lo <= part.newest) & (self.hi >= part.oldest)
         return near | (self.hi == NEVER) if part.timeless else near
 
 
 _ROOM = 24
-"""Bytes of a key that waits, with its times."""
+"""Bytes of a waiting key with its times."""
 _SIDE_BY_SIDE = 8
-"""Parts of which blocks are brought at a time, where that means requests."""
+"""Parts whose blocks are requested concurrently, if they are remote."""
 
 Wanted = list[tuple[Part, NDArray[np.int64]]]
-"""Parts in files, with numbers of their blocks."""
+"""Parts in files, each with block numbers."""
 
 
-def blocks_near(sought: Sought, parts: Sequence[Part], most: int) -> Wanted:
-    """Of parts, up to so many blocks in which there may be rows of some keys and times."""
-    found: Wanted = []
+def blocks_near(sought: PrefetchKeys, parts: Sequence[Part], most: int) -> Wanted:
+    """Find up to `most` blocks of parts that may hold rows of the keys within their times."""
+    wanted: Wanted = []
     for part in parts:
         numbers = part.near(np.unique(sought.hashes[sought.within(part)]), most)
         if len(numbers):
-            found.append((part, numbers))
+            wanted.append((part, numbers))
             most -= len(numbers)
         if not most:
             break
-    return found
+    return wanted
 
 
 def bring(wanted: Wanted) -> None:
-    """Have blocks read: those of several parts side by side, where each waits for requests."""
+    """Read blocks; those of several remote parts are requested concurrently."""
     if len(wanted) > 1 and any(part.far for part, _ in wanted):
         with ThreadPoolExecutor(min(_SIDE_BY_SIDE, len(wanted)), "millpond-blocks") as pool:
             list(pool.map(lambda one: one[0].bring(one[1]), wanted))
@@ -74,17 +74,17 @@ def bring(wanted: Wanted) -> None:
         part.bring(numbers)
 
 
-class BlocksAhead:
-    """Brings the blocks in which announced keys may be near: into the cache of blocks, or into the page cache.
+class BlockPrefetcher:
+    """Reads the blocks that may hold hinted keys, into the block cache or the page cache.
 
-    A part all of whose times are others than those in which a key will be looked for is not read for it. What is
-    announced while blocks are read waits, and is the next read, as far as there is room. `announce` is for one thread.
+    A part is not read for a key whose interval lies outside the part's times. Keys hinted during a read wait for the
+    next one, as far as there is room. `prefetch` may be called from one thread only.
 
     Args:
-        pool: where they are read. memory: bytes of blocks that one read may bring, and that keys may take which wait.
+        pool: runs the reads. memory: bytes of blocks per read, at most; waiting keys are limited to the same.
 
     Attributes:
-        latest: what came of the hints for the batch that ended last.
+        latest: prefetch figures of the last batch.
     """
 
     def __init__(self, pool: Executor, memory: int) -> None:
@@ -92,16 +92,16 @@ class BlocksAhead:
         self._most = max(1, memory // RUN_BLOCK)
         self._room = memory // _ROOM
         self._lock = threading.Lock()
-        self._waiting: list[Sought] = []
-        self._count = 0  # keys that wait, some of them twice
+        self._waiting: list[PrefetchKeys] = []
+        self._count = 0  # waiting keys, duplicates included
         self._parts: Sequence[Part] = ()
         self.latest = Prefetches()
         self._reading = self._closed = False
         self._keys = self._dropped = 0
         self._seconds = 0.0
 
-    def announce(self, sought: Sought, parts: Sequence[Part]) -> None:
-        """Have blocks of parts in files read where they may have rows of some keys and times."""
+    def prefetch(self, sought: PrefetchKeys, parts: Sequence[Part]) -> None:
+        """Read the blocks of parts in files that may hold rows of the keys within their times."""
         filed = [part for part in parts if part.rows is None]
         near = np.zeros(len(sought.hashes), np.bool_)
         for part in filed:
@@ -121,7 +121,7 @@ class BlocksAhead:
             if self._reading:
                 return
             self._reading = True
-        with suppress(RuntimeError):  # the slot ends
+        with suppress(RuntimeError):  # the slot is shutting down
             self._pool.submit(self._read)
 
     def _read(self) -> None:
@@ -133,10 +133,10 @@ class BlocksAhead:
                     self._parts = ()
                     return
             started = time.perf_counter()
-            sought = Sought(*(np.concatenate(columns) for columns in zip(*waiting, strict=True)))
+            sought = PrefetchKeys(*(np.concatenate(columns) for columns in zip(*waiting, strict=True)))
             try:
                 bring(blocks_near(sought, parts, self._most))
-            except Exception as error:  # if it matters, whoever needs the rows is told
+            except Exception as error:  # best effort: a look-up of the rows reports the error
                 _log.debug("blocks were not read ahead: %s", error)
             else:
                 with self._lock:
@@ -144,14 +144,14 @@ class BlocksAhead:
                     self._seconds = max(self._seconds, time.perf_counter() - started)
 
     def over(self) -> None:
-        """The batch is over: see what came of hints for it. Blocks do not tell which keys were asked for."""
+        """Close the batch's prefetch figures. Blocks do not show which keys were looked up, so all count as used."""
         with self._lock:
             self.latest = Prefetches(self._keys, self._keys, self._dropped, self._seconds)
             self._keys = self._dropped = 0
             self._seconds = 0.0
 
     def close(self) -> None:
-        """Read no further."""
+        """Stop reading."""
         with self._lock:
             self._closed = True
             self._waiting, self._count = [], 0

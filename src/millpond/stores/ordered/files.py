@@ -1,4 +1,4 @@
-"""How parts of an ordered table get into files, are listed by manifests, and merged there."""
+"""Files of an ordered table: writing parts, listing them in manifests, merging them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import numpy as np
 from millpond.errors import TransientError
 from millpond.files.refs import RunRef
 from millpond.layout import HASH, HashRange, Rows
-from millpond.stores.jobs import Elsewhere, MergeParts
+from millpond.stores.jobs import MergeParts, RemoteCompactor
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.ordered.layout import OrderedLayout, names_of, sorted_rows
-from millpond.stores.ordered.merge import Input, Window, merged
+from millpond.stores.ordered.merge import Input, TimeInterval, merged
 from millpond.stores.ordered.parts import Part
 from millpond.stores.ordered.time_buckets import TimeBuckets
 from millpond.stores.runs.compactor import Writer
@@ -27,7 +27,7 @@ from millpond.stores.runs.run import Run
 _MOST_DELTAS = 64
 _LEAST_BYTES = 32 << 20
 _MOST_BYTES = 512 << 20
-_PATIENCE = 5
+_MAX_FAILURES = 5
 _LEAST_ROWS = 1024
 
 _log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _Merge:
-    """A merge of files under way: what it reads, the files that it has made here so far, and all when it has ended."""
+    """A running merge: its inputs, the files written in this process so far, and the future of all files."""
 
     inputs: list[Input]
     made: list[Run]
@@ -45,19 +45,20 @@ class _Merge:
 class PartFiles:
     """The files of an ordered table.
 
-    A manifest lists a file only when the deltas of its rows are not read any more, since rows are not recognised when
-    they come twice: a flush writes all parts in memory, and once they and the marks of rows in older files are written,
-    the deltas up to the version at which it began are covered.
+    Rows are not deduplicated, so the state must not read a row from a delta and from a file. A manifest therefore lists
+    a file only once the deltas of its rows are no longer read. A flush writes all parts in memory, and the marks of
+    rows in older files. Afterwards, deltas up to the version at which the flush began are covered.
 
     Args:
-        layout: of the rows. store: writes and opens files. background: merges; writers: writes what leaves memory.
-        range_: the hashes that count. budget: bounds temporaries.
+        layout: of the rows. store: writes and opens files.
+        background: runs merges; writers: writes parts that leave memory.
+        range_: the hash range of the partition. budget: bounds temporaries.
         flushed: the version up to which deltas are covered.
         drop_matched: whether merges leave out matched rows.
-        elsewhere: has merges done by others.
+        remote_compactor: submits merges to remote workers.
 
     Attributes:
-        flushed: see above. notes: files that say which rows of others were matched.
+        flushed: see above. notes: files that name the matched rows of other files.
     """
 
     def __init__(
@@ -70,9 +71,9 @@ class PartFiles:
         budget: MemoryBudget,
         flushed: int,
         drop_matched: bool,
-        elsewhere: Elsewhere | None = None,
+        remote_compactor: RemoteCompactor | None = None,
     ) -> None:
-        self._elsewhere = elsewhere
+        self._remote_compactor = remote_compactor
         self._layout = layout
         self._store = store
         self._background = background
@@ -92,23 +93,23 @@ class PartFiles:
         self._failures = 0
 
     def sealed(self, version: int, size: int) -> None:
-        """Note a delta and the version that it made (0: an older one)."""
+        """Record a delta and the version that it made (0: an older one)."""
         self._deltas.append((version, size))
 
     @property
     def due(self) -> bool:
-        """Whether deltas are many or long, and no flush is under way."""
+        """Whether the deltas are many or long, and no flush is running."""
         many = len(self._deltas) >= self.most_deltas or sum(size for _, size in self._deltas) >= self._most_bytes
         return many and self._flushing is None
 
     def flush(self, parts: Sequence[Part], version: int) -> None:
-        """Begin to write all parts, which together are `version`."""
+        """Start to write all parts, which together are the state `version`."""
         self._flushing = version
         for part in parts:
             self._write(part)
 
     def spill(self, parts: Sequence[Part], fits: Callable[[], bool]) -> None:
-        """Write parts until the rest fits in memory; waits for it."""
+        """Start to write all parts, oldest first, and wait until the parts still in memory fit."""
         for part in sorted(parts, key=lambda part: part.upto):
             self._write(part)
         for part in parts:
@@ -120,11 +121,14 @@ class PartFiles:
 
     def _write(self, part: Part) -> None:
         if part.rows is not None and part.file is None and part.count:
-            part.burn()
+            part.set_deleted()
             part.file = self._writers.submit(self._store.write, part.rows, self._layout.rows)
 
     def listed(self, parts: Sequence[Part]) -> list[RunRef]:
-        """The files for a manifest: those that the flushed version covers, the notes on them, and those to come."""
+        """List files for a manifest: those that the flushed version covers, their notes, and pending ones.
+
+        Pending files are not part of the state; the manifest names them so that the garbage collection keeps them.
+        """
         refs = [msgspec.structs.replace(note.ref, marks=True) for note in self.notes if note.ref is not None]
         pending = [] if self._merge is None else [run.ref for run in list(self._merge.made)]
         for part in parts:
@@ -137,10 +141,13 @@ class PartFiles:
     def step(
         self, parts: list[Part], gone: Sequence[Part], buckets: TimeBuckets, expired: int, version: int
     ) -> list[Part]:
-        """Between two batches: take over what is written and merged, go on with what is under way.
+        """Take over finished writes and merges, and continue a running flush; called between two batches.
 
         Args:
-            parts: the state. gone: parts that were dropped since the last time.
+            parts: the state. gone: parts that were dropped since the last call.
+
+        Returns:
+            The state, with merged parts in place of their inputs.
         """
         for part in parts:
             if part.file is not None and part.file.done():
@@ -151,7 +158,8 @@ class PartFiles:
         for part in gone:
             if part.file is not None:
                 part.file.cancel()
-            merging = self._merge is not None and any(each.part is part for each in self._merge.inputs)
+            merging = self._merge is not None and any(source.part is part for source in self._merge.inputs)
+            # The inputs of a running merge are dropped when its result is adopted.
             if part.run is not None and not merging:
                 self._store.forget(part.run)
         if self._merge is None:
@@ -163,11 +171,15 @@ class PartFiles:
     def _step_flush(self, parts: Sequence[Part]) -> None:
         if self._flushing is None:
             return
+        # Parts that later batches added are not covered by this flush.
         covered = [part for part in parts if part.upto <= self._flushing]
         if self._noting is None:
+            # Some parts are not in files yet.
             if any(part.run is None and part.count for part in covered):
                 return
-            notes = list(self._unsaid(covered))
+            # Marks on rows in files are so far in deltas or older notes only, so they must be written before deltas are
+            # covered.
+            notes = list(self._unflagged_names(covered))
             if notes:
                 self._noting = self._writers.submit(self._store.write, notes, self._layout.rows)
                 return
@@ -177,6 +189,7 @@ class PartFiles:
 
     def _flushed(self, notes: list[Part]) -> None:
         assert self._flushing is not None
+        # The new notes include the old ones: marks stay in memory until a merge writes them into the rows.
         for old in self.notes:
             if old.run is not None:
                 self._store.forget(old.run)
@@ -184,8 +197,8 @@ class PartFiles:
         self.flushed, self._flushing = self._flushing, None
         self._deltas = [delta for delta in self._deltas if delta[0] > self.flushed]
 
-    def _unsaid(self, parts: Sequence[Part]) -> Iterator[Rows]:
-        """The names of the rows in files that were matched and do not say so, in order."""
+    def _unflagged_names(self, parts: Sequence[Part]) -> Iterator[Rows]:
+        """Yield the names of the matched rows in files that do not carry the flag themselves, in order."""
         names = [
             names_of(rows, self._layout)
             for part in parts
@@ -201,26 +214,27 @@ class PartFiles:
         chosen, bucket = self._choose(parts, buckets, expired)
         if not chosen:
             return
-        windows = [Window(expired)] if bucket is not None else buckets.windows(chosen, expired)
+        windows = [TimeInterval(expired)] if bucket is not None else buckets.windows(chosen, expired)
         inputs = [Input(part) for part in chosen]
-        made: list[Run] = []
+        outputs: list[Run] = []
         store, layout = self._store, self._layout
 
         def here() -> Future[list[Run]]:
             return self._background.submit(
-                do_merge, self._job(inputs, windows), inputs, layout, store, self._pace, made
+                do_merge, self._job(inputs, windows), inputs, layout, store, self._pace, outputs
             )
 
         def opened(refs: Sequence[RunRef]) -> list[Run]:
             return [store.open(ref, layout.rows) for ref in refs]
 
-        if self._elsewhere is None:
+        if self._remote_compactor is None:
             result = here()
         else:
-            result = self._elsewhere.submit(lambda: self._job(inputs, windows), here, opened)
-        self._merge = _Merge(inputs, made, result)
+            result = self._remote_compactor.submit(lambda: self._job(inputs, windows), here, opened)
+        self._merge = _Merge(inputs, outputs, result)
 
     def _choose(self, parts: Sequence[Part], buckets: TimeBuckets, expired: int) -> tuple[list[Part], int | None]:
+        # Only files that a manifest lists as state are merged: the rows of later files are still read from deltas.
         groups: dict[int | None, list[Part]] = {}
         for part in sorted(parts, key=lambda part: -part.upto):
             if part.run is not None and part.upto <= self.flushed:
@@ -237,13 +251,13 @@ class PartFiles:
                     return [part], number
         return [], None
 
-    def _job(self, inputs: Sequence[Input], windows: Sequence[Window]) -> MergeParts:
-        rows, size = sum(each.part.count for each in inputs), sum(each.part.bytes for each in inputs)
+    def _job(self, inputs: Sequence[Input], windows: Sequence[TimeInterval]) -> MergeParts:
+        rows, size = sum(source.part.count for source in inputs), sum(source.part.bytes for source in inputs)
         most = self._piece // max(self._layout.stride, size // max(1, rows))
         return MergeParts(
             schema=self._layout.rows.schema,
-            inputs=tuple(each.part.ref for each in inputs if each.part.ref is not None),
-            marks=tuple(b"" if each.marks is None else each.marks.tobytes() for each in inputs),
+            inputs=tuple(source.part.ref for source in inputs if source.part.ref is not None),
+            marks=tuple(b"" if source.marks is None else source.marks.tobytes() for source in inputs),
             lowest=self._range.lo,
             highest=self._range.hi - 1,
             windows=tuple((window.after, window.until) for window in windows),
@@ -257,24 +271,25 @@ class PartFiles:
             runs = merge.result.result()
         except (TransientError, OSError, CancelledError) as error:
             self._failures += 1
-            if self._failures >= _PATIENCE:
+            if self._failures >= _MAX_FAILURES:
                 raise
             _log.warning("Merging %d runs failed and will be tried again: %s", len(merge.inputs), error)
             return list(parts)
         self._failures = 0
-        old = [each.part for each in merge.inputs]
-        made = [Part.of_run(self._layout, run, max(part.upto for part in old)) for run in runs]
-        for each in merge.inputs:
-            self._carry_over(each, made)
-            assert each.part.run is not None
-            self._store.forget(each.part.run)
-        return [part for part in parts if part not in old] + made
+        old = [source.part for source in merge.inputs]
+        merged_parts = [Part.of_run(self._layout, run, max(part.upto for part in old)) for run in runs]
+        for source in merge.inputs:
+            self._carry_over(source, merged_parts)
+            assert source.part.run is not None
+            self._store.forget(source.part.run)
+        return [part for part in parts if part not in old] + merged_parts
 
     def _carry_over(self, each: Input, made: Sequence[Part]) -> None:
-        """Mark in the merged parts what was marked while they were made."""
+        """Copy the marks that an input got while the merge was running to the merged parts."""
         marks = each.part.marks
         if marks is None:
             return
+        # Bits set since the merge copied them.
         since = _set_bits(marks if each.marks is None else marks & ~each.marks)
         for rows in each.part.at(since):
             names = names_of(rows, self._layout)
@@ -284,7 +299,7 @@ class PartFiles:
                 part.mark_named(hashes, self._layout.times(names), numbers)
 
     def close(self) -> None:
-        """End what is under way; its files are left to the store's garbage collection."""
+        """Cancel background work; files being written are left to the store's garbage collection."""
         self._pace.stop()
         if self._merge is not None:
             self._merge.result.cancel()
@@ -296,17 +311,20 @@ class PartFiles:
 def do_merge(
     job: MergeParts, inputs: Sequence[Input], layout: OrderedLayout, store: Writer, pace: Pace, made: list[Run]
 ) -> list[Run]:
-    """Write what a merge makes of its inputs, a file for each window of time that has rows.
+    """Merge parts into one file for each time interval that has rows.
 
     Args:
-        inputs: the job's, open. layout: of the rows. made: takes the files as they are written.
+        inputs: the job's inputs, opened. layout: of the rows. made: receives each file when it is written.
+
+    Returns:
+        `made`.
     """
     for after, until in job.windows:
         pieces = merged(
             inputs,
             layout,
             HashRange(job.lowest, job.highest + 1),
-            Window(after, until),
+            TimeInterval(after, until),
             drop_matched=job.drop_matched,
             size=job.size,
         )
@@ -317,9 +335,9 @@ def do_merge(
 
 
 def _set_bits(marks: np.ndarray) -> np.ndarray:
-    """The positions of the bits that are set."""
-    found: np.ndarray = np.flatnonzero(np.unpackbits(marks.view(np.uint8), bitorder="little"))
-    return found.astype(np.int64)
+    """Return the positions of the set bits."""
+    positions: np.ndarray = np.flatnonzero(np.unpackbits(marks.view(np.uint8), bitorder="little"))
+    return positions.astype(np.int64)
 
 
 def _chained(first: Rows, rest: Iterator[Rows]) -> Iterator[Rows]:

@@ -1,4 +1,4 @@
-"""How rows of an ordered table lie: the layout of their columns, their order, their names."""
+"""Row layout of an ordered table: columns, sort order, names of rows."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ NUMBER = "__number"
 
 
 def ordered_schema(keys: Sequence[Column], values: Sequence[Column], *, marked: bool) -> TableSchema:
-    """The schema of an ordered table: a multimap from `keys` to `values`.
+    """Make the schema of an ordered table: a multimap from `keys` to `values`.
 
     Args:
         keys, values: the stored columns.
-        marked: whether rows are told apart (by a number), so that they can be marked.
+        marked: whether rows get a number, so that a row can be named and marked as matched.
     """
     own = (Column(TIME, "word"), Column(NUMBER, "word")) if marked else (Column(TIME, "word"),)
     return TableSchema(tuple(keys), (*own, *values))
@@ -32,12 +32,12 @@ def ordered_schema(keys: Sequence[Column], values: Sequence[Column], *, marked: 
 
 @dataclass(frozen=True, eq=False)
 class OrderedLayout:
-    """A row layout with the places that order rows.
+    """A row layout with the words that define the sort order.
 
     Attributes:
-        rows: the layout. shape: as kernels take it.
-        time, number: words of the time and of the number (0: rows have none).
-        places: what `kernels.ordered.order.match` has to know of it.
+        rows: the layout. shape: the same, in the form that kernels take.
+        time, number: index of the time word and of the number word (0: rows have no number).
+        places: the layout in the form that `kernels.ordered.order.match` takes.
     """
 
     rows: RowLayout
@@ -48,15 +48,15 @@ class OrderedLayout:
 
     @staticmethod
     def of(schema: TableSchema) -> OrderedLayout:
-        """The places in tables of a schema that `ordered_schema` made."""
+        """Derive the layout from a schema made by `ordered_schema`."""
         rows = RowLayout(schema)
         shape = shape_of(rows)
-        at = len(schema.keys)
+        position = len(schema.keys)
         marked = len(schema.values) > 1 and schema.values[1].name == NUMBER
         key_words, references = rows.key_stop - rows.key_start, shape.references_at + rows.key_start
-        place = (8 * rows.width, rows.offsets[at], rows.key_start, key_words, shape.null_mask, references)
+        place = (8 * rows.width, rows.offsets[position], rows.key_start, key_words, shape.null_mask, references)
         places = np.array([place], ordered.ORDERED_PLACES)
-        return OrderedLayout(rows, shape, rows.offsets[at], rows.offsets[at + 1] if marked else 0, places)
+        return OrderedLayout(rows, shape, rows.offsets[position], rows.offsets[position + 1] if marked else 0, places)
 
     @property
     def stride(self) -> int:
@@ -64,27 +64,27 @@ class OrderedLayout:
         return 8 * self.rows.width
 
     def times(self, rows: Rows) -> NDArray[np.int64]:
-        """The times of rows."""
+        """Return the times of rows."""
         return np.ascontiguousarray(rows.words[:, self.time]).view(np.int64)
 
 
 def sorted_rows(pieces: Sequence[Rows], layout: OrderedLayout) -> Rows:
-    """The rows of some pieces in the order of (hash, time); those alike keep their order. The heap is compact."""
+    """Sort rows by (hash, time), keeping the order of equal ones, with one compact heap."""
     hashes, order = order_by_hash(np.concatenate([piece.words[:, HASH] for piece in pieces]))
     ordered.order_times(hashes, order, np.concatenate([layout.times(piece) for piece in pieces]))
-    found = [addresses(piece.words, piece.heap) for piece in pieces]
-    rows_at, heaps_at = (np.concatenate(each)[order] for each in zip(*found, strict=True))
+    chunks = [addresses(piece.words, piece.heap) for piece in pieces]
+    rows_at, heaps_at = (np.concatenate(column)[order] for column in zip(*chunks, strict=True))
     return Rows(*gather_rows(rows_at, heaps_at, layout.rows.width, layout.shape.blobs))
 
 
 def empty_rows(layout: OrderedLayout) -> Rows:
-    """No rows."""
+    """Return rows of length zero."""
     words: Words = np.empty((0, layout.rows.width), np.uint64)
     return Rows(words, np.empty(0, np.uint8))
 
 
 def names_of(rows: Rows, layout: OrderedLayout) -> Rows:
-    """Notes that rows were matched: rows with their hash, time and number, and nothing else."""
+    """Make notes that rows were matched: rows with only their hash, time and number."""
     words: Words = np.zeros((rows.count, layout.rows.width), np.uint64)
     words[:, HASH] = rows.words[:, HASH]
     words[:, META] = (rows.words[:, META] >> np.uint64(16) << np.uint64(16)) | np.uint64(ordered.MARK)

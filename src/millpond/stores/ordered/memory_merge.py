@@ -1,15 +1,15 @@
-"""Merging the parts of an ordered table that are in memory."""
+"""Merging of the parts of an ordered table that are in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from millpond.layout import HashRange
-from millpond.stores.ordered.merge import Input, Window, merged
+from millpond.stores.ordered.merge import Input, TimeInterval, merged
 from millpond.stores.ordered.parts import Part
 from millpond.stores.ordered.time_buckets import TimeBuckets
 
-_GROWTH = 2  # a part in memory is merged with the next smaller ones once these have one in so many of its rows
+_GROWTH = 2  # a part is merged with the smaller ones once their rows are at least 1/_GROWTH of its own
 
 
 def merged_in_memory(
@@ -22,18 +22,19 @@ def merged_in_memory(
     drop_matched: bool,
     everything: bool,
 ) -> list[Part]:
-    """The same state, the small parts of each bucket that are in memory merged, or all of them.
+    """Merge the small parts of each bucket that are in memory, or all of them; the state stays the same.
 
     Args:
-        parts: the state. buckets: of event time.
-        range_: the hashes that count. expired: the time up to which rows do not.
-        most: bytes that are merged at once, at most; a merge needs them twice.
-        drop_matched: leave out rows that were matched.
-        everything: merge all parts of a bucket, large ones too, as they are about to be written.
+        parts: the state. buckets: buckets of event time.
+        range_: the hash range of the partition. expired: rows with times up to this one are dropped.
+        most: bytes merged at once, at most; a merge needs twice as many.
+        drop_matched: leave out matched rows.
+        everything: merge all parts of a bucket, large ones too, because they are about to be written.
     """
     groups: dict[int | None, list[Part]] = {}
     kept = []
     for part in parts:
+        # Parts in files, or being written to them, stay as they are.
         if part.rows is None or part.file is not None:
             kept.append(part)
         else:
@@ -52,7 +53,7 @@ def merged_in_memory(
         if whole and chosen[0].expired_share(expired) <= (0.1 if everything else 0.5):
             kept += chosen
         elif chosen:
-            windows = [Window(expired)] if number is not None else buckets.windows(chosen, expired)
+            windows = [TimeInterval(expired)] if number is not None else buckets.windows(chosen, expired)
             inputs, upto = [Input(part) for part in chosen], max(part.upto for part in chosen)
             kept += [
                 Part(chosen[0].layout, rows, upto)
@@ -63,7 +64,7 @@ def merged_in_memory(
 
 
 def settled(group: Sequence[Part]) -> int:
-    """How many of some parts (largest first) stay as they are: each has far more rows than all behind it together."""
+    """Count the parts (largest first) that stay as they are: each has far more rows than all smaller ones together."""
     stay, behind = len(group), 0
     for number in reversed(range(len(group))):
         if behind and group[number].count <= _GROWTH * behind:

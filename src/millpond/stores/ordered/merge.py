@@ -1,4 +1,4 @@
-"""Merging parts of an ordered table, in memory or piece by piece into files."""
+"""Merging of the parts of an ordered table, in memory or piece by piece into files."""
 
 from __future__ import annotations
 
@@ -15,30 +15,31 @@ from millpond.layout import HASH, NEVER, HashRange, Rows
 from millpond.stores.ordered.layout import OrderedLayout
 from millpond.stores.ordered.parts import BEGINNING, Part
 
-_FENCE = 1024  # rows between two hashes by which a part in memory is cut
+_FENCE = 1024  # rows between two possible cuts of a part in memory
 _ANY = 1 << 62
 _NOWHERE: NDArray[np.uint64] = np.empty(0, np.uint64)
 
 
-class Window(NamedTuple):
-    """Times that count: later than `after`, not later than `until`."""
+class TimeInterval(NamedTuple):
+    """An interval of times: later than `after`, not later than `until`."""
 
     after: int = BEGINNING
     until: int = NEVER
 
 
 class Input:
-    """A part as a merge reads it: with the marks that it had when the merge began, or those given."""
+    """A part as input of a merge, with a copy of its marks from when the merge began, or the marks given."""
 
     def __init__(self, part: Part, marks: NDArray[np.uint64] | None = None) -> None:
         self.part = part
+        # A copy: rows marked during the merge are marked again in its result.
         self.marks = part.marks.copy() if marks is None and part.marks is not None else marks
         self._hashes = _NOWHERE
         if part.rows is not None:
             self._hashes = np.ascontiguousarray(part.rows.words[:, HASH])
 
     def fences(self, lowest: int, highest: int) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """Hashes at which the part can be cut, and the rows between."""
+        """Return the hashes at which the part can be cut, and the number of rows between them."""
         if self.part.rows is not None:
             cuts = np.arange(0, len(self._hashes), _FENCE)
             return self._hashes[cuts], np.diff(cuts, append=len(self._hashes))
@@ -49,7 +50,12 @@ class Input:
     def blocks(
         self, lowest: int, highest: int
     ) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64], object]:
-        """Addresses of blocks and of their heaps, rows in them and before them, of an interval of hashes."""
+        """Return the blocks of a hash interval, both ends included.
+
+        Returns:
+            Addresses of the blocks, addresses of their heaps, rows in each, rows before each, and an object that keeps
+            them alive.
+        """
         part = self.part
         if not part.range.meets(HashRange(lowest, highest + 1)):
             return _NOWHERE, _NOWHERE, np.empty(0, np.int64), np.empty(0, np.int64), None
@@ -58,9 +64,9 @@ class Input:
             end = int(np.searchsorted(self._hashes, np.uint64(highest), "right"))
             if begin == end:
                 return _NOWHERE, _NOWHERE, np.empty(0, np.int64), np.empty(0, np.int64), None
-            at = np.array([address(part.rows.words) + begin * part.layout.stride], np.uint64)
+            rows_at = np.array([address(part.rows.words) + begin * part.layout.stride], np.uint64)
             heap = np.array([address(part.rows.heap)], np.uint64)
-            return at, heap, np.array([end - begin]), np.array([begin]), part.rows
+            return rows_at, heap, np.array([end - begin]), np.array([begin]), part.rows
         first, last = part.source.index.span(lowest, highest)
         part.source.expect_blocks(first, min(first + 2 * (last - first), part.source.index.count))
         blocks = part.blocks(np.arange(first, last))
@@ -71,17 +77,17 @@ def merged(
     inputs: Sequence[Input],
     layout: OrderedLayout,
     range_: HashRange,
-    window: Window,
+    window: TimeInterval,
     *,
     drop_matched: bool = False,
     size: int = _ANY,
 ) -> Iterator[Rows]:
-    """The rows of some parts in order, those that were matched saying so themselves.
+    """Merge parts in the order of (hash, time); matched rows carry the flag themselves in the result.
 
     Args:
         inputs: the parts. layout: of their rows.
-        range_, window: the hashes and the times that count.
-        drop_matched: leave out rows that were matched.
+        range_, window: the hash range and the time interval to merge.
+        drop_matched: leave out matched rows.
         size: rows in a piece, roughly; a piece never splits the rows of one hash.
 
     Yields:
@@ -89,13 +95,13 @@ def merged(
     """
     current = range_.lo
     for boundary in _boundaries(inputs, range_.lo, range_.hi - 1, size):
-        pieces = [each.blocks(current, boundary - 1) for each in inputs]
+        pieces = [source.blocks(current, boundary - 1) for source in inputs]
         first = np.zeros(len(pieces) + 1, np.int64)
         np.cumsum([len(piece[0]) for piece in pieces], out=first[1:])
         words_at, heap_at, rows_in, bases = (np.concatenate([piece[k] for piece in pieces]) for k in range(4))
         room = int(rows_in.sum())
         rows_at, heaps_at, matched = np.empty(room, np.uint64), np.empty(room, np.uint64), np.empty(room, np.int64)
-        marks_at = np.array([0 if each.marks is None else address(each.marks) for each in inputs], np.uint64)
+        marks_at = np.array([0 if source.marks is None else address(source.marks) for source in inputs], np.uint64)
         count = ordered_scan.merge_parts(
             first, rows_in, bases, words_at, heap_at, marks_at, current, boundary - 1, layout.stride, layout.time,
             layout.number, window.after, window.until, drop_matched, rows_at, heaps_at, matched,
@@ -110,12 +116,12 @@ def merged(
 
 
 def _boundaries(inputs: Sequence[Input], lowest: int, highest: int, size: int) -> Iterator[int]:
-    """Where to cut an interval (each the end of a part, excluded) so that the parts hold about `size` rows.
+    """Yield the exclusive ends of hash intervals with about `size` rows each.
 
-    In one part, all rows of an input count, or none.
+    Within one interval, either all rows of an input count, or no row of it does.
     """
-    ends: list[int] = [edge for each in inputs for edge in each.part.range]
-    spans = [each.fences(lowest, highest) for each in inputs]
+    ends: list[int] = [edge for source in inputs for edge in source.part.range]
+    spans = [source.fences(lowest, highest) for source in inputs]
     fences = np.concatenate([fence for fence, _ in spans])
     rows = np.concatenate([counts for _, counts in spans])
     if int(rows.sum()) > size:

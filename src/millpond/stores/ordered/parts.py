@@ -1,4 +1,4 @@
-"""Parts of an ordered table: immutable rows in the order of (hash, time, number), in memory or in a run file."""
+"""Parts of an ordered table: immutable rows ordered by (hash, time, number), in memory or in a run file."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ BEGINNING = -(1 << 63)
 
 _SAMPLE = 256
 _PART_BLOCKS = 256
-"""Blocks of a file that are brought into memory at a time."""
+"""Blocks of a file that are read at a time."""
 _TOP_STAMP = (1 << 48) - 1
 _PIECE = 65536
 _NONE: NDArray[np.uint64] = np.empty(0, np.uint64)
 
 
 class Blocks(NamedTuple):
-    """Some blocks of a part, in order (see `PartBlocks`); `pins` keeps them alive."""
+    """Blocks of a part, in order (see `PartBlocks`); `pins` keeps them alive."""
 
     words_at: NDArray[np.uint64]
     heap_at: NDArray[np.uint64]
@@ -44,19 +44,19 @@ class Blocks(NamedTuple):
 
 
 class Part:
-    """Immutable rows in the order of (hash, time, number), each of which may be marked as matched.
+    """Immutable rows ordered by (hash, time, number), each of which can be marked as matched.
 
     Args:
         layout: of the rows.
         rows: the rows, in memory.
-        upto: the version whose state has all these rows.
+        upto: the version whose state includes all these rows.
 
     Attributes:
-        range: the hashes that count. count: rows.
-        oldest, newest: bounds of their times, rows without time left out; timeless: whether there are such rows.
-        run: the file, once written; file: the file on its way.
-        marks: a bit for each row that was matched and does not say so itself; None as long as there is none.
-        sought: how many keys were looked for in the file, in this batch.
+        range: the hash range of rows that count. count: number of rows.
+        oldest, newest: bounds of the rows' times, ignoring rows without time; timeless: whether there are such rows.
+        run: the file, once written; file: the future of a file being written.
+        marks: a bit for each matched row that does not carry the flag itself; None while no bit is set.
+        sought: number of keys looked up in the file during this batch.
     """
 
     def __init__(self, layout: OrderedLayout, rows: Rows, upto: int) -> None:
@@ -79,12 +79,13 @@ class Part:
 
     @classmethod
     def of_run(cls, layout: OrderedLayout, run: Run, upto: int) -> Part:
-        """A part in a file, of which only the footer was read."""
+        """Open a part on a file, of which only the footer was read."""
         part = cls.__new__(cls)
         assert run.ref is not None
         part.layout, part.upto, part.range = layout, upto, run.range
         part.count, part.rows, part.run, part.file, part.marks = run.rows, None, run, None, None
         part.sought = 0
+        # References have times in milliseconds, clipped to the range from 0 to `_TOP_STAMP`.
         part.timeless = run.ref.newest == _TOP_STAMP
         part.oldest = run.ref.oldest * 1000 if run.ref.oldest else BEGINNING
         part.newest = run.ref.newest * 1000 + 999
@@ -93,12 +94,12 @@ class Part:
 
     @property
     def ref(self) -> RunRef | None:
-        """The name of the part's file, if it is written."""
+        """Reference of the part's file, once it is written."""
         return None if self.run is None else self.run.ref
 
     @property
     def memory(self) -> int:
-        """Bytes of memory."""
+        """Bytes of memory in use."""
         held = 0 if self.marks is None else self.marks.nbytes
         if self.rows is not None:
             return held + self.rows.words.nbytes + self.rows.heap.nbytes
@@ -106,22 +107,22 @@ class Part:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the rows, wherever they are."""
+        """Bytes of the rows, in memory or in the file."""
         if self.rows is not None:
             return self.rows.words.nbytes + self.rows.heap.nbytes
         assert self.ref is not None
         return self.ref.bytes
 
     def settle(self, run: Run) -> None:
-        """Leave memory: the same rows are in a file now."""
+        """Release the rows in memory: the file holds them now."""
         self.run, self.file, self.rows = run, None, None
 
     def dead(self, expired: int) -> bool:
-        """Whether all rows are expired."""
+        """Return whether all rows are expired."""
         return self.newest <= expired and not self.timeless
 
     def expired_share(self, expired: int) -> float:
-        """About how many of the rows have a time up to `expired`."""
+        """Estimate the share of rows with a time up to `expired`."""
         if self.oldest > expired:
             return 0.0
         if self._sample is not None:
@@ -131,27 +132,27 @@ class Part:
         return min(1.0, (expired - self.oldest) / max(1, self.newest - self.oldest))
 
     def bits(self) -> NDArray[np.uint64]:
-        """The marks, made if there were none."""
+        """Return the marks, creating them if needed."""
         if self.marks is None:
             rows = self.count if self.rows is not None else self.source.index.rows
             self.marks = np.zeros(-(-rows // 64), np.uint64)
         return self.marks
 
-    def burn(self) -> None:
-        """Have the rows in memory themselves say that they were matched; nobody may be writing them."""
+    def set_deleted(self) -> None:
+        """Move the marks into the flags of the rows in memory; no other thread may be writing these rows to a file."""
         if self.marks is not None and self.rows is not None:
-            ordered_scan.burn(address(self.rows.words), self.count, self.layout.stride, self.marks)
+            ordered_scan.set_deleted(address(self.rows.words), self.count, self.layout.stride, self.marks)
             self.marks = None
 
     # Reading
 
     def blocks(self, wanted: NDArray[np.int64] | None = None) -> Blocks:
-        """Some blocks (all, if not given) with their addresses."""
+        """Return the addresses of the wanted blocks, or of all."""
         if self.rows is not None:
             words = self.rows.words
-            one = np.array([address(words)], np.uint64)
+            words_at = np.array([address(words)], np.uint64)
             return Blocks(
-                one[: min(1, self.count)],
+                words_at[: min(1, self.count)],
                 np.array([address(self.rows.heap)], np.uint64),
                 np.array([0, self.count] if self.count else [0], np.int64),
                 np.zeros(1, np.int64),
@@ -171,18 +172,18 @@ class Part:
 
     @property
     def source(self) -> BlockSource:
-        """The blocks of the file."""
+        """Source of the file's blocks."""
         assert self.run is not None
         return self.run.source
 
     def density(self) -> float:
-        """Rows a unit of hash."""
+        """Return the number of rows per unit of hash, 0 for a file."""
         if self.rows is None or self.count < 2:
             return 0.0
         return ordered.density_of(self.count, self.rows.words[0, HASH], self.rows.words[-1, HASH])
 
     def chunks(self) -> Iterator[tuple[Rows, int]]:
-        """All rows in order, in pieces, each with the position of its first row; pieces are views where possible."""
+        """Yield all rows in order, in pieces, each with the position of its first row; pieces are views if possible."""
         if self.rows is not None:
             for start in range(0, self.count, _PIECE):
                 yield Rows(self.rows.words[start : start + _PIECE], self.rows.heap), start
@@ -205,12 +206,12 @@ class Part:
         hi: NDArray[np.int64],
         room: int,
     ) -> Iterator[Pairs]:
-        """Pair probes with the rows that have their key and a time in their interval.
+        """Pair probes with the rows that have the same key and a time in the probe's interval.
 
         Args:
-            probes: rows in hash order whose key columns are those of the part.
+            probes: rows in hash order with the part's key columns.
             shape: of the probes.
-            lo, hi: the interval of each probe, both ends included; no time if `lo` > `hi`.
+            lo, hi: the interval of each probe, both ends included; empty if `lo` > `hi`.
             room: pairs in a piece, at most.
         """
         if not probes.count or not self.count:
@@ -222,21 +223,21 @@ class Part:
         )
         for begin, end, blocks in self._searched(np.ascontiguousarray(words[:, HASH])):
             state = np.array([0, 0, 0, -1, 0], np.int64)
-            at = (data_of(words[begin:]), data_of(probes.heap), words.strides[0], shape.key_start, end - begin)
+            where = (data_of(words[begin:]), data_of(probes.heap), words.strides[0], shape.key_start, end - begin)
             part = PartBlocks(*blocks[:5])
             while True:
-                found = ordered.match(
-                    *at, lo[begin:end], hi[begin:end], part, layout.places, self.density(), state, out
+                count = ordered.match(
+                    *where, lo[begin:end], hi[begin:end], part, layout.places, self.density(), state, out
                 )
-                if found:
-                    some = slice(found)
-                    probes_found = out.probes[some] + begin
-                    yield Pairs(probes_found, out.rows_at[some], out.heaps_at[some], out.positions[some])
-                if found < room:
+                if count:
+                    selected = slice(count)
+                    probes_found = out.probes[selected] + begin
+                    yield Pairs(probes_found, out.rows_at[selected], out.heaps_at[selected], out.positions[selected])
+                if count < room:
                     break
 
     def _searched(self, hashes: NDArray[np.uint64]) -> Iterator[tuple[int, int, Blocks]]:
-        """Hashes (from, to) with the blocks in which they may be."""
+        """Yield ranges (from, to) of the hashes with the blocks that may hold them."""
         if self.rows is not None:
             yield 0, len(hashes), self.blocks()
             return
@@ -245,90 +246,95 @@ class Part:
             yield begin, end, self.blocks(wanted)
 
     def near(self, hashes: NDArray[np.uint64], most: int) -> NDArray[np.int64]:
-        """The numbers of up to so many blocks of the file in which rows of some hashes (in order) may be."""
+        """Return the numbers of up to `most` blocks of the file that may hold rows of the hashes (ascending)."""
         run = self.run
         if run is None or not run.source.index.count or not len(hashes):
             return np.empty(0, np.int64)
-        found: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
+        numbers: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
         for _, _, wanted in self._numbers(hashes):
-            found.append(wanted)
-            if sum(map(len, found)) >= most:
+            numbers.append(wanted)
+            if sum(map(len, numbers)) >= most:
                 break
-        return np.unique(np.concatenate(found))[:most]
+        return np.unique(np.concatenate(numbers))[:most]
 
     def bring(self, wanted: NDArray[np.int64]) -> None:
-        """Have some blocks of the file read: into the cache of blocks, or the page cache. For any thread."""
+        """Read blocks of the file into the block cache or the page cache. Thread-safe."""
         run = self.run
         if run is None:
             return
         run.source.blocks(wanted)
-        for some in np.split(wanted, np.flatnonzero(np.diff(wanted) > 1) + 1):
-            run.source.expect_blocks(int(some[0]), int(some[-1]) + 1)
+        for neighbours in np.split(wanted, np.flatnonzero(np.diff(wanted) > 1) + 1):
+            run.source.expect_blocks(int(neighbours[0]), int(neighbours[-1]) + 1)
 
     @property
     def far(self) -> bool:
-        """Whether its blocks are brought by requests."""
+        """Whether the part's blocks are read by remote requests."""
         return self.run is not None and self.run.far
 
     def _numbers(self, hashes: NDArray[np.uint64]) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
-        """Hashes (from, to) with the numbers of the blocks in which they may be, some at a time."""
+        """Yield ranges (from, to) of the hashes with the numbers of the blocks that may hold them, piece by piece."""
         index = self.source.index
         lowest, highest = max(int(index.fence[0]), self.range.lo), min(index.highest, self.range.hi - 1)
         begin = int(np.searchsorted(hashes, np.uint64(lowest), "left"))
         end = max(begin, int(np.searchsorted(hashes, np.uint64(highest), "right")))
         first = np.maximum(np.searchsorted(index.fence, hashes[begin:end], "left") - 1, 0)
         last = np.maximum(np.searchsorted(index.fence, hashes[begin:end], "right") - 1, first)
-        at = 0
-        while at < end - begin:
-            stop = int(np.searchsorted(first, first[at] + _PART_BLOCKS, "left"))
-            spread = np.zeros(int(last[stop - 1] - first[at]) + 2, np.int64)
-            np.add.at(spread, first[at:stop] - first[at], 1)
-            np.add.at(spread, last[at:stop] - first[at] + 1, -1)
-            yield begin + at, begin + stop, np.flatnonzero(np.cumsum(spread) > 0) + first[at]
-            at = stop
+        position = 0
+        while position < end - begin:
+            stop = int(np.searchsorted(first, first[position] + _PART_BLOCKS, "left"))
+            # Count the hashes of each block by differences: the block ranges of several hashes may overlap.
+            spread = np.zeros(int(last[stop - 1] - first[position]) + 2, np.int64)
+            np.add.at(spread, first[position:stop] - first[position], 1)
+            np.add.at(spread, last[position:stop] - first[position] + 1, -1)
+            yield begin + position, begin + stop, np.flatnonzero(np.cumsum(spread) > 0) + first[position]
+            position = stop
 
     def between(self, after: int, until: int, *, unmatched: bool) -> Iterator[Rows]:
-        """Rows with a time in (`after`, `until`], perhaps only those that were not matched, in pieces."""
+        """Yield rows with a time in (`after`, `until`], in pieces; with `unmatched`, only rows never matched."""
         if self.oldest > until or (self.newest <= after and not self.timeless):
             return
         layout, marks = self.layout, _NONE if self.marks is None else self.marks
-        found = np.empty(_PIECE, np.int64)
+        positions = np.empty(_PIECE, np.int64)
         for rows, base in self.chunks():
             words = np.ascontiguousarray(rows.words)
-            if len(words) > len(found):
-                found = np.empty(len(words), np.int64)
+            if len(words) > len(positions):
+                positions = np.empty(len(words), np.int64)
             count = ordered_scan.between(
                 address(words), len(words), layout.stride, layout.time, marks, base, after, until, unmatched,
-                self.range.lo, self.range.hi - 1, found,
+                self.range.lo, self.range.hi - 1, positions,
             )  # fmt: skip
             if count:
                 rows_at, heaps_at = addresses(words, rows.heap)
-                at = found[:count]
-                yield Rows(*gather_rows(rows_at[at], heaps_at[at], layout.rows.width, layout.shape.blobs))
+                selected = positions[:count]
+                yield Rows(*gather_rows(rows_at[selected], heaps_at[selected], layout.rows.width, layout.shape.blobs))
 
     def at(self, positions: NDArray[np.int64]) -> Iterator[Rows]:
-        """The rows at some positions (ascending), in pieces."""
+        """Yield the rows at the positions (ascending), in pieces."""
         layout = self.layout
         for start in range(0, len(positions), _PIECE):
-            some = positions[start : start + _PIECE]
+            chosen = positions[start : start + _PIECE]
             if self.rows is not None:
-                rows_at = np.uint64(address(self.rows.words)) + some.astype(np.uint64) * np.uint64(layout.stride)
-                heaps_at = np.full(len(some), address(self.rows.heap), np.uint64)
+                rows_at = np.uint64(address(self.rows.words)) + chosen.astype(np.uint64) * np.uint64(layout.stride)
+                heaps_at = np.full(len(chosen), address(self.rows.heap), np.uint64)
                 yield Rows(*gather_rows(rows_at, heaps_at, layout.rows.width, layout.shape.blobs))
                 continue
-            number = np.searchsorted(self.source.index.starts, some, "right") - 1
-            cuts = [0, *(np.flatnonzero(np.diff(number // _PART_BLOCKS)) + 1).tolist(), len(some)]
+            number = np.searchsorted(self.source.index.starts, chosen, "right") - 1
+            cuts = [0, *(np.flatnonzero(np.diff(number // _PART_BLOCKS)) + 1).tolist(), len(chosen)]
             for begin, end in pairwise(cuts):
                 wanted, inverse = np.unique(number[begin:end], return_inverse=True)
                 blocks = self.blocks(wanted)
-                inside = (some[begin:end] - blocks.bases[inverse]).astype(np.uint64)
+                inside = (chosen[begin:end] - blocks.bases[inverse]).astype(np.uint64)
                 rows_at = blocks.words_at[inverse] + inside * np.uint64(layout.stride)
                 yield Rows(*gather_rows(rows_at, blocks.heap_at[inverse], layout.rows.width, layout.shape.blobs))
 
     def mark_named(
         self, hashes: NDArray[np.uint64], times: NDArray[np.int64], numbers: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Mark rows by name (sorted); which of the names are not here."""
+        """Mark the rows with these names (sorted) as matched.
+
+        Returns:
+            Positions of the names that the part does not have.
+        """
         if not self.count or not len(hashes):
             return np.arange(len(hashes))
         layout, lost = self.layout, []
@@ -346,7 +352,7 @@ class Part:
 
 
 def row_addresses(blocks: Blocks, stride: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """The address of every row of some blocks, and of its heap."""
+    """Return the address of every row of the blocks, and the address of its heap."""
     counts = np.diff(blocks.starts)
     number = np.repeat(np.arange(len(counts)), counts)
     inside = (np.arange(blocks.starts[-1]) - blocks.starts[number]).astype(np.uint64)

@@ -1,8 +1,8 @@
-"""The ordered store: a multimap of rows by key and event time, read by intervals of time, expired by time.
+"""The ordered store: a multimap of rows by key and event time, read by time intervals, expired by time.
 
-State is a set of immutable parts, each in the order of (key hash, time), most of them of one bucket of time: what a
-batch adds becomes parts, parts of a bucket are merged as they grow, and a bucket that is expired is dropped whole. Rows
-never change but for one bit, that they were matched, which stands beside their part until it is merged.
+State is a set of immutable parts, each ordered by (key hash, time), most of them within one time bucket. The rows that
+a batch adds become parts. Parts of a bucket are merged as they grow, and an expired bucket is dropped whole. Rows never
+change except for one bit, the mark that they were matched, which is kept beside the part until the part is merged.
 (APSys '18 §3.3 for unsorted, append-only writes, APSys '18 §4.2 for range reads by event time.)
 """
 
@@ -23,14 +23,14 @@ from millpond.kernels.ordered import order as ordered
 from millpond.kernels.ordered import scan as ordered_scan
 from millpond.kernels.ordered.order import MARK, MATCHED
 from millpond.layout import HASH, META, NEVER, HashRange, Rows, TableSchema, Words
-from millpond.stores.jobs import Elsewhere
+from millpond.stores.jobs import RemoteCompactor
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.memory.spooled import spooled
-from millpond.stores.ordered.ahead import BlocksAhead, Sought, Wanted, blocks_near
+from millpond.stores.ordered.ahead import BlockPrefetcher, PrefetchKeys, Wanted, blocks_near
 from millpond.stores.ordered.files import PartFiles
 from millpond.stores.ordered.layout import OrderedLayout, empty_rows, names_of, sorted_rows
 from millpond.stores.ordered.memory_merge import merged_in_memory
-from millpond.stores.ordered.merge import Input, Window, merged
+from millpond.stores.ordered.merge import Input, TimeInterval, merged
 from millpond.stores.ordered.parts import BEGINNING, Part
 from millpond.stores.ordered.time_buckets import TimeBuckets
 from millpond.stores.protocol import TableDelta
@@ -39,35 +39,35 @@ from millpond.stores.runs.prefetcher import Prefetches
 from millpond.stores.runs.run_store import RunStore
 from millpond.stores.windows import inside
 
-_GROWTH = 2  # a part in memory is merged with the next smaller ones once these have one in so many of its rows
+_GROWTH = 2  # a part is merged with the smaller ones once their rows are at least 1/_GROWTH of its own
 _CHUNK = 65536
 _AHEAD_SHARE = 16
-"""Blocks that are read ahead may take such a part of the memory: half of the cache of blocks."""
+"""Divisor of the memory that one prefetch may fill with blocks: half of the block cache."""
 
 
 class OrderedTable:
     """One ordered table of one partition.
 
-    A batch is `begin`, `append`, `settle`, then reading, marking and `expire`, then `seal`; what was read stays as it
-    is until the next `begin`. Not thread-safe: one writer.
+    A batch is `begin`, `append`, `settle`, then reading, marking and `expire`, then `seal`. Rows that were read stay
+    valid until the next `begin`. Not thread-safe: one writer.
 
     Args:
         schema: the stored columns, as `ordered_schema` makes them.
-        budget: the memory that the table shares with the others of its slot.
-        background: merges files.
-        range_: the hashes that the table holds.
+        budget: the memory that the table shares with the other tables of its slot.
+        background: runs merges of files.
+        range_: the hash range of the table.
         store: writes run files. Without one, everything stays in memory.
-        writers: writes what leaves memory; not to be kept waiting by merges. `background` if not given.
-        elsewhere: has merges done by others.
-        readers: reads blocks for keys that are announced. Without one, they are not.
-        manifest: the state before the deltas that are to be loaded.
-        drop_matched: whether rows are of no use once they were matched.
+        writers: writes parts that leave memory; must not wait behind merges. `background` if not given.
+        remote_compactor: submits merges to remote workers.
+        readers: reads blocks for hinted keys. Without one, hints are ignored.
+        manifest: the state before the deltas to be loaded.
+        drop_matched: whether matched rows are dropped.
 
     Attributes:
         layout: of the rows.
-        parts: the state before the batch. fresh: what the batch adds, once settled.
-        expired: the time (microseconds) up to which rows are not part of the state that the batch reads; until: the
-            same for the state that it leaves.
+        parts: the state before the batch. fresh: the parts that the batch adds, once settled.
+        expired: rows up to this time (microseconds) are not part of the state that the batch reads; until: the same for
+            the state that it leaves.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class OrderedTable:
         *,
         store: Writer | None = None,
         writers: Executor | None = None,
-        elsewhere: Elsewhere | None = None,
+        remote_compactor: RemoteCompactor | None = None,
         readers: Executor | None = None,
         manifest: TableManifest = TableManifest(),  # noqa: B008
         parts: Sequence[Part] = (),
@@ -102,10 +102,12 @@ class OrderedTable:
                 budget,
                 manifest.flushed,
                 drop_matched,
-                elsewhere,
+                remote_compactor,
             )
-        self._sought = self._told = 0  # keys: in files, since the last batch was sealed; until then
-        self._ahead = None if readers is None else BlocksAhead(readers, budget.total // _AHEAD_SHARE)
+        self._sought = self._reported_lookups = (
+            0  # keys looked up in files: after the last seal; already reported at that seal
+        )
+        self._ahead = None if readers is None else BlockPrefetcher(readers, budget.total // _AHEAD_SHARE)
         self.parts: list[Part] = list(parts)
         self.fresh: list[Part] = []
         self.expired = self.until = manifest.expired
@@ -129,14 +131,14 @@ class OrderedTable:
         range_: HashRange = HashRange(),  # noqa: B008
         *,
         writers: Executor | None = None,
-        elsewhere: Elsewhere | None = None,
+        remote_compactor: RemoteCompactor | None = None,
         readers: Executor | None = None,
         drop_matched: bool = False,
         writable: bool = True,
     ) -> OrderedTable:
-        """Open a table on the runs that a manifest names; the deltas behind them are then to be given to `load`.
+        """Open a table on the runs of a manifest; `load` then applies the later deltas.
 
-        Unless it is `writable`, nothing is ever written to `store`.
+        If not `writable`, nothing is written to `store`.
 
         Raises:
             StateDamagedError: a run file is missing or damaged.
@@ -155,7 +157,7 @@ class OrderedTable:
             range_,
             store=store if writable else None,
             writers=writers,
-            elsewhere=elsewhere,
+            remote_compactor=remote_compactor,
             readers=readers,
             manifest=manifest,
             parts=parts,
@@ -170,24 +172,24 @@ class OrderedTable:
 
     @property
     def portion(self) -> int:
-        """Bytes of input that should be worked on at once, at most."""
+        """Bytes of input to work on at once, at most."""
         return 2 * self._budget.piece
 
     # A batch
 
     def begin(self, version: int) -> None:
-        """Start the batch that reads `version`: what is expired goes, parts are merged, files taken over."""
+        """Start the batch that reads `version`: drop expired parts, merge parts, take over written files."""
         if not self._sealed:
-            raise UsageError(f"The batch on version {self._version} was not sealed.", action="Open the table anew.")
-        self._settle(version)  # what was loaded
+            raise UsageError(f"The batch on version {self._version} was not sealed.", action="Open the table again.")
+        self._settle(version)  # the rows of loaded deltas
         self._version = version
         self._sealed = False
         self.expired = self.until
         self.parts += self.fresh
         self.fresh, self._newly, self._delta = [], [], []
-        # Rows of a batch may meet after its figures were told, when its output is read: the next one tells of these.
-        self._sought = sum(part.sought for part in self.parts) - self._told
-        self._told = 0
+        # Rows may be matched after `seal`, when the output is read. The next batch's figures include these look-ups.
+        self._sought = sum(part.sought for part in self.parts) - self._reported_lookups
+        self._reported_lookups = 0
         for part in self.parts:
             part.sought = 0
         self._numbered = 0
@@ -202,37 +204,40 @@ class OrderedTable:
                 self._files.flush(self.parts, version)
         self._reserve()
 
-    def announce(self, hashes: Words, lo: NDArray[np.int64] | None = None, hi: NDArray[np.int64] | None = None) -> None:
-        """Have what is in files of some keys read that rows of the other side will meet.
+    def prefetch(self, hashes: Words, lo: NDArray[np.int64] | None = None, hi: NDArray[np.int64] | None = None) -> None:
+        """Read blocks in files that rows of the other side will look up.
 
         Args:
             hashes: of the keys; may repeat.
-            lo, hi: the times in which each will be looked for, both ends included; any if not given. What is expired is
-                left out.
+            lo, hi: the time interval of each look-up, both ends included; any time if not given. Expired times are left
+                out.
         """
         if self._ahead is None:
             return
         lo = np.full(len(hashes), BEGINNING) if lo is None else lo
         hi = np.full(len(hashes), NEVER) if hi is None else hi
-        self._ahead.announce(Sought(hashes, lo, hi).after(self.until if self._sealed else self.expired), self.parts)
+        self._ahead.prefetch(
+            PrefetchKeys(hashes, lo, hi).after(self.until if self._sealed else self.expired), self.parts
+        )
 
     @property
     def far(self) -> list[Part]:
-        """The parts of which blocks are brought by requests."""
+        """The parts whose blocks are read by remote requests."""
         return [part for part in self.parts if part.far]
 
-    def far_blocks(self, sought: Sought) -> Wanted:
-        """Blocks of these with rows that the batch may look for, not more than there is room for."""
+    def far_blocks(self, sought: PrefetchKeys) -> Wanted:
+        """Find the blocks of remote parts that the batch may look up, as many as have room in memory."""
         return blocks_near(sought.after(self.expired), self.far, self._budget.total // _AHEAD_SHARE // BLOCK_BYTES)
 
     def append(self, rows: Rows, times: NDArray[np.int64], matched: NDArray[np.bool_] | None = None) -> None:
         """Add rows to the batch.
 
         Args:
-            rows: whole rows of which meta word, time and number are still to be filled.
-            times: the time of each row, in microseconds; `NEVER` for rows without.
-            matched: which of them have been matched; none if not given.
+            rows: whole rows; meta word, time and number are filled here.
+            times: the time of each row, in microseconds; `NEVER` for rows without time.
+            matched: mask of rows that were matched already; no row if not given.
         """
+        # Row numbers are unique in the table: the version, then the position within the batch.
         first = self._version << 32 | self._numbered
         ordered.put_times(rows.words, times, self.ordered.time, self.ordered.number, first)
         if matched is not None:
@@ -248,7 +253,7 @@ class OrderedTable:
             self._reserve()
 
     def settle(self) -> None:
-        """All rows of the batch are there: `fresh` has them from now on."""
+        """Turn the rows of the batch into parts, which `fresh` then has."""
         self._settle(self._version + 1)
         self._reserve()
 
@@ -274,8 +279,8 @@ class OrderedTable:
         Args:
             part: one of `parts` or `fresh`.
             rows_at, positions: addresses of rows and their positions in the part; may repeat.
-            keep: which of them count; cleared, if `once`, for those that were matched before.
-            once: whether rows count only the first time.
+            keep: which of them count; with `once`, cleared for rows that were matched before.
+            once: whether a row counts only for its first match.
 
         Returns:
             The positions of the rows that were not matched before.
@@ -283,27 +288,28 @@ class OrderedTable:
         new = np.empty(len(positions), np.int64)
         count = ordered_scan.mark(rows_at, positions, len(positions), part.bits(), once, keep, new)
         new = new[:count]
+        # Rows of this batch carry the mark into the delta themselves; only older rows need a note.
         if count and part.upto <= self._version:
             self._newly.append((part, new))
         return new
 
     def expire(self, until: int) -> None:
-        """Take rows with a time up to `until` (microseconds) out of the state that the batch leaves."""
+        """Expire rows with a time up to `until` (microseconds) from the state that the batch leaves."""
         self.until = max(self.until, until)
 
     def leaving(self, *, unmatched: bool) -> Iterator[Rows]:
-        """The rows that `expire` took out in this batch, perhaps only those that were never matched."""
+        """Yield the rows that `expire` removed in this batch; with `unmatched`, only rows that were never matched."""
         for part in (*self.parts, *self.fresh):
             for rows in part.between(self.floor(part), self.until, unmatched=unmatched):
                 yield rows
                 self._budget.relieve()
 
     def floor(self, part: Part) -> int:
-        """The time up to which rows of a part do not count in this batch; those that it brought itself all do."""
+        """Return the time up to which a part's rows do not count in this batch; rows of the batch itself all count."""
         return BEGINNING if part.upto > self._version - self._sealed else self.expired
 
     def seal(self) -> TableDelta:
-        """End the batch: what it added and marked, encoded."""
+        """End the batch, and encode the rows that it added and the marks that it set."""
         count = 0
 
         def encoded() -> Iterator[list[Any]]:
@@ -319,7 +325,7 @@ class OrderedTable:
         delta = TableDelta(count, pieces)
         self._sealed = True
         self._version += 1
-        self._told = sum(part.sought for part in (*self.parts, *self.fresh))
+        self._reported_lookups = sum(part.sought for part in (*self.parts, *self.fresh))
         if self._ahead is not None:
             self._ahead.over()
         if self._files is not None:
@@ -328,10 +334,11 @@ class OrderedTable:
         return delta
 
     def _changes(self) -> Iterator[Rows]:
-        """The rows of the batch, then the names of older rows that it marked."""
+        """Yield the rows of the batch, then the names of older rows that it marked."""
         for part in self.fresh:
+            # A background thread may be writing the part to a file; its rows must not change then.
             if part.file is None:
-                part.burn()
+                part.set_deleted()
             if part.marks is None and part.rows is not None:
                 yield from self._remaining(rows for rows, _ in part.chunks())
             else:
@@ -339,7 +346,7 @@ class OrderedTable:
                     [Input(part)],
                     self.ordered,
                     self._range,
-                    Window(self.until),
+                    TimeInterval(self.until),
                     drop_matched=self._drop_matched,
                     size=_CHUNK,
                 )
@@ -348,7 +355,7 @@ class OrderedTable:
                 yield names_of(rows, self.ordered)
 
     def _remaining(self, pieces: Iterator[Rows]) -> Iterator[Rows]:
-        """Without the rows that have left the state already."""
+        """Filter out rows that have already left the state."""
         for rows in pieces:
             if self.until == BEGINNING and not self._drop_matched:
                 yield rows
@@ -362,12 +369,12 @@ class OrderedTable:
                 yield Rows(np.ascontiguousarray(rows.words[stay]), rows.heap)
 
     def touched(self) -> Iterator[Rows]:
-        """The rows that the batch added."""
+        """Yield the rows that the batch added."""
         for part in self.fresh:
             yield from self._remaining(rows for rows, _ in part.chunks())
 
     def load(self, delta_rows: Rows, window: HashRange = HashRange()) -> None:  # noqa: B008
-        """Take up rows of a delta, in recovery; those outside of a window do not count."""
+        """Apply a delta during recovery; rows outside the window are skipped."""
         delta_rows = inside(delta_rows, window)
         notes = delta_rows.words[:, META] & np.uint64(MARK) != 0
         if not notes.all():
@@ -403,7 +410,7 @@ class OrderedTable:
         )
 
     def _reserve(self) -> None:
-        """Have the memory of all parts accounted for; if it is too much, they go to files."""
+        """Reserve the memory of all parts; if that is refused, write parts to files."""
         if self._account.reserve(self.memory):
             return
         if self._files is not None:
@@ -415,21 +422,21 @@ class OrderedTable:
 
     @property
     def memory(self) -> int:
-        """Bytes of memory that rows take."""
+        """Bytes of memory that the rows take."""
         return self._waiting_bytes + sum(part.memory for part in (*self.parts, *self.fresh))
 
     # The rest
 
     def scan(self) -> Iterator[Rows]:
-        """The whole state in hash order, in pieces."""
+        """Yield the whole state in hash order, in pieces."""
         self._settle(self._version + 1)
         inputs = [Input(part) for part in (*self.parts, *self.fresh)]
         if inputs:
-            window = Window(self.until)
+            window = TimeInterval(self.until)
             yield from merged(inputs, self.ordered, self._range, window, drop_matched=self._drop_matched, size=_CHUNK)
 
     def manifest(self) -> TableManifest:
-        """The runs that hold the state together with the deltas of later versions."""
+        """List the runs that hold the state together with the deltas of later versions."""
         keys = self.stats()["keys"]
         if self._files is None:
             return TableManifest((), 0, keys, self.until)
@@ -438,7 +445,7 @@ class OrderedTable:
         return TableManifest(tuple(refs), self._files.flushed, keys, self.until)
 
     def stats(self) -> dict[str, int]:
-        """Figures, as those of `RmwTable`; `keys` is the number of rows that have not expired, about."""
+        """Return figures, as `RmwTable.stats`; `keys` estimates the number of rows that have not expired."""
         parts = (*self.parts, *self.fresh)
         hot = [part for part in parts if part.rows is not None]
         filed = [part for part in parts if part.rows is None]
@@ -457,7 +464,7 @@ class OrderedTable:
         }
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Close the table and release all memory."""
         if self._ahead is not None:
             self._ahead.close()
         if self._files is not None:

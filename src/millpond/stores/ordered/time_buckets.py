@@ -1,4 +1,4 @@
-"""Buckets of event time, so that what expires together lies together."""
+"""Buckets of event time, so that rows that expire together are stored together."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import numpy as np
 
 from millpond.layout import NEVER, Rows
 from millpond.stores.ordered.layout import OrderedLayout
-from millpond.stores.ordered.merge import Window
+from millpond.stores.ordered.merge import TimeInterval
 from millpond.stores.ordered.parts import BEGINNING, Part
 
 _WHOLE = 63  # all times in one bucket
-_LIVE = 8  # buckets that are in use at a time, about
+_LIVE = 8  # live buckets at a time, roughly
 _MOST = 16
 
 
 class TimeBuckets:
-    """The time buckets of a table: 2ᵏ microseconds long, so many that a few are live at a time.
+    """The time buckets of a table: 2ᵏ microseconds long, with k such that a few are live at a time.
 
-    As long as nothing expires there is one bucket; later their length follows from the time between what has expired
-    and what comes. Those of one length stand within those of a greater one, so a change only groups parts anew.
+    While nothing expires, there is one bucket. Later the length follows from the interval between the expired time and
+    the newest one. Short buckets nest within longer ones, so a change of length only regroups parts.
 
     Attributes:
         shift: k.
@@ -30,41 +30,42 @@ class TimeBuckets:
         self.shift = _WHOLE
 
     def choose(self, parts: Sequence[Part], expired: int) -> None:
-        """Choose the length for parts and the time up to which rows have expired."""
+        """Choose the bucket length for the parts and the time up to which rows have expired."""
         front = max((part.newest for part in parts), default=BEGINNING)
         if expired == BEGINNING or front <= expired:
             return
         wanted = min(_WHOLE, max(10, ((front - expired) // _LIVE).bit_length()))
+        # Lengthen at once, but shorten by two steps at least, so that the length does not oscillate.
         if wanted > self.shift or wanted < self.shift - 1:
             self.shift = wanted
 
     def of(self, part: Part) -> int | None:
-        """The bucket of a part; None if it has rows of several."""
+        """Return the bucket of a part, or None if its rows belong to several."""
         first, last = part.oldest >> self.shift, part.newest >> self.shift
         if part.oldest > part.newest:  # only rows without time
             return NEVER
         return first if first == last and not (part.timeless and self.shift < _WHOLE) else None
 
-    def windows(self, parts: Sequence[Part], expired: int) -> list[Window]:
-        """The buckets of some parts that are not expired; one window for all times if they are many."""
+    def windows(self, parts: Sequence[Part], expired: int) -> list[TimeInterval]:
+        """Return the time intervals of the parts' live buckets; one interval for all times if there are many."""
         first = max(min(part.oldest for part in parts), expired + 1)
         last = max(part.newest for part in parts)
         timeless = any(part.timeless for part in parts)
         if first == BEGINNING or last - first >= _MOST << self.shift or self.shift == _WHOLE:
-            return [Window(expired)]
+            return [TimeInterval(expired)]
         windows = [
-            Window(max(expired, (number << self.shift) - 1), ((number + 1) << self.shift) - 1)
+            TimeInterval(max(expired, (number << self.shift) - 1), ((number + 1) << self.shift) - 1)
             for number in range(first >> self.shift, (last >> self.shift) + 1)
         ]
-        return [*windows, Window(NEVER - 1)] if timeless else windows
+        return [*windows, TimeInterval(NEVER - 1)] if timeless else windows
 
     def cut_up(self, parts: Sequence[Part]) -> bool:
-        """Whether parts that have rows of several buckets should be cut: if they are many, or will be cut in few."""
+        """Return whether parts that span several buckets should be cut: only if their times span few buckets."""
         first, last = min(part.oldest for part in parts), max(part.newest for part in parts)
         return self.shift < _WHOLE and first > BEGINNING and last - first < _MOST << self.shift
 
     def cut(self, rows: Rows, layout: OrderedLayout) -> Iterator[Rows]:
-        """Rows in order, cut by buckets."""
+        """Split sorted rows by bucket."""
         if self.shift == _WHOLE:
             yield rows
             return

@@ -1,4 +1,4 @@
-"""Rows that could be had again from elsewhere: in memory as long as there is room, then dropped."""
+"""Cache of rows that can be fetched again: kept while memory lasts, then dropped."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from numpy.typing import NDArray
 from millpond.kernels.hot_table.state import STAMP_SHIFT
 from millpond.layout import HASH, META, HashRange, RowLayout, Rows, TableSchema, Words
 from millpond.stores.memory.budget import MemoryBudget
-from millpond.stores.rmw.hot_table import HotTable
+from millpond.stores.rmw.hot.table import HotTable
 
 _SHARE = 0.2
-"""Of the rows leave together, at least."""
+"""Share of the rows that an eviction drops, at least."""
 
 _PIECE = 4096
 _ADDED = 8192
-"""Rows that are added at once."""
+"""Rows added at a time."""
 
 
 class CacheTable:
-    """A table of rows by key that forgets those with the earliest stamps when memory is short. Not thread-safe.
+    """A cache of rows by key that drops the least recently used rows when memory is short. Not thread-safe.
 
     Args:
         schema: the stored columns. initial: the words of a fresh row.
-        budget: the memory that it shares with the tables of its slot.
-        range_: the hashes that it holds.
+        budget: the memory shared with the tables of the slot.
+        range_: the hash range of the cache.
 
     Attributes:
         layout: of the rows.
-        most: how many rows it holds at most.
+        most: number of rows, at most.
     """
 
     def __init__(self, schema: TableSchema, initial: Words, budget: MemoryBudget, range_: HashRange) -> None:
@@ -39,49 +39,49 @@ class CacheTable:
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """Number of rows."""
         return self._hot.count
 
     @property
     def memory(self) -> int:
-        """Bytes that they take."""
+        """Bytes of memory that the rows take."""
         return self._hot.memory
 
     def find(self, keys: Rows, stamp: int) -> NDArray[np.int64]:
-        """The ids of the rows of some keys, good until `add`; -1 for those that are not here.
+        """Return the row ids of keys, valid until `add`; -1 for keys that are not cached.
 
         Args:
-            keys: with hash, nulls and key columns. stamp: when they are used; it never moves back.
+            keys: with hash, nulls and key columns. stamp: the access time; it never moves back.
         """
         rows = self._hot.find(keys)
         self.stamp(keys.words[:, HASH], stamp)
         return rows
 
     def stamp(self, hashes: Words, stamp: int) -> None:
-        """Say when the rows with some hashes will be used."""
+        """Set the access time of the rows with these hashes."""
         self._hot.stamp(np.ascontiguousarray(hashes), np.full(len(hashes), stamp))
 
     def copy(self, ids: NDArray[np.int64]) -> Rows:
-        """Copies of rows with their long values."""
+        """Copy rows with their long values."""
         return self._hot.copy(ids.astype(np.uint32))
 
     def add(self, rows: Rows, stamp: int) -> int:
-        """Take whole rows, in place of others of the same keys, as far as there is room.
+        """Add whole rows, replacing rows of equal keys, as far as there is room.
 
         Returns:
-            How many were taken: the first ones.
+            The number of rows added, which are the first ones.
         """
         rows.words[:, META] = np.uint64(stamp << STAMP_SHIFT)
         count = min(rows.count, self.most)
         for start in range(0, count, _ADDED):
-            some = Rows(rows.words[start : min(start + _ADDED, count)], rows.heap)
-            if not self._make_room(some):
+            piece = Rows(rows.words[start : min(start + _ADDED, count)], rows.heap)
+            if not self._make_room(piece):
                 return start
-            self._hot.load(some)
+            self._hot.load(piece)
         return count
 
     def _make_room(self, rows: Rows) -> bool:
-        """Make room, in memory and under the limit."""
+        """Make room for rows, within the memory and the row limit. Returns False if that is impossible."""
         hot = self._hot
         long_bytes = hot.long_bytes(rows)
         share = _SHARE
@@ -89,9 +89,10 @@ class CacheTable:
             if not hot.count:
                 return False
             for _ in hot.evict(min(1.0, share), _PIECE):
-                pass  # what leaves can be had again
+                pass  # evicted rows are dropped: they can be fetched again
             if hot.heap.free > hot.heap.used // 2:
                 hot.pack_values()
+            # Evict twice as much each time, so that few rounds suffice.
             share *= 2
         if rows.count > hot.index.room:
             hot.index.grow(rows.count)
@@ -102,7 +103,7 @@ class CacheTable:
         return self._account.reserve(self._hot.memory + self._hot.growth(rows, long_bytes))
 
     def tidy(self) -> None:
-        """Between batches: give memory back that others are short of."""
+        """Release memory that other tables are short of; called between batches."""
         over = 1 - self._account.limit / max(1, self._account.reserved)
         if over > 0 and self._hot.count:
             for _ in self._hot.evict(min(1.0, over + _SHARE / 2), _PIECE):
@@ -113,6 +114,6 @@ class CacheTable:
             self._account.force(self._hot.memory)
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Release all memory."""
         self._hot.close()
         self._account.close()

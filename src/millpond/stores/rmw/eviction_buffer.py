@@ -1,4 +1,4 @@
-"""Rows on their way from the hot table into files."""
+"""The eviction buffer: rows that left the hot table and are being written to files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class EvictedRun:
 
     Attributes:
         run: the run in memory, later the one in the file.
-        memory: bytes that it holds while it waits.
+        memory: bytes that it holds until then.
     """
 
     def __init__(self, run: Run, file: Future[Run]) -> None:
@@ -29,9 +29,9 @@ class EvictionBuffer:
     """The eviction buffer: sorted runs in memory that a background thread writes to files (Keyed Prefetching §IV-D).
 
     Args:
-        runs: the table's runs; what is added goes in front.
-        store: writes files.
-        background: runs the writing.
+        runs: the table's runs; evicted rows become the newest of them.
+        store: writes the files.
+        background: runs the writes.
     """
 
     def __init__(self, runs: RunSet, store: Writer, background: Executor) -> None:
@@ -42,16 +42,16 @@ class EvictionBuffer:
 
     @property
     def memory(self) -> int:
-        """Bytes of the runs that still wait for their files."""
+        """Bytes of the runs whose files are not written yet."""
         return sum(evicted.memory for evicted in self._waiting)
 
     @property
     def waiting(self) -> tuple[EvictedRun, ...]:
-        """The runs that still wait for their files, oldest first."""
+        """The runs whose files are not written yet, oldest first."""
         return tuple(self._waiting)
 
     def add(self, rows: Rows) -> EvictedRun:
-        """Take rows in hash order, each key once; they are found from now on."""
+        """Add rows in hash order, each key once; look-ups find them from now on."""
         run = memory_run(rows, self._runs.layout)
         self._runs.add(run)
         evicted = EvictedRun(run, self._background.submit(self._store.write, rows, self._runs.layout))
@@ -59,27 +59,32 @@ class EvictionBuffer:
         return evicted
 
     def adopt(self) -> None:
-        """Put the files that are written in the place of their runs in memory; a failure to write one is raised."""
+        """Replace runs in memory by their written files.
+
+        Raises:
+            MillpondError: writing a file has failed.
+        """
         for evicted in list(self._waiting):
             if evicted.file.done():
                 written = evicted.file.result()
                 self._runs.replace([evicted.run], [written])
+                # `MemoryManager.spilled` refers to the same object, and reads the file from now on.
                 evicted.run = written
                 self._waiting.remove(evicted)
 
     def drain(self, below: int) -> None:
-        """Wait until what is left takes at most so many bytes."""
+        """Wait until the runs in memory take at most `below` bytes."""
         self.adopt()
         while self._waiting and self.memory > below:
             wait([self._waiting[0].file])
             self.adopt()
 
     def written(self, evicted: Iterable[EvictedRun]) -> bool:
-        """Whether the files of all these are in place."""
-        return not any(one in self._waiting for one in evicted)
+        """Return whether the files of all these runs are in place."""
+        return not any(run in self._waiting for run in evicted)
 
     def close(self) -> None:
-        """Forget what waits; files being written are left to the store's garbage collection."""
+        """Drop waiting runs; files being written are left to the store's garbage collection."""
         for evicted in self._waiting:
             evicted.file.cancel()
         self._waiting.clear()

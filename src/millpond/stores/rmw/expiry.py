@@ -1,4 +1,4 @@
-"""Which rows of a table have expired: those in memory and those in runs, without looking at all of them each time."""
+"""Expiry of rows by time, in memory and in runs, without visiting every row each time."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from millpond.kernels.hot_table.upsert import TOUCH_NONE
 from millpond.kernels.runs.gather import addresses
 from millpond.layout import META, NEVER, HashRange, Rows
 from millpond.stores.protocol import Found
-from millpond.stores.rmw.hot_table import HotTable
+from millpond.stores.rmw.hot.table import HotTable
 from millpond.stores.rmw.memory_pressure import MemoryManager
 from millpond.stores.runs.merge import merge
 from millpond.stores.runs.run import Query, Run
 from millpond.stores.runs.run_set import RunSet
 
-_SHARE = 8  # one in so many rows is filed, or read ahead, so that passing over all of them pays
+_SHARE = 8  # divisor: the share of rows that is filed, or read ahead, so that a pass over all of them pays
 _SAMPLE = 4096
 _PIECE = 16384
 
 
 class Expiry:
-    """The order in which rows expire, kept as coarsely as will do.
+    """A coarse order in which rows expire.
 
-    In memory, rows that expire before a horizon are filed in a list; when the horizon has passed, one pass over all
-    rows files those before the next one, which is chosen such that they are a small share. A row's time may move
-    forward while it is filed: it is looked at when it comes due.
+    In memory, rows that expire before a horizon are filed in a list. When the horizon has passed, one pass over all
+    rows files those before the next horizon. The horizon is chosen so that they are a small share. A filed row's time
+    may move forward: it is checked when the row comes due.
 
-    Of a run, the stamp of the first row that has not been read yet is known. When it comes due, one pass over the run
-    brings in what is due, and what will be soon, as far as memory allows: predictive batch read (FlowKV §4.2).
+    For each run, the lowest stamp of the rows not yet read is known. When it comes due, one pass over the run reads the
+    rows that are due, and rows due soon as far as memory allows: predictive batch read (FlowKV §4.2).
 
     Args:
-        hot: the rows in memory. runs: the others. room: makes room for rows that are read.
-        range_: the hashes that the table holds.
-        offset: of the word that holds a row's time of expiry, in milliseconds.
+        hot: the rows in memory. runs: the other rows. memory: makes room for rows that are read.
+        range_: the hash range of the table.
+        offset: index of the word that holds a row's time of expiry, in milliseconds.
     """
 
     def __init__(self, hot: HotTable, runs: RunSet, memory: MemoryManager, range_: HashRange, offset: int) -> None:
@@ -53,16 +53,16 @@ class Expiry:
     def _forget(self) -> None:
         self._count = 0
         self._horizon = -NEVER
-        self._next = NEVER  # no filed row expires before
+        self._next = NEVER  # lower bound of the filed rows' times of expiry
         self._moves = self._hot.moves
 
     @staticmethod
     def stamps(times: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The stamps to upsert keys with that will not expire before some times, in milliseconds."""
+        """Convert times of expiry in milliseconds to the stamps with which keys are upserted."""
         return np.clip(np.clip(times, -STAMP_ZERO, STAMP_END) + STAMP_ZERO, 1, STAMP_END)
 
     def write(self, rows: NDArray[np.int64], times: NDArray[np.int64]) -> None:
-        """Write the times of expiry, in milliseconds, of rows that the batch changed: later ones, or earlier ones."""
+        """Write the times of expiry (milliseconds) of rows that the batch changed; they may move either way."""
         words = self._hot.words
         words[rows, self._offset] = times.view(np.uint64)
         words[rows, META] &= np.uint64(FLAGS)
@@ -70,20 +70,20 @@ class Expiry:
         self.file(rows)
 
     def file(self, rows: NDArray[np.int64]) -> None:
-        """Note that the time of expiry of these rows was written; they are rows that the batch changed."""
+        """Register the time of expiry that was written to rows which the batch changed."""
         if self._moves != self._hot.moves:
             self._forget()
-        if self._count + len(rows) > len(self._filed):  # rows that are gone or filed anew take up the list
+        if self._count + len(rows) > len(self._filed):  # removed and refiled rows use up the list
             self._count = file_all(self._hot.state, self._horizon, self._filed)
         if self._horizon > -NEVER and len(rows):
             self._next = min(self._next, int(self._hot.words[rows, self._offset].view(np.int64).min()))
         self._count = file(self._hot.state, rows, self._horizon, self._filed, self._count)
 
     def due(self, limit: int) -> Generator[NDArray[np.int64]]:
-        """The ids of all rows that expire at or before a time in milliseconds, in pieces.
+        """Yield the ids of all rows that expire at or before `limit` (milliseconds), in pieces.
 
-        They have to be removed, or written and filed anew, before the next piece is asked for, and whether that is or
-        not; nothing else may happen to the table meanwhile.
+        The caller removes each row, or writes its time and files it again, before it requests the next piece. This also
+        holds for the last piece. The table must not change otherwise meanwhile.
         """
         yield from self._due_in_memory(limit)
         stamp = min(limit + STAMP_ZERO, STAMP_END - 1)
@@ -111,27 +111,27 @@ class Expiry:
             while start < len(due):
                 start += _PIECE
                 yield due[start - _PIECE : start]
-        finally:  # the rest, if nobody asks for it now
+        finally:  # file the remaining rows again if the caller stops early
             self.file(due[start:])
 
     def _take(self, limit: int) -> NDArray[np.int64]:
         due, figures = np.empty(self._count, np.int64), np.empty(2, np.int64)
-        found = take_due(self._hot.state, limit, self._horizon, self._filed[: self._count], due, figures)
+        count = take_due(self._hot.state, limit, self._horizon, self._filed[: self._count], due, figures)
         self._count, self._next = int(figures[0]), int(figures[1])
-        return due[:found]
+        return due[:count]
 
     def _note_lost(self) -> None:
-        """Learn of rows that left memory unchanged after they had been read: their runs are to be read again."""
+        """Lower the due stamps of runs to that of the oldest row that was read and left memory unchanged."""
         lost = int(self._hot.state[LOST])
         self._hot.state[LOST] = NOTHING_LOST
         for run in self._runs.runs if lost != NOTHING_LOST else ():
             run.due = min(run.due, lost)
 
     def _sweep(self, older: int, limit: int, stamp: int) -> Iterator[NDArray[np.int64]]:
-        """Bring in what a run holds up to a stamp and some beyond; yields what is due up to `limit`.
+        """Read a run's rows up to a stamp, and some beyond; yield the ids of rows due up to `limit`.
 
         Args:
-            older: how many runs are older than the one meant (others may be put in front of it meanwhile).
+            older: the number of runs older than the one to read; newer runs may be added during the sweep.
         """
         run = self._run(older)
         last = -1
@@ -140,7 +140,7 @@ class Expiry:
         pieces = merge([run.view], layout, drop_tombstones=True, lowest=range_.lo, highest=range_.hi - 1, size=_PIECE)
         for rows in pieces:
             stamps = rows.words[:, META] >> np.uint64(STAMP_SHIFT)
-            if last < 0:  # runs are ordered by hash: any part of one is a fair sample of it
+            if last < 0:  # runs are ordered by hash, so any part of a run is a fair sample
                 room = max(0, self._memory.capacity // 2 - self._count) // (_SHARE // 2)
                 share = min(1.0, room / max(1, run.rows))
                 last = max(stamp, int(np.sort(stamps)[int((len(stamps) - 1) * share)]))
@@ -155,19 +155,19 @@ class Expiry:
                 expired = ids[times <= limit]
                 if len(expired):
                     yield expired
-        # Rows that left memory again in the meantime are noted later, and may bring this forward.
+        # `_note_lost` registers rows that left memory again meanwhile, and may bring this stamp forward.
         self._run(older).due = first_left
 
     def _run(self, older: int) -> Run:
         return self._runs.runs[len(self._runs.runs) - 1 - older]
 
     def _bring_in(self, rows: Rows, older: int) -> NDArray[np.int64]:
-        """The ids of those of a run's rows that are the newest of their keys, now in memory.
+        """Load those rows of a run that are the newest of their keys, and return their ids.
 
-        Rows in memory that nobody has filed yet, having been read from the run and not changed, are among them.
+        Rows already in memory, read from the run before and neither changed nor filed since, are included.
         """
         hot = self._hot
-        self._memory.make_room(rows.count, hot.long_bytes(rows))  # first of all: rows may leave memory for it
+        self._memory.make_room(rows.count, hot.long_bytes(rows))  # must come first: it may evict rows
         present = hot.find(rows)
         here = hot.live(present[present >= 0].astype(np.uint32)).astype(np.int64)
         absent = np.flatnonzero(present < 0)

@@ -1,26 +1,26 @@
-"""When the changes of many batches leave the log of deltas for a run."""
+"""Flushing: writing the changes of many batches to a run, so that their deltas are no longer needed."""
 
 from __future__ import annotations
 
 from millpond.kernels.hot_table.state import DIRTY, TOMBSTONE
 from millpond.layout import HASH
 from millpond.stores.rmw.eviction_buffer import EvictedRun, EvictionBuffer
-from millpond.stores.rmw.hot_table import HotTable
+from millpond.stores.rmw.hot.table import HotTable
 
 _MOST_DELTAS = 64
 _LEAST_BYTES = 32 << 20
 _MOST_BYTES = 512 << 20
-_PER_BATCH = 16 << 20  # bytes copied between two batches, at most, unless far more are dirty
+_PER_BATCH = 16 << 20  # bytes copied between two batches, at most, unless far more bytes are dirty
 _LEAST_PIECE = 1 << 18
 
 
 class Flusher:
-    """Copies dirty rows into runs once the deltas since the last flush are many or long, some between two batches.
+    """Copies dirty rows into runs, a part between every two batches, once the deltas since the last flush are many.
 
-    A recovery reads all deltas behind the version that was flushed last. A flush copies every row that is dirty when it
-    begins, piece by piece in hash order; when the files of all pieces (and of all rows evicted before) are written, the
-    deltas up to the version at which it began are covered. That a piece may hold changes of later batches does no harm:
-    their deltas are read over it.
+    A recovery reads all deltas after the last flushed version. A flush copies every row that is dirty when it begins,
+    piece by piece in hash order. It ends when the files of all pieces, and of all rows evicted before, are written.
+    The deltas up to the version at which the flush began are then covered. A piece may hold changes of later batches;
+    that is harmless, because recovery applies their deltas on top.
 
     Args:
         hot: the rows. buffer: takes the pieces.
@@ -28,7 +28,7 @@ class Flusher:
         flushed: the version whose deltas are covered from the start.
 
     Attributes:
-        flushed: deltas of versions up to this one are not needed any more.
+        flushed: deltas of versions up to this one are no longer needed.
     """
 
     def __init__(self, hot: HotTable, buffer: EvictionBuffer, limit: int, flushed: int) -> None:
@@ -37,17 +37,17 @@ class Flusher:
         self._most_bytes = min(max(limit // 2, _LEAST_BYTES), _MOST_BYTES)
         self.flushed = flushed
         self._deltas: list[tuple[int, int]] = []  # version and bytes
-        self._version: int | None = None  # at which the running flush began
-        self._next_hash = 0  # where its copying goes on
+        self._version: int | None = None  # the version at which the running flush began
+        self._next_hash = 0  # the hash at which copying continues
         self._copied = False
         self._needed: tuple[EvictedRun, ...] = ()
 
     def sealed(self, version: int, size: int) -> None:
-        """Note a delta and the version that it made (0: an older one)."""
+        """Record a delta and the version that it made (0: an older one)."""
         self._deltas.append((version, size))
 
     def step(self, version: int) -> None:
-        """Between two batches, the table being at `version`: begin, go on with or finish a flush."""
+        """Begin, continue or finish a flush; called between two batches, with the table at `version`."""
         if self._copied and self._eviction_buffer.written(self._needed):
             assert self._version is not None
             self.flushed = self._version
@@ -76,4 +76,5 @@ class Flusher:
                 self._next_hash = int(rows.words[-1, HASH])
                 return
         self._copied = True
+        # Rows evicted before may be dirty, too: the deltas are covered only once their files are written.
         self._needed = self._eviction_buffer.waiting

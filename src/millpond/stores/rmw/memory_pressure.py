@@ -1,4 +1,4 @@
-"""Keeping a table within its memory: what may be added without asking, and what has to leave."""
+"""Memory of a table: how many rows may be added, and which have to be evicted."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from millpond.kernels.hot_table.state import TOUCHED
 from millpond.layout import META, HashRange
 from millpond.stores.memory.budget import Account
 from millpond.stores.rmw.eviction_buffer import EvictedRun, EvictionBuffer
-from millpond.stores.rmw.hot_table import HotTable
+from millpond.stores.rmw.hot.table import HotTable
 from millpond.stores.runs.run_set import RunSet
 
-_STEP = 16384  # keys that are made room for in advance where memory is plentiful
-_SHARE = 0.2  # of the rows leave together, at least
-_PIECE = 1 << 18  # bytes of a piece that leaves, at least
-_TELLING = 256  # rows that tell what one takes
-_PACK_FROM = 1 << 20  # bytes of freed chunks that are worth an effort
+_STEP = 16384  # keys for which room is made in advance if memory is plentiful
+_SHARE = 0.2  # share of the rows that one eviction moves out, at least
+_PIECE = 1 << 18  # bytes of an evicted piece, at least
+_MIN_SAMPLE_ROWS = 256  # rows needed to estimate the cost of a row
+_PACK_FROM = 1 << 20  # bytes of freed chunks from which packing pays
 
 
 class MemoryManager:
     """The memory of one table.
 
-    Three quarters of what the table may use are for hot rows, the rest for rows on their way into files. (What runs
-    hold in memory for good is taken off before.)
+    The memory that runs hold permanently is subtracted first. Three quarters of the remainder are for hot rows, the
+    rest for rows in the eviction buffer.
 
     Attributes:
         complete: whether every key of the table is in memory, so that a key not found there is new.
-        spilled: what left memory in the running batch though the batch had changed it, oldest first.
+        spilled: runs with rows that the running batch had changed before they were evicted, oldest first.
     """
 
     def __init__(
@@ -46,42 +46,42 @@ class MemoryManager:
         self._second_chances = second_chances
         self.complete = runs.rows == 0
         self.spilled: list[EvictedRun] = []
-        self._departures = 0  # in this batch
-        self._present = 0
-        self._keys = 0  # that may be added without asking
-        self._bytes = 0  # of long values, likewise
-        self._ahead = 0  # bytes of rows that were read ahead, when room was last asked for
+        self._departures = 0  # evictions in this batch
+        self._present = 0  # keys known to be in memory, for which no room is needed
+        self._keys = 0  # keys that may be added without making room
+        self._bytes = 0  # bytes of long values that may be added without making room
+        self._ahead = 0  # bytes of prefetched rows, when room was last made
         self._cost = 0  # bytes of a row, as last seen
-        self._margin = 0  # bytes of long values that may be written between two upserts, as seen so far
+        self._margin = 0  # largest number of bytes of long values written between two upserts so far
 
     @property
     def capacity(self) -> int:
-        """How many rows the table has memory for, going by those that it has, or had before they left."""
+        """Number of rows that the table has memory for, based on the size of its rows, or of rows evicted before."""
         self._note_cost()
         return max(0, self._account.limit - self._fixed()) * 3 // 4 // (self._cost or self._hot.cost)
 
     def _note_cost(self) -> None:
-        if self._hot.count >= _TELLING:
+        if self._hot.count >= _MIN_SAMPLE_ROWS:
             self._cost = self._hot.cost
 
-    def narrow(self, range_: HashRange) -> None:
-        """Make all the memory free for rows of one range of hashes, which none that are in memory lie in."""
+    def restrict(self, range_: HashRange) -> None:
+        """Evict all rows, so that the whole memory is free for rows of one hash range."""
         while self._hot.count and self._eviction_buffer is not None:
-            self.evict(self._eviction_buffer, 1.0)  # leaves a few rows where one of its pieces is full
+            self.evict(self._eviction_buffer, 1.0)  # may leave a few rows if a piece is full
         if self._hot.heap.used:
             self._hot.pack_values()
         self._hot.cover(range_)
         self._keys = self._bytes = self._departures = self._present = 0
 
     def expect(self, keys: int) -> None:
-        """Note that the next so many keys for which room is asked are in memory already."""
+        """Note that the next `keys` keys for which room is requested are in memory already."""
         self._present = keys
 
     def make_room(self, keys: int, long_bytes: int) -> None:
-        """Make room for so many fresh rows with so many bytes of long keys."""
+        """Make room for `keys` fresh rows with `long_bytes` bytes of long keys."""
         if 0 < keys <= self._present:
             self._present -= keys
-            # Nothing leaves for them, but should they be others, the index must hold them all the same.
+            # No eviction is needed. Should other keys come, the index must still have room for them.
             if keys > self._hot.index.room:
                 self._hot.index.grow(keys)
             if keys <= self._hot.row_room:
@@ -95,7 +95,7 @@ class MemoryManager:
         self._bytes -= long_bytes
 
     def reserve_values(self, long_bytes: int) -> None:
-        """Note that so many bytes of long values are about to be written to rows that exist."""
+        """Account for `long_bytes` bytes of long values that are about to be written to existing rows."""
         hot = self._hot
         hot.heap.reserve(long_bytes)
         if hot.heap.used + long_bytes > hot.heap.capacity:
@@ -107,7 +107,7 @@ class MemoryManager:
         hot = self._hot
         long_bytes += self._margin
         if not self._reserve(hot.growth(max(keys, _STEP), long_bytes)):
-            # Each time that rows leave in one batch makes one more run to search until the batch is over.
+            # Each eviction in a batch adds a run to search until the batch ends, so each evicts more than the last.
             share = min(1.0, _SHARE * (1 + self._departures))
             while not self._reserve(hot.growth(keys, long_bytes)):
                 if self._eviction_buffer is None or not hot.count:
@@ -136,7 +136,7 @@ class MemoryManager:
         return self._account.reserve(self._wanted(growth))
 
     def _evict_for(self, buffer: EvictionBuffer, keys: int, long_bytes: int, share: float) -> None:
-        """Evict at least a share of the rows, so that what they leave behind suffices for what is to come."""
+        """Evict at least a share of the rows, and enough to make room for the keys and long values."""
         hot = self._hot
         share = max(share, 1.1 * (keys - hot.free) / hot.count)
         if long_bytes:
@@ -147,12 +147,12 @@ class MemoryManager:
             hot.pack_values()
 
     def evict(self, buffer: EvictionBuffer, share: float) -> None:
-        """Move a share of the rows out of memory."""
+        """Move a share of the rows to the eviction buffer."""
         hot = self._hot
         self.complete = False
         self._departures += 1
         self._note_cost()
-        # Of what the table has, not of what is in use now: many small runs take many requests to search.
+        # Based on the reserved memory, not on the memory in use: many small runs take many requests to search.
         buffers = max(2 * _PIECE, (self._account.reserved - self._fixed()) // 4, hot.memory // 3)
         piece = max(_PIECE, buffers // 3)
         row = hot.average_bytes
@@ -165,7 +165,7 @@ class MemoryManager:
             hot.forget_stamps()
 
     def tidy(self) -> None:
-        """Between batches: shrink to what the table may use now, and give back what fragmentation wastes."""
+        """Shrink to the current limit, and release fragmented memory; called between batches."""
         hot, buffer = self._hot, self._eviction_buffer
         limit = self._account.limit
         if buffer is not None and self._account.reserved > limit and hot.count:

@@ -1,4 +1,4 @@
-"""Which rows leave memory first, said by the stamps that they get: those of the lowest stamps go."""
+"""Eviction policy: the access times (stamps) that rows get; rows with the lowest stamps are evicted first."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ if TYPE_CHECKING:
     from millpond.stores.runs.prefetcher import Prefetches
 
 Policy = Literal["timestamp", "lru", "clock"]
-"""`timestamp`: those that were used longest ago, by batch or event time, and are not announced (Keyed Prefetching
-§IV-D); `lru`: those that were used longest ago; `clock`: those that were not used since rows had to leave last."""
+"""`timestamp`: evicts the least recently used rows, by batch or event time, unless they are hinted (Keyed Prefetching
+§IV-D); `lru`: the least recently used rows; `clock`: rows that were not used since the last eviction."""
 
 _SHARES = 0.125, 0.5
-"""Of a table's memory, for keys that were read ahead: at least, and at most."""
+"""Share of a table's memory for prefetched keys: minimum and maximum."""
 _STEP = 1.5
 _UNUSED = 0.02
-"""Share of the keys read ahead that were not asked for, from which they have too much memory."""
+"""Share of unused prefetched keys from which the memory for prefetching shrinks."""
 
 _USES_BITS = 16
 _LATEST = (1 << 48) - 1
 
 
 class Stamps:
-    """The stamps of one table's rows. Rows that expire have those of their time whatever the policy.
+    """The stamps of one table's rows. Rows that expire have their time of expiry as stamp, whatever the policy.
 
     Args:
-        policy: whose.
+        policy: the eviction policy.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -41,11 +41,11 @@ class Stamps:
 
     @property
     def second_chances(self) -> bool:
-        """Whether rows that stay when others leave lose their stamps."""
+        """Whether an eviction clears the stamps of the rows that stay."""
         return self._policy == "clock"
 
     def used(self, stamps: NDArray[np.int64] | int) -> NDArray[np.int64] | int:
-        """Of rows that are used now; `stamps` are those by time."""
+        """Return the stamps of rows used now; `stamps` are their access times."""
         if self._policy == "timestamp":
             return stamps
         if self._policy == "clock":
@@ -54,15 +54,16 @@ class Stamps:
         return min(self._version << _USES_BITS | min(self._uses, (1 << _USES_BITS) - 1), _LATEST)
 
     def announced(self, stamp: int) -> int:
-        """Of rows that will be used."""
+        """Return the stamp of hinted rows."""
         return stamp if self._policy == "timestamp" else 0
 
 
-class AheadShare:
-    """How much of a table's memory keys may take that were read ahead.
+class PrefetchShare:
+    """The share of a table's memory that prefetched keys may take.
 
-    Theirs is the last place among those that leave, as they are needed later than what was used (Keyed Prefetching
-    §IV-D): the share grows while there is no room for all and all are asked for, and shrinks when they are not.
+    Prefetched keys have the last place among evictable rows, because they are needed later than rows already used
+    (Keyed Prefetching §IV-D). The share grows while there is no room for all hinted keys and all prefetched ones are
+    used. It shrinks when prefetched keys stay unused.
 
     Attributes:
         value: the share.
@@ -72,7 +73,7 @@ class AheadShare:
         self.value = 0.25
 
     def learn(self, came: Prefetches) -> None:
-        """See what came of the hints for a batch."""
+        """Adjust the share to the prefetch figures of a batch."""
         least, most = _SHARES
         if came.read - came.used > _UNUSED * came.read:
             self.value = max(least, self.value / _STEP)

@@ -1,4 +1,4 @@
-"""Hot rows and runs seen as one, in hash order and bounded memory."""
+"""Merged view of hot rows and runs, in hash order and bounded memory."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 from millpond.files.formats.blocks import MemorySource
 from millpond.kernels.hot_table.state import FLAGS, TOMBSTONE, TOUCHED
 from millpond.layout import HASH, META, HashRange, Rows
-from millpond.stores.rmw.hot_table import HotTable
+from millpond.stores.rmw.hot.table import HotTable
 from millpond.stores.runs.merge import View, merge
 
 _LEAST_ROWS = 64
-"""Rows of each run in a piece, on average, or most of the time would go into finding them."""
+"""Rows of each run in a piece, on average: with fewer, most of the time would go into finding them."""
 
 
 def merged(
@@ -25,28 +25,28 @@ def merged(
     touched: bool = False,
     dead: bool = False,
 ) -> Iterator[Rows]:
-    """The newest version of each key, interval by interval of the hash axis.
+    """Yield the newest version of each key, one hash interval at a time.
 
     Args:
-        hot: the newest rows. runs: the others, newest first.
-        range_: the hashes wanted. size: rows in a piece, roughly.
+        hot: the newest rows. runs: older rows, newest first.
+        range_: the hash range. size: rows in a piece, roughly.
         touched: only rows that the running batch changed.
-        dead: tombstones, with their flag, too.
+        dead: include tombstones, with their flag.
     """
     size = max(size, _LEAST_ROWS * len(runs))
     lowest = range_.lo
     flag = TOUCHED if touched else 0
-    rest = np.empty(0, np.uint32)
+    remaining = np.empty(0, np.uint32)
     for ids in hot.walk(size, flag):
-        rest = np.concatenate([rest, ids])
-        hashes = hot.words[rest, HASH]
+        remaining = np.concatenate([remaining, ids])
+        hashes = hot.words[remaining, HASH]
         # Rows of one hash stay together: those of the last one wait for the next interval.
         cut = int(np.searchsorted(hashes, hashes[-1], "left"))
         if cut:
             highest = int(hashes[-1]) - 1
-            yield from _interval(hot, rest[:cut], runs, lowest, highest, size, touched, dead)
-            lowest, rest = highest + 1, rest[cut:]
-    yield from _interval(hot, rest, runs, lowest, range_.hi - 1, size, touched, dead)
+            yield from _interval(hot, remaining[:cut], runs, lowest, highest, size, touched, dead)
+            lowest, remaining = highest + 1, remaining[cut:]
+    yield from _interval(hot, remaining, runs, lowest, range_.hi - 1, size, touched, dead)
 
 
 def _interval(

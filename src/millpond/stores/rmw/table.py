@@ -1,113 +1,246 @@
-"""The read-modify-write store: a hot table over hash-ordered runs, as batches use it."""
+"""The read-modify-write store: associative state by key, in a hot table over hash-ordered runs."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Collection, Iterator
+from concurrent.futures import Executor
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millpond.errors import UsageError
-from millpond.files.formats.blocks import shape_of
-from millpond.files.formats.segment import decode_rows, encode_rows
-from millpond.kernels.hot_table.state import FRESH, STAMP_SHIFT, TOMBSTONE, TOUCHED
+from millpond.files.refs import Axis, TableManifest
 from millpond.kernels.hot_table.upsert import TOUCH_ALL, TOUCH_CREATED, TOUCH_NONE
-from millpond.kernels.runs.gather import addresses, gather_rows
-from millpond.layout import HASH, META, Bytes, HashRange, Rows, Words
-from millpond.stores.memory.spooled import joined, spooled
-from millpond.stores.protocol import Found, Located, TableDelta
+from millpond.layout import Bytes, HashRange, RowLayout, Rows, TableSchema, Words, contiguous
+from millpond.stores.jobs import RemoteCompactor
+from millpond.stores.memory.budget import MemoryBudget
+from millpond.stores.memory.heap import Heap
+from millpond.stores.protocol import Located, TableDelta
+from millpond.stores.rmw.batch_changes import BatchChanges
+from millpond.stores.rmw.eviction_buffer import EvictionBuffer
 from millpond.stores.rmw.expiry import Expiry
-from millpond.stores.rmw.recovery import RecoverableTable
+from millpond.stores.rmw.flush import Flusher
+from millpond.stores.rmw.hot.scratch import Scratch
+from millpond.stores.rmw.hot.table import HotTable
+from millpond.stores.rmw.key_lookup import KeyLookup
+from millpond.stores.rmw.memory_pressure import MemoryManager
+from millpond.stores.rmw.pass_planner import PassPlanner
+from millpond.stores.rmw.policy import Policy, PrefetchShare, Stamps
 from millpond.stores.rmw.scan import merged
-from millpond.stores.rmw.scratch import Scratch
-from millpond.stores.runs.prefetcher import Prefetches
+from millpond.stores.runs.compactor import Compactor, Writer
+from millpond.stores.runs.prefetcher import Prefetcher
+from millpond.stores.runs.run_set import RunSet
+from millpond.stores.runs.run_store import RunStore
+from millpond.stores.windows import axis_word, inside
 
-_MOST_ROWS = 1 << 32  # more than any batch has
-_CHUNK = 16384  # rows that are worked on together, at least, where there is memory for as many
-_LEAST = 1024  # the same where there is not
-_RARE = 0.02  # share of keys to be brought into memory that is small
-_IN_ORDER = 2  # passes, where memory is enough for all
-_FEW = 2048  # rows of which the order does not matter
+_MAX_PIECE_ROWS = 65536  # rows in a piece of a scan or a delta
+_MIN_PIECE_ROWS = 1024
+_LOAD_ROWS = 16384  # rows loaded at a time
+_KEPT_SHARE = 16  # divisor of the table's memory that may hold copies of the rows that a batch changed
 
 
-class RmwTable(RecoverableTable):
-    """One table of one partition: associative state by key, read and written a block of keys at a time.
+class RmwTable:
+    """One table of one partition: rows by key, read and written a block of keys at a time.
 
-    Not thread-safe: one writer. Row ids are valid until the next `upsert`, `load`, `begin` or `seal`. Arguments and
-    attributes: see `RecoverableTable`.
+    Not thread-safe: one writer. Row ids are valid until the next `upsert`, `load`, `begin` or `seal`. A batch calls
+    `begin`, then any number of lookups and writes, then `seal`. Recovery opens the table on the runs of a manifest and
+    loads the deltas behind them.
+
+    Args:
+        schema: the stored columns.
+        initial: a whole row (`width` words) with the null bits and value columns of a fresh row.
+        runs: the runs behind the hot table.
+        budget: the memory that the table shares with the other tables of its slot.
+        background: merges runs.
+        range_: the hash range of the table.
+        store: writes run files. Without one, everything stays in memory.
+        writers: writes evicted rows; must not wait behind merges. `background` if not given.
+        remote_compactor: runs merges in other processes.
+        readers: reads hinted keys. Without one, hints are ignored.
+        policy: which rows are evicted first; rows that expire are evicted in the order in which they expire.
+        flushed: the version up to which deltas are covered by `runs`.
+        keys: number of keys of the state that `runs` and the deltas to be loaded make up.
+        axis: the hash by which rows belong to the partition. If it is "group", looked-up keys have the hash of their
+            group behind their key columns.
+        earlier: earlier schemas of the table, which runs may still have.
+
+    Attributes:
+        layout: of the rows.
+        words: the hot rows, `words[row_id, word]`; the array's address never changes.
+        heap: long byte values that `words` refers to.
     """
 
-    _sealed = True
-    _narrow = False
-    _crowded = True  # whether the keys of a batch have no room together, as far as is known
-    _sweeping = False  # whether so many are missing that passes read all there is of the runs, in any case
-    _vain = 0  # keys that were announced, and not read ahead for that reason
-    _coming = 0  # keys that the batch may bring into memory, and that the index was not laid out for
-    _missing = 1.0  # share of the last batch's keys that were not in memory; nothing is known of it yet
-    _distinct = 1.0  # share of the last batch's keys that were not the same as others of it
-    _updated = _sealed_keys = 0  # keys of this batch: looked for to be changed, different ones
-    _changed: list[Rows] | None = None  # what the batch changed, once sealed, if that is little
-    _encoded: tuple[Any, ...] = ()  # the same in segments, where some of it left memory before it was sealed
+    def __init__(
+        self,
+        schema: TableSchema,
+        initial: Words,
+        runs: RunSet,
+        budget: MemoryBudget,
+        background: Executor,
+        range_: HashRange = HashRange(),  # noqa: B008
+        *,
+        store: Writer | None = None,
+        writers: Executor | None = None,
+        remote_compactor: RemoteCompactor | None = None,
+        readers: Executor | None = None,
+        policy: Policy = "timestamp",
+        flushed: int = 0,
+        keys: int = 0,
+        axis: Axis = "hash",
+        earlier: Collection[TableSchema] = (),
+    ) -> None:
+        self.layout = RowLayout(schema)
+        self._axis = axis
+        self._range = range_
+        self._runs = runs
+        self._hot = HotTable(self.layout, initial, range_, 2 * budget.total)
+        self.words: Words = self._hot.words
+        self.heap: Heap = self._hot.heap
+        self._budget = budget
+        self._account = budget.open()
+        self._eviction_buffer: EvictionBuffer | None = None
+        self._flusher: Flusher | None = None
+        self._compactor: Compactor | None = None
+        if store is not None:
+            self._eviction_buffer = EvictionBuffer(runs, store, writers or background)
+            self._flusher = Flusher(self._hot, self._eviction_buffer, budget.total, flushed)
+            self._compactor = Compactor(
+                runs, store, background, piece=budget.piece, remote_compactor=remote_compactor, earlier=earlier
+            )
+        stamps = Stamps(policy)
+        self._memory = MemoryManager(
+            self._hot, runs, self._eviction_buffer, self._account, second_chances=stamps.second_chances
+        )
+        self._plan = PassPlanner(self._memory, lambda: sum(run.source.index.count for run in runs.runs))
+        share = PrefetchShare()
+        self._prefetcher: Prefetcher | None = None
+        if readers is not None:
+            self._prefetcher = Prefetcher(runs, readers, lambda: int(self._account.limit * share.value))
+        self._lookup = KeyLookup(
+            self.layout, self._hot, runs, self._memory, self._plan, stamps, self._prefetcher, share
+        )
+        self._changes = BatchChanges(self.layout, self._hot, self._memory, range_)
+        self._version = flushed
+        self._keys = keys
+        self._sealed = True
+        self._restricted = False  # to the hash range of a pass
+
+    @classmethod
+    def open(
+        cls,
+        schema: TableSchema,
+        initial: Words,
+        manifest: TableManifest,
+        store: RunStore,
+        budget: MemoryBudget,
+        background: Executor,
+        range_: HashRange = HashRange(),  # noqa: B008
+        *,
+        writers: Executor | None = None,
+        remote_compactor: RemoteCompactor | None = None,
+        readers: Executor | None = None,
+        policy: Policy = "timestamp",
+        axis: Axis = "hash",
+        earlier: Collection[TableSchema] = (),
+    ) -> Self:
+        """Open a table on the runs that a manifest names; `load` then applies the deltas behind them.
+
+        Args:
+            earlier: earlier schemas of the table (see `RunStore.open`).
+
+        Raises:
+            StateDamagedError: a run file is missing or damaged.
+        """
+        layout = RowLayout(schema)
+        opened = store.open_all(manifest.runs, layout, range_, axis_word(layout, axis), earlier)
+        return cls(
+            schema,
+            initial,
+            RunSet(layout, opened, range_),
+            budget,
+            background,
+            range_,
+            store=store,
+            writers=writers,
+            remote_compactor=remote_compactor,
+            readers=readers,
+            policy=policy,
+            flushed=manifest.flushed,
+            keys=manifest.keys,
+            axis=axis,
+            earlier=earlier,
+        )
+
+    @property
+    def range(self) -> HashRange:
+        """The hash range of the table."""
+        return self._range
 
     def scratch(self) -> Scratch:
-        """Room for rows like those of this table."""
+        """Create scratch rows with the layout of this table."""
         return Scratch(self.layout, 2 * self._budget.total)
+
+    # Recovery
+
+    def expect(self, keys: int) -> None:
+        """Size the index for more keys at once.
+
+        An index that grows while keys arrive in hash order would be crowded at one end.
+        """
+        if keys > self._hot.index.room:
+            self._hot.index.grow(keys)
+
+    def expect_load(self, rows: int) -> None:
+        """Size the index for deltas with this number of rows, before they are loaded."""
+        self.expect(min(rows, self._keys or rows, self._memory.capacity))
+
+    def load(self, delta_rows: Rows, window: HashRange = HashRange()) -> None:  # noqa: B008
+        """Apply rows of a delta during recovery: each replaces the row of its key.
+
+        Args:
+            delta_rows: in the order of the deltas. window: hashes outside of it are skipped.
+        """
+        delta_rows = inside(delta_rows, window, axis_word(self.layout, self._axis)).contiguous()
+        words = delta_rows.words
+        for start in range(0, len(words), _LOAD_ROWS):
+            piece = Rows(words[start : start + _LOAD_ROWS], delta_rows.heap)
+            self._memory.make_room(len(piece.words), self._hot.long_bytes(piece))
+            self._hot.load(piece)
+        if self._flusher is not None:
+            self._flusher.sealed(0, words.nbytes + len(delta_rows.heap))
+
+    # Planning a batch
 
     @property
     def portion(self) -> int:
-        """Bytes of input that should be worked on at once, at most."""
+        """Bytes of input to work on at once, at most."""
         return 2 * self._budget.piece
 
     @property
     def ahead(self) -> int:
-        """How many keys should be worked on together: more might drive each other out. Any, if most are in memory."""
-        return _MOST_ROWS if self._at_hand else self._together
+        """Number of keys to work on together; more could evict each other. Unlimited if most keys are in memory."""
+        return self._plan.block_if_needed
 
     @property
     def spare(self) -> int:
-        """How many keys may be added before the index grows."""
+        """Number of keys that may be added before the index grows."""
         return self._hot.index.room
 
     def passes(self, rows: int) -> int:
-        """In how many passes over ranges of the hash (see `narrow`) to work through a batch of so many rows.
-
-        One, if nearly all keys are in memory, going by the last batch. Few, if those which are not have room there
-        together: rows in the order of their hashes ask for each block of a run once. Else so many that they have.
-        """
-        coming = rows * min(2 * self._missing, 1.25 * self._distinct)
-        self._crowded = not self._memory.complete and coming > self._memory.capacity
-        self._sweeping = self._crowded and coming > sum(run.source.index.count for run in self._runs.runs)
-        if self._crowded:
-            return math.ceil(rows * self._distinct / self._together)
-        self._coming = int(coming)
-        return 1 if self._at_hand or rows < _FEW else _IN_ORDER
-
-    @property
-    def _at_hand(self) -> bool:
-        """Whether nearly all keys are in memory."""
-        return self._memory.complete or self._missing < _RARE
-
-    @property
-    def _together(self) -> int:
-        capacity = self._memory.capacity
-        return max(min(_CHUNK, capacity), capacity // 4, _LEAST)
+        """Return the number of passes over hash ranges (see `restrict`) for a batch with this number of rows."""
+        return self._plan.passes(rows)
 
     def begin(self, version: int) -> None:
-        """Start the batch that reads `version`. Written files are taken over, and rows flushed, here."""
+        """Start the batch that reads `version`: take over written files, and continue a flush."""
         if not self._sealed:
-            raise UsageError(f"The batch on version {self._version} was not sealed.", action="Open the table anew.")
+            raise UsageError(f"The batch on version {self._version} was not sealed.", action="Open the table again.")
         self._version = version
-        self._stamps.begin(version)
+        self._lookup.begin(version)
         self._sealed = False
-        if self._memory.spilled:
-            self._hot.clear_touched()
-            self._memory.spilled.clear()
-        self._hot.forget_touched()
-        self._changed, self._encoded = None, ()
-        self._conclude()
-        self.widen()
+        self._changes.begin()
+        self._plan.conclude()
+        self.unrestrict()
         if self._eviction_buffer is not None and self._flusher is not None and self._compactor is not None:
             self._eviction_buffer.adopt()
             self._flusher.step(version)
@@ -115,285 +248,228 @@ class RmwTable(RecoverableTable):
         self._hot.drop_dead(dirty=not self._runs.runs)
         self._memory.tidy()
 
-    def widen(self) -> None:
-        """Take back `narrow`: rows of the whole range may be asked for again."""
-        if self._narrow:
-            self._memory.narrow(self._range)
-            self._narrow = False
+    def restrict(self, range_: HashRange) -> None:
+        """Restrict the table to a part of its hash range until the next call or `begin`.
 
-    def narrow(self, range_: HashRange) -> None:
-        """Hold rows of a part of the table's range only, until the next call or `begin`: no others are asked for.
-
-        A batch whose keys do not fit in memory is worked through in passes, each over one part. What a pass needs of
-        the runs lies together there, is read in sequence, and once; the rows of the parts before have left memory,
-        unless `passes` has found that there is room for all.
+        A batch whose keys do not fit in memory is processed in passes over such parts (grace partitioning). A pass
+        reads its blocks of the runs sequentially, and once. Rows of earlier parts have been evicted, unless `passes`
+        found room for all of them.
         """
-        if self._crowded:
-            self._memory.narrow(range_)
-            self._narrow = True
-            self._coming = self._together
-        self.expect(self._coming)
-        self._coming = 0
+        if self._plan.over_budget:
+            self._memory.restrict(range_)
+            self._restricted = True
+        self.expect(self._plan.take_arriving())
+
+    def unrestrict(self) -> None:
+        """Undo `restrict`: keys of the whole range may be looked up again."""
+        if self._restricted:
+            self._memory.restrict(self._range)
+            self._restricted = False
+
+    def set_idle(self, idle: bool) -> None:
+        """Mark the table as idle or not; an idle table yields its memory and reports no figures."""
+        self._account.set_idle(idle)
+        if idle:
+            self._plan.conclude()
+            self._lookup.clear_figures()
+
+    # Reading and writing
 
     def upsert(self, keys: Rows, stamps: NDArray[np.int64] | int, touch: Literal["all", "created"] = "all") -> Located:
-        """Find the rows of some keys, in memory or in runs, and make fresh ones for those that are new.
+        """Find the rows of keys, in memory or in runs, and create fresh rows for new keys.
 
-        Best called with 2,048 to 16,384 keys at a time: then what is done with the rows finds them in the cache. There
-        must be memory for all the keys of one call; a batch may have any number of them.
+        Blocks of 2,048 to 16,384 keys are best: their rows then stay in the CPU's cache for the work that follows. The
+        keys of one call must fit in memory; a batch may have any number of keys.
 
         Args:
-            keys: rows of which the words hash, nulls and key columns are filled; more words are ignored.
-            stamps: event times in milliseconds (0 to 2⁴⁸), one a key or one for all: when the row was last used.
-            touch: which rows the batch is said to change: all of them, or those created.
+            keys: rows with the words hash, nulls and key columns filled; other words are ignored.
+            stamps: access times as event times in milliseconds (0 to 2⁴⁸), one for each key or one for all.
+            touch: which rows count as changed by the batch: all of them, or only created ones.
 
         Returns:
-            The row ids; and for each key whether it is the first occurrence of one that was nowhere.
+            The row ids; and for each key whether it is the first occurrence of a new one.
         """
-        return self._locate(keys, stamps, TOUCH_ALL if touch == "all" else TOUCH_CREATED)
+        located = self._lookup.upsert(keys, stamps, TOUCH_ALL if touch == "all" else TOUCH_CREATED)
+        self._keys += int(np.count_nonzero(located.created))
+        return located
 
     def prepare(self, keys: Rows, stamps: NDArray[np.int64] | int) -> None:
-        """Bring keys into memory that are about to be upserted, in this batch and in smaller blocks.
+        """Load keys into memory that are about to be upserted in this batch, in smaller blocks.
 
-        Looking for many keys at once in the runs costs far less a key. Nothing is done if nearly all keys are in memory
-        anyway, as the last batch has shown, or if there are so many that they would drive each other out.
+        A look-up of many keys at once in the runs costs far less per key. Does nothing if nearly all keys are in
+        memory, judged by the last batch, or if the keys are too many and would evict each other.
         """
         self._budget.relieve()
         if self._memory.spilled and self._eviction_buffer is not None and self._compactor is not None:
-            # A batch larger than memory makes runs faster than one merge between two batches takes them away.
+            # A batch larger than memory makes runs faster than one merge per batch can remove them.
             self._eviction_buffer.adopt()
             self._compactor.step([evicted.run for evicted in self._memory.spilled])
-        if self._at_hand or len(keys.words) > self._together:
+        if self._plan.in_memory or len(keys.words) > self._plan.block:
             return
-        self._locate(keys, stamps, TOUCH_NONE)
+        self._lookup.upsert(keys, stamps, TOUCH_NONE)
         self._memory.expect(len(keys.words))
 
-    def rest(self, resting: bool) -> None:
-        """Say whether no rows are expected for now: then others come first for memory, and there is nothing to report.
-
-        What rests has no part in the batch's figures, though no batch may begin with it for a while.
-        """
-        self._account.rest(resting)
-        if resting:
-            self._conclude()
-            if self._prefetcher is not None:
-                self._prefetcher.latest = Prefetches()
-
-    def _conclude(self) -> None:
-        """See from the last batch what to expect of the next."""
-        if self._sought:
-            self._missing = self._missed / self._sought
-            self._distinct = min(1.0, self._sealed_keys / self._sought) if self._updated == self._sought else 1.0
-        self._sought = self._missed = self._updated = 0
-
-    def _locate(self, keys: Rows, stamps: NDArray[np.int64] | int, mode: int) -> Located:
-        if not self._hot.expiring:
-            stamps = self._stamps.used(stamps)
-        if keys.words.strides[1] != 8 or keys.words.strides[0] % 8:
-            keys = Rows(np.ascontiguousarray(keys.words), keys.heap)
-        count = len(keys.words)
-        self._memory.make_room(count, self._hot.long_key_bytes(keys))
-        search = not self._memory.complete
-        located, pending = self._hot.upsert(keys, stamps, mode, search)
-        self._missed += len(pending)
-        if search and len(pending):
-            self._asked(keys, pending)
-            found = self._runs.lookup(keys, pending)
-            self._memory.reserve_values(self._hot.found_bytes(found))
-            self._hot.settle(located, pending, found, mode)
-        if mode != TOUCH_NONE:
-            self._sought += count
-            self._updated += count if mode == TOUCH_ALL else 0
-            self._keys += int(np.count_nonzero(located.created))
-        return located
-
     def find(self, keys: Rows, stamp: int) -> NDArray[np.int64]:
-        """Find the rows of some keys, in memory or in runs, without making or changing any.
+        """Find the rows of keys, in memory or in runs, without creating or changing any.
 
         Args:
-            keys: as for `upsert`, each once. stamp: when the rows were last used, unless they expire.
+            keys: as for `upsert`, each once. stamp: the access time, ignored if rows expire.
 
         Returns:
-            The row ids; -1 for keys that are nowhere.
+            The row ids; -1 for keys that the state does not have.
         """
-        if keys.words.strides[1] != 8 or keys.words.strides[0] % 8:
-            keys = Rows(np.ascontiguousarray(keys.words), keys.heap)
-        count = len(keys.words)
-        if not self._memory.complete:  # rows may leave for those to come
-            self._memory.make_room(count, self._hot.long_key_bytes(keys))
-        rows = self._hot.find(keys)
-        absent = np.flatnonzero(rows < 0)
-        self._sought += count
-        self._missed += len(absent)
-        if not self._memory.complete:
-            if not self._hot.expiring:
-                self._hot.stamp(keys.words[:, HASH], np.full(count, self._stamps.used(stamp)))
-            if len(absent):
-                self._asked(keys, absent)
-                found = self._runs.lookup(keys, absent)
-                if len(found.positions):
-                    rows[found.positions] = self._bring_in(found, stamp)
-        there = rows >= 0
-        gone = (self.words[rows[there], META] & np.uint64(TOMBSTONE | FRESH)) != 0
-        rows[np.flatnonzero(there)[gone]] = -1
-        return rows
+        return self._lookup.find(keys, stamp)
 
-    def _bring_in(self, found: Found, stamp: int) -> NDArray[np.int64]:
-        """The ids of rows that were found in runs, now in memory, for which there is room."""
-        self._memory.reserve_values(self._hot.found_bytes(found))
-        shape = shape_of(self.layout)
-        rows = Rows(*gather_rows(found.rows_at, found.heaps_at, shape.width, shape.blobs))
-        stamps = (rows.words[:, META] >> np.uint64(STAMP_SHIFT)).astype(np.int64)
-        if not self._hot.expiring:
-            stamps = np.maximum(stamps, stamp)
-        located, pending = self._hot.upsert(rows, stamps, TOUCH_NONE, True)
-        self._hot.settle(located, pending, Found(pending, *addresses(*rows), (rows,)), TOUCH_NONE)
-        return located.rows
+    def prefetch(self, hashes: Words, stamp: int, needed: int) -> int:
+        """Hint keys that the batch reading version `needed` will look up: they stay in memory, or are read.
 
-    def put_bytes(self, rows: NDArray[np.int64], offset: int, values: Words, heap: Bytes) -> None:
-        """Write byte values into a column of given rows.
+        Nothing is read if the last batch's keys did not fit in memory together and were as many as there are blocks:
+        passes then read every block once, and prefetching a key would cost one more read.
 
         Args:
-            rows: row ids. offset: the first of the column's two words.
-            values: two words a row, as in the row layout. heap: what long values point into.
+            hashes: of the keys. stamp: the future access time, ignored if rows expire.
+
+        Returns:
+            The number of keys that were not in memory.
         """
-        if values.strides[1] != 8 or values.strides[0] % 8:
-            values = np.ascontiguousarray(values)
+        return self._lookup.prefetch(hashes, stamp, needed)
+
+    def put_bytes(self, rows: NDArray[np.int64], offset: int, values: Words, heap: Bytes) -> None:
+        """Write byte values into a column of rows.
+
+        Args:
+            rows: row ids. offset: index of the column's first word.
+            values: two words for each row, as in the row layout. heap: the long values that they refer to.
+        """
+        values = contiguous(values)
         self._memory.reserve_values(self.heap.size_of(values))
         self.heap.put(rows, offset, values, heap)
 
-    @property
-    def epoch(self) -> int:
-        """Row ids are valid as long as this is the same, even after an `upsert`."""
-        return self._hot.moves + self._hot.departures
-
     def touch(self, rows: NDArray[np.int64]) -> None:
-        """Say that the batch changed some rows, which were found with `touch="created"`."""
+        """Mark rows as changed by the batch that were found with `touch="created"`."""
         self._hot.touch(rows)
 
     def copy(self, rows: NDArray[np.int64]) -> Rows:
-        """Copies of rows with their long values."""
+        """Copy rows with their long values."""
         return self._hot.copy(rows.astype(np.uint32))
 
     def remove(self, rows: NDArray[np.int64]) -> None:
-        """Remove keys: they are nowhere now, though runs may hold older versions of them.
+        """Remove keys; tombstones hide older versions of them in runs.
 
         Args:
-            rows: ids of their rows. These serve again when a removed key is upserted.
+            rows: ids of their rows, which are reused when a removed key is upserted.
         """
         self._keys -= self._hot.remove(rows)
 
     def expire_by(self, offset: int) -> Expiry:
-        """Say that a word of the values is each row's time of expiry, in milliseconds; the table must be fresh.
+        """Expire rows by a value word, the time of expiry in milliseconds; the table must be fresh.
 
-        Every row that is made or whose time is written is then to be filed (`Expiry.file`) before the next `upsert`.
-        Stamps are times of expiry from then on, shifted: see `Expiry.stamps`.
+        After a row is created or its time is written, it must be filed (`Expiry.file`) before the next `upsert`. Stamps
+        are shifted times of expiry from then on: see `Expiry.stamps`.
         """
         return Expiry(self._hot, self._runs, self._memory, self._range, offset)
 
-    def touched(self, size: int | None = None) -> Iterator[Rows]:
-        """The rows that the batch changed, each key once, as they are now, in pieces of about `size` rows (if not
-        given, as the memory allows). Keys that it removed are left out.
+    @property
+    def epoch(self) -> int:
+        """A number that changes whenever row ids become invalid; otherwise they stay valid even after `upsert`."""
+        return self._hot.moves + self._hot.departures
 
-        Long values may stay in the table's own heap: use a piece before the table changes.
-        """
-        return self._relieved(self._touched(size or self._piece_rows()))
-
-    def _touched(self, size: int) -> Iterator[Rows]:
-        sealed = iter(self._changed) if self._changed is not None else None
-        if self._encoded:
-            # What left memory lies in runs, perhaps afar: the segments are nearer.
-            sealed = decode_rows(joined(self._encoded), self.layout, "what a batch changed", self._budget.piece)
-        if sealed is not None:
-            for rows in sealed:
-                words = rows.words
-                dead = (words[:, META] & np.uint64(TOMBSTONE)) != 0
-                words = words[~dead] if dead.any() else words
-                for start in range(0, len(words), size):
-                    yield Rows(words[start : start + size], rows.heap)
-            return
-        if self._memory.spilled:
-            yield from self._merged_touched(size)
-            return
-        ids = self._hot.live(self._hot.touched_ids())
-        for start in range(0, len(ids), size):
-            yield self._hot.copy(ids[start : start + size], compact=False)
-
-    def _merged_touched(self, size: int, *, dead: bool = False) -> Iterator[Rows]:
-        spilled = [evicted.run.view for evicted in reversed(self._memory.spilled)]
-        return merged(self._hot, spilled, self._range, size, touched=True, dead=dead)
+    # The end of a batch
 
     def seal(self) -> TableDelta:
-        """End the batch: what it changed, encoded. `touched` may still be asked until the next `begin`."""
-        count = held = 0
-        kept: list[Rows] = []
-        limit = self._account.limit // 16
-
-        def encoded() -> Iterator[list[Any]]:
-            nonlocal count, held
-            for rows in self._sealed_rows():
-                piece = encode_rows(rows, self.layout, True)
-                count += rows.count
-                held += rows.words.nbytes + rows.heap.nbytes
-                if held <= limit:
-                    kept.append(rows)
-                else:
-                    kept.clear()
-                yield piece
-            if not count:
-                yield encode_rows(self._hot.copy(np.empty(0, np.uint32)), self.layout, True)
-
-        pieces = spooled(encoded(), limit)
-        delta = TableDelta(count, pieces)
-        self._sealed_keys = count
-        self._changed = kept if held <= limit else None
-        self._encoded = tuple(pieces) if held > limit and self._memory.spilled else ()
+        """End the batch, and encode its changes. `touched` may be called until the next `begin`."""
+        delta, held = self._changes.encode(self._piece_rows(), self._account.limit // _KEPT_SHARE)
+        self._plan.seal(delta.rows)
         self._sealed = True
-        if self._prefetcher is not None:
-            self._prefetcher.over(self._version)
-            came = self._prefetcher.latest
-            self._ahead_share.learn(came)
-            self._prefetcher.latest = came._replace(dropped=came.dropped + self._vain)
-        self._vain = 0
+        self._lookup.seal(self._version)
         self._version += 1
         if self._flusher is not None:
             self._flusher.sealed(self._version, held)
         self._budget.relieve()
         return delta
 
-    def _sealed_rows(self) -> Iterator[Rows]:
-        size = self._piece_rows()
-        if self._memory.spilled:
-            yield from self._relieved(self._merged_touched(size, dead=True))
-            return
-        ids = self._hot.touched_ids()
-        for start in range(0, len(ids), size):
-            yield self._hot.copy(ids[start : start + size], keep=TOMBSTONE, clear=TOUCHED)
+    def touched(self, size: int | None = None) -> Iterator[Rows]:
+        """Yield the rows that the batch changed, each key once, in their current state, without removed keys.
 
-    def announce(self, hashes: Words, stamp: int, needed: int) -> int:
-        """Say which keys the batch that reads version `needed` will ask for: they stay in memory, or are brought near.
+        Long values may stay in the table's own heap: use a piece before the table changes.
 
         Args:
-            hashes: of keys. stamp: when they will be used (rows that expire stay in the order in which they do).
-
-        Where the last batch's keys had no room together, and were as many as there are blocks to read, nothing is
-        brought: passes read every block once, and a key read before that would cost one more.
-
-        Returns:
-            How many were not in memory.
+            size: rows in a piece; by default as the memory allows.
         """
-        if self._memory.complete:
-            return 0
-        hashes = np.unique(hashes)
-        stamp = 0 if self._hot.expiring else self._stamps.announced(stamp)
-        there = self._hot.stamp(hashes, np.full(len(hashes), stamp))
-        absent = hashes[~there]
-        if self._sweeping:
-            self._vain += len(absent)
-        elif self._prefetcher is not None:
-            self._prefetcher.announce(absent, needed)
-        return len(absent)
+        return self._relieved(self._changes.read(size or self._piece_rows(), self._budget.piece))
 
-    def _asked(self, keys: Rows, pending: NDArray[np.int64]) -> None:
-        """Keys are looked for in the runs now: it is too late to read them ahead."""
-        if self._prefetcher is not None:
-            self._prefetcher.take(keys.words[pending, HASH])
+    def scan(self, size: int | None = None) -> Iterator[Rows]:
+        """Yield the whole state in hash order, in pieces as for `touched`; use a piece before the table changes."""
+        return self._relieved(self._scan(size or self._piece_rows()))
+
+    def _scan(self, size: int) -> Iterator[Rows]:
+        if not self._memory.complete:
+            yield from merged(self._hot, [run.view for run in self._runs.runs], self._range, size)
+            return
+        for ids in self._hot.walk(size):
+            live = self._hot.live(ids)
+            if len(live):
+                yield self._hot.copy(live, compact=False)
+
+    def _relieved(self, pieces: Iterator[Rows]) -> Iterator[Rows]:
+        for rows in pieces:
+            yield rows
+            self._budget.relieve()
+
+    def _piece_rows(self) -> int:
+        """Return the number of rows that take about the bytes of a piece."""
+        return min(max(self._budget.piece // self._hot.average_bytes, _MIN_PIECE_ROWS), _MAX_PIECE_ROWS)
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a file is being written, or is written and `begin` has not yet taken it over."""
+        waiting = self._eviction_buffer is not None and bool(self._eviction_buffer.waiting)
+        return waiting or (self._compactor is not None and self._compactor.running)
+
+    @property
+    def over_budget(self) -> bool:
+        """Whether this idle table should evict rows in `begin`, in favour of other tables."""
+        account = self._account
+        return account.idle and self._hot.count > 0 and account.reserved > account.limit
+
+    def manifest(self) -> TableManifest:
+        """List the runs that hold the state together with the deltas of later versions."""
+        refs = [run.ref for run in self._runs.runs]
+        flushed = self._flusher.flushed if self._flusher is not None else 0
+        return TableManifest(tuple(ref for ref in refs if ref is not None), flushed, self._keys, axis=self._axis)
+
+    def stats(self) -> dict[str, int]:
+        """Return figures; `cache_hits` and `cache_misses` count since the batch began.
+
+        `keys`: keys held. `bytes`: of the state in memory and in files.
+        `cache_hits`, `cache_misses`: looked-up keys that were in memory, or had to be looked up in runs.
+        `prefetched_keys`, `prefetched_used`, `dropped_hints`, `prefetch_ms`: of the last batch, see `Prefetches`.
+        `hot_rows`, `hot_bytes`: rows and bytes in memory; `dirty_rows`: those of them that are in no run yet;
+        `buffer_bytes`: in the eviction buffer; `run_rows`: rows in runs.
+        """
+        misses = 0 if self._memory.complete else self._plan.misses
+        files = sum(run.ref.bytes for run in self._runs.runs if run.ref is not None)
+        buffered = 0 if self._eviction_buffer is None else self._eviction_buffer.memory
+        return {
+            "keys": self._keys,
+            "bytes": self._hot.memory + buffered + files,
+            "cache_hits": self._plan.lookups - misses,
+            "cache_misses": misses,
+            **self._lookup.prefetches.stats(),
+            "hot_rows": self._hot.count,
+            "hot_bytes": self._hot.memory,
+            "dirty_rows": self._hot.dirty,
+            "buffer_bytes": buffered,
+            "run_rows": self._runs.rows,
+        }
+
+    def close(self) -> None:
+        """Release all memory and end background work."""
+        self._lookup.close()
+        if self._eviction_buffer is not None and self._compactor is not None:
+            self._eviction_buffer.close()
+            self._compactor.close()
+        for run in self._runs.runs:
+            run.close()
+        self._hot.close()
+        self._account.close()

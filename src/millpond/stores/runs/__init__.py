@@ -1,1 +1,1 @@
-"""Runs: immutable files of rows in hash order, how they are searched, and their compaction."""
+"""Runs: immutable files of rows in hash order, their search, and their compaction."""

@@ -1,4 +1,4 @@
-"""Keeps the runs of a table few: merges some in the background and puts the result in their place."""
+"""Compaction of a table's runs in the background, to keep their number low."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import Protocol
 from millpond.errors import TransientError
 from millpond.files.refs import RunRef
 from millpond.layout import HASH, HashRange, RowLayout, Rows, TableSchema
-from millpond.stores.jobs import Elsewhere, MergeRuns
+from millpond.stores.jobs import MergeRuns, RemoteCompactor
 from millpond.stores.runs.merge import PIECE_ROWS, merge
 from millpond.stores.runs.pace import Pace
 from millpond.stores.runs.pick import MOST_LAYERS, Extent, Pick, layered, pick
 from millpond.stores.runs.run import Run
 from millpond.stores.runs.run_set import RunSet
 
-_PATIENCE = 5
-"""Failures in a row after which a merge's error is raised."""
-_LEAST_ROWS = 1024  # merged at once
+_MAX_FAILURES = 5
+"""Consecutive failures after which a merge's error is raised."""
+_LEAST_ROWS = 1024  # rows merged at once, at least
 
 _log = logging.getLogger(__name__)
 
 
 class Writer(Protocol):
-    """Where merged runs are written (see `RunStore`)."""
+    """Writes and opens runs (see `RunStore`)."""
 
     def write(self, rows: Rows | Iterable[Rows], layout: RowLayout) -> Run:
         """Write a run from pieces and open it."""
 
     def forget(self, run: Run) -> None:
-        """Give up what is kept of a run that is no longer part of the state."""
+        """Drop what is cached of a run that is no longer part of the state."""
 
     def open(
         self,
@@ -40,24 +40,24 @@ class Writer(Protocol):
         range_: HashRange = HashRange(),  # noqa: B008
         axis: int = HASH,
     ) -> Run:
-        """Open a run that somebody has written."""
+        """Open a run that another process or an earlier call has written."""
 
 
 class Compactor:
     """Merges runs of one table, one merge at a time.
 
-    Files that were merged are not deleted here: older versions of the state still name them. A merge that is lost, at
+    Merged inputs are not deleted here, because older versions of the state still name them. A merge that is lost, at
     any point, leaves at most a file that no manifest names.
 
     Args:
         runs: the table's runs.
         store: writes the merged runs.
         background: runs the merges.
-        piece: bytes that are merged at once, roughly.
-        most: runs that a key may stand in before some are merged.
-        share: of one core that a merge may take; more when it falls behind.
-        elsewhere: has merges done by others; without it, all are done here.
-        earlier: schemas that the table has had before; runs may still be of these.
+        piece: bytes merged at once, roughly.
+        most: number of runs that may hold one key before some are merged.
+        share: share of one core that a merge may take; more when it falls behind.
+        remote_compactor: submits merges to remote workers; without it, all run in this process.
+        earlier: earlier schemas of the table, which runs may still have.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class Compactor:
         piece: int = 4 << 20,
         most: int = MOST_LAYERS,
         share: float = 0.5,
-        elsewhere: Elsewhere | None = None,
+        remote_compactor: RemoteCompactor | None = None,
         earlier: Collection[TableSchema] = (),
     ) -> None:
-        self._elsewhere = elsewhere
-        self._earlier = tuple(dict.fromkeys(one for one in earlier if one != runs.layout.schema))
+        self._remote_compactor = remote_compactor
+        self._earlier = tuple(dict.fromkeys(schema for schema in earlier if schema != runs.layout.schema))
         self._runs = runs
         self._store = store
         self._background = background
@@ -87,17 +87,17 @@ class Compactor:
 
     @property
     def running(self) -> bool:
-        """Whether a merge is under way, or done and not yet adopted."""
+        """Whether a merge is running, or is done and not yet adopted."""
         return self._result is not None
 
     def step(self, kept: Collection[Run] = ()) -> None:
         """Adopt a merge that is done, and begin one that is due. Called by the table's writer.
 
         Args:
-            kept: runs that have to stay as they are.
+            kept: runs that must not be merged.
 
         Raises:
-            MillpondError: merging has failed: at once if a run is damaged, else after some tries.
+            MillpondError: merging has failed: at once if a run is damaged, else after several attempts.
         """
         if self._result is not None and self._result.done():
             self._adopt(self._result)
@@ -110,19 +110,19 @@ class Compactor:
                 self._begin(files, chosen)
 
     def wait(self) -> None:
-        """Wait for the merge under way, if any; `step` adopts it."""
+        """Wait for the running merge, if any; `step` adopts it."""
         if self._result is not None:
             self._result.exception()
 
     def close(self) -> None:
-        """End the merge under way; its result is not used."""
+        """Cancel the running merge; its result is not used."""
         self._pace.stop()
         if self._result is not None:
             self._result.cancel()
             self._result = None
 
     def _files(self, kept: Collection[Run]) -> Sequence[Run]:
-        # Runs that still wait for their files stay as they are, and so do those between them.
+        # Runs without files stay, and so do runs between them: a merge takes neighbours only.
         runs = self._runs.runs
         waiting = [i for i, run in enumerate(runs) if run.ref is None or run in kept]
         return runs[waiting[-1] + 1 :] if waiting else runs
@@ -138,7 +138,9 @@ class Compactor:
             (ref,) = refs
             return self._store.open(ref, self._runs.layout)
 
-        self._result = here() if self._elsewhere is None else self._elsewhere.submit(lambda: job, here, opened)
+        self._result = (
+            here() if self._remote_compactor is None else self._remote_compactor.submit(lambda: job, here, opened)
+        )
 
     def _job(self, inputs: Sequence[Run], whole: bool) -> MergeRuns:
         layout, range_ = self._runs.layout, self._runs.range
@@ -161,19 +163,20 @@ class Compactor:
             merged = result.result()
         except (TransientError, OSError, CancelledError) as error:
             self._failures += 1
-            if self._failures >= _PATIENCE:
+            if self._failures >= _MAX_FAILURES:
                 raise
             _log.warning("Merging %d runs failed and will be tried again: %s", len(inputs), error)
             return
         self._failures = 0
         self.merged_bytes += merged.ref.bytes if merged.ref is not None else 0
+        # The result is empty if all keys were deleted.
         self._runs.replace(inputs, [merged] if merged.rows else [])
         for run in inputs:
             self._store.forget(run)
 
 
 def do_merge(job: MergeRuns, inputs: Sequence[Run], store: Writer, pace: Pace) -> Run:
-    """Write what a merge makes of its inputs, which are open."""
+    """Merge opened inputs and write the result."""
     pieces = merge(
         [run.view for run in inputs],
         inputs[0].layout,
@@ -190,5 +193,6 @@ def _extent(run: Run) -> Extent:
     assert ref is not None
     if ref.window is None or run.view.axis != HASH:
         return Extent(ref.first, ref.last, ref.bytes)
+    # Only the rows inside the window count; their bytes are estimated from their share of the rows.
     first, last = max(ref.first, ref.window[0]), min(ref.last, ref.window[1])
     return Extent(first, max(first, last), ref.bytes * run.rows // max(1, ref.rows))

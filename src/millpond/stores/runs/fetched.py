@@ -1,8 +1,8 @@
-"""Rows that were read from runs before their keys are asked for (Keyed Prefetching §IV-C).
+"""Rows read from runs before their keys are looked up (Keyed Prefetching §IV-C).
 
-Only the hashes of the keys are known beforehand. What is read stands in front of the runs that it comes from: a key is
-looked for there first, and one of whose hash they hold nothing is not looked for in them at all. Newer runs go first,
-as always, so that a hint may cost time and never a result.
+Only the hashes of the keys are known in advance. The prefetched rows are searched before the runs that they come from.
+If the runs hold no row of a hash, its keys are not looked up in them at all. Newer runs are still searched first, so a
+hint may cost time but never changes a result.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from millpond.stores.runs.run import Query, Run, memory_run, search_through
 
 _log = logging.getLogger(__name__)
 
-_ABSENT, _THERE, _UNSURE = range(3)
+_ABSENT, _PRESENT, _UNSURE = range(3)
 _PER_HASH = 8 + 2
-"""Bytes for a hash itself, what is known of it, and whether it was asked for."""
+"""Bytes of a hash, its state, and whether it was looked up."""
 
 
 class Fetched:
-    """What runs hold of some hashes.
+    """Rows of given hashes, prefetched from runs.
 
     Args:
         runs: neighbours, newest first, down to the oldest of a set. layout: of their rows.
-        hashes: in order, each once.
-        needed: the version that the batch reads which they were announced for.
-        expected: bytes that this will probably take.
+        hashes: ascending, each once.
+        needed: the version read by the batch for which the keys were hinted.
+        expected: bytes that the rows will probably take.
 
     Attributes:
-        first: the newest of the runs. memory: bytes that are held, or expected to be.
-        used: how many of the hashes were asked for. seconds: how long it took to read them.
-        row_bytes: memory for each hash of which something was found; 0 if nothing was.
+        first: the newest of the runs. memory: bytes held, or expected to be held.
+        used: number of hashes that were looked up. seconds: duration of the read.
+        row_bytes: memory for each hash with a row; 0 if no row was found.
     """
 
     def __init__(self, runs: Sequence[Run], layout: RowLayout, hashes: Words, needed: int, expected: int = 0) -> None:
@@ -59,41 +59,41 @@ class Fetched:
 
     @property
     def done(self) -> bool:
-        """Whether it has been read, or given up."""
+        """Whether the read is done, or was given up."""
         return self._done.is_set()
 
     @property
     def memory(self) -> int:
-        """Bytes that it holds; until it is read, those that it probably will."""
+        """Bytes held; until the read is done, at least the expected ones."""
         held = _PER_HASH * len(self.hashes) + (0 if self._rows is None else self._rows.memory)
         return held if self.done else max(held, self._expected)
 
     @property
     def read_keys(self) -> int:
-        """Of how many of the hashes it is known what there is."""
+        """Number of hashes whose state in the runs is known."""
         return 0 if self._rows is None else len(self.hashes)
 
     @property
     def exhausted(self) -> bool:
-        """Whether all of them were asked for, and are in memory by now."""
+        """Whether all hashes were looked up, so that their rows are in the hot table by now."""
         return self.done and bool(self._asked.all())
 
     @property
     def used(self) -> int:
-        """How many of the hashes were asked for."""
+        """Number of hashes that were looked up."""
         return int(np.count_nonzero(self._asked))
 
     def give_up(self) -> None:
-        """Read no further: nobody needs it, or the runs are not what they were."""
+        """Cancel the read: its rows are no longer needed, or the runs have changed."""
         self._given_up = True
 
     def read(self) -> None:
-        """Read all; for a thread of its own. What cannot be read is left to whoever asks for the keys."""
+        """Read all rows, on a background thread. Best effort: on error, the look-up of a key reads the runs itself."""
         started = time.perf_counter()
         try:
             if not self._given_up:
                 self._read()
-        except Exception as error:  # if it matters, whoever asks for the keys is told
+        except Exception as error:  # best effort: a look-up of the keys reports the error
             self._given_up = True
             _log.debug("keys were not read ahead: %s", error)
         finally:
@@ -108,38 +108,39 @@ class Fetched:
         search_through(self._runs, query, select)
         if self._given_up:
             return
-        there = np.flatnonzero(found_at > DELETED)
+        present = np.flatnonzero(found_at > DELETED)
         shape = shape_of(self._layout)
-        rows = Rows(*gather_rows(found_at[there], query.sought.found_heap[there], shape.width, shape.blobs))
+        rows = Rows(*gather_rows(found_at[present], query.sought.found_heap[present], shape.width, shape.blobs))
         self._rows = memory_run(rows, self._layout, filtered=False)
-        self.row_bytes = _PER_HASH + self._rows.memory / len(there) if len(there) else 0.0
+        self.row_bytes = _PER_HASH + self._rows.memory / len(present) if len(present) else 0.0
         state = np.full(len(self.hashes), _ABSENT, np.uint8)
-        state[there] = _THERE
-        state[found_at == DELETED] = _UNSURE  # of which key is not known
+        state[present] = _PRESENT
+        state[found_at == DELETED] = _UNSURE  # the key that was deleted is not known, only its hash
         self._state = state
 
     def holds(self, hashes: Words) -> NDArray[np.bool_]:
-        """Which of some hashes are among its own."""
+        """Return a mask of the hashes that are among its own."""
         return self._places(hashes)[1]
 
     def _places(self, hashes: Words) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        at = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)
-        return at, self.hashes[at] == hashes
+        positions = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)
+        return positions, self.hashes[positions] == hashes
 
     def search(self, query: Query, select: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Look for selected keys, and return those to seek in the runs; waits for what is being read of them."""
-        at, mine = self._places(query.sought.hashes[select])
+        """Look up the selected keys, and return those to search in the runs; waits for a read in progress."""
+        positions, mine = self._places(query.sought.hashes[select])
         if not mine.any():
             return select
         self._done.wait()
+        # The read failed or was given up: the runs are searched as usual.
         if self._rows is None:
             return select
-        self._asked[at[mine]] = True
-        state = np.where(mine, self._state[at], _UNSURE)
-        left = self._rows.search(query, select[state == _THERE])
+        self._asked[positions[mine]] = True
+        state = np.where(mine, self._state[positions], _UNSURE)
+        left = self._rows.search(query, select[state == _PRESENT])
         return np.sort(np.concatenate([select[state == _UNSURE], left]))
 
 
 def can_be_fetched(runs: Sequence[Run]) -> bool:
-    """Whether hashes alone tell what runs hold of keys: not if these belong to the partition by something else."""
+    """Return whether hashes alone identify rows of the partition: not if rows belong to it by another word."""
     return all(run.view.window.whole or run.view.axis == HASH for run in runs)

@@ -1,4 +1,4 @@
-"""Merging runs, interval by interval of the hash axis, in bounded memory."""
+"""Merging of runs, one hash interval at a time, in bounded memory."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ PIECE_ROWS = 65536
 
 
 class View(NamedTuple):
-    """A run as it is merged: where its blocks come from, and which of its rows count (see `RunRef.window`).
+    """A run as input of a merge: the source of its blocks, and the rows that count (see `RunRef.window`).
 
     Attributes:
-        axis: the word of a row that the window is of.
+        axis: index of the word that the window refers to.
     """
 
     source: BlockSource
@@ -29,8 +29,10 @@ class View(NamedTuple):
     axis: int = HASH
 
     def between(self, lowest: int, highest: int) -> Callable[[], tuple[NDArray[np.int64], BlockTable]]:
-        """Begin to bring the blocks with rows of an interval, both ends included; what is returned waits for how many
-        rows each has, and their addresses.
+        """Start to read the blocks of a hash interval, both ends included.
+
+        Returns:
+            A function that waits for the blocks, and returns the number of rows in each and their addresses.
         """
         index = self.source.index
         if self.axis == HASH and not self.window.meets(HashRange(lowest, highest + 1)):
@@ -54,7 +56,7 @@ class View(NamedTuple):
 
     @property
     def edges(self) -> list[int]:
-        """Where, on the axis of hashes, its rows begin and end to count."""
+        """Hashes at which rows begin and cease to count."""
         return [] if self.window.whole or self.axis != HASH else [self.window.lo, self.window.hi]
 
 
@@ -70,13 +72,13 @@ def merge(
     highest: int = LAST_HASH,
     size: int = PIECE_ROWS,
 ) -> Iterator[Rows]:
-    """The newest version of each key of some runs, in hash order.
+    """Merge runs to the newest version of each key, in hash order.
 
     Args:
         runs: newest first; within one run each key occurs once.
-        layout: the layout of their rows.
-        drop_tombstones: leave out deleted keys; right only if no older run lies below.
-        lowest, highest: the interval of hashes wanted, both ends included.
+        layout: of their rows.
+        drop_tombstones: leave out deleted keys; correct only if no older run lies below.
+        lowest, highest: the hash interval, both ends included.
         size: rows in a piece, roughly; a piece never splits the rows of one hash.
 
     Yields:
@@ -88,7 +90,7 @@ def merge(
     current = lowest
     for number, boundary in enumerate(ends):
         pieces = [bring() for bring in asked]
-        # What lies afar comes while this piece is used, and that of all runs at the same time.
+        # Remote blocks of all runs are requested concurrently, while this piece is in use.
         asked = [run.between(boundary, ends[number + 1] - 1) for run in runs] if boundary <= highest else []
         first = np.zeros(len(runs) + 1, np.int64)
         np.cumsum([len(counts) for counts, _ in pieces], out=first[1:])
@@ -107,9 +109,9 @@ def merge(
 
 
 def _boundaries(runs: Sequence[View], lowest: int, highest: int, size: int) -> Iterator[int]:
-    """Where to cut an interval (each the end of a part, excluded) so that the parts hold about `size` rows.
+    """Yield the exclusive ends of hash intervals with about `size` rows each.
 
-    In one part, all rows of a run count, or none.
+    Within one interval, either all rows of a run count, or no row of it does.
     """
     spans = [(run.source.index, *run.source.index.span(lowest, highest)) for run in runs]
     fences = np.concatenate([index.fence[begin:end] for index, begin, end in spans])
@@ -117,7 +119,7 @@ def _boundaries(runs: Sequence[View], lowest: int, highest: int, size: int) -> I
     order = np.argsort(fences, kind="stable")
     before = np.cumsum(rows[order]) - rows[order]
     cuts = np.searchsorted(before, np.arange(size, int(rows.sum()), size), "left")
-    # Rows of one hash may fill blocks: they stay together.
+    # Rows of one hash may fill several blocks: they stay together.
     ends = fences[order[cuts[cuts < len(order)]]].tolist()
     for end in sorted({*ends, *(edge for run in runs for edge in run.edges)}):
         if lowest < end <= highest:

@@ -1,10 +1,10 @@
-"""Which runs to merge.
+"""Choice of the runs to merge.
 
-Every run that may hold a key costs each lookup a filter, so a key should stand in a few at most; every merge costs
-writing what is merged. Size-tiered picking weighs the two: of all neighbours it merges those that cost least for each
-run that they save. Once the newer runs together are half as large as the oldest, all are merged, which bounds what
-outdated rows take. (Simulated with flushes of random keys: a byte flushed is written 4.5 times, and outdated rows
-take a quarter more, when 40 flushes make up the state; 7.7 times when keys are only ever added.)
+Every run that may hold a key costs each lookup a filter, so few runs should hold a key. Every merge costs writing its
+output. Size-tiered picking weighs the two: it merges the neighbouring runs with the lowest cost for each run saved.
+Once the newer runs together are half as large as the oldest, all are merged, which bounds the space of outdated rows.
+(Simulated with flushes of random keys: a byte flushed is written 4.5 times, and outdated rows take a quarter more, when
+40 flushes make up the state; 7.7 times when keys are only ever added.)
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 MOST_LAYERS = 4
-"""Runs that a key may stand in before some are merged."""
+"""Number of runs that may hold one key before some are merged."""
 
 _OUTDATED = 0.5
-"""Size of the newer runs, compared with the oldest, from which all are merged."""
+"""Size of the newer runs, relative to the oldest, from which all are merged."""
 
 
 class Extent(NamedTuple):
-    """What picking looks at in a run: lowest and highest hash, both included, and bytes."""
+    """The extent of a run: lowest and highest hash, both included, and bytes."""
 
     first: int
     last: int
@@ -28,7 +28,7 @@ class Extent(NamedTuple):
 
 
 class Pick(NamedTuple):
-    """Neighbouring runs to merge: positions `begin` to `end` (excluded), newest first. `whole`: none is older."""
+    """Neighbouring runs to merge: positions `begin` to `end` (excluded), newest first; `whole`: down to the oldest."""
 
     begin: int
     end: int
@@ -36,7 +36,7 @@ class Pick(NamedTuple):
 
 
 def pick(runs: Sequence[Extent], most: int = MOST_LAYERS) -> Pick | None:
-    """Choose neighbouring runs to merge, or None if no key stands in more than `most` runs.
+    """Choose neighbouring runs to merge, or None if at most `most` runs hold any key.
 
     Args:
         runs: newest first.
@@ -52,14 +52,14 @@ def pick(runs: Sequence[Extent], most: int = MOST_LAYERS) -> Pick | None:
         total = sizes[begin]
         for end in range(begin + 2, len(layers) + 1):
             total += sizes[end - 1]
-            each = total / (end - begin - 1)
-            if each <= cost:
-                best, cost = (begin, end), each
+            saved_cost = total / (end - begin - 1)
+            if saved_cost <= cost:
+                best, cost = (begin, end), saved_cost
     return Pick(layers[best[0]][0], layers[best[1] - 1][1], best[1] == len(layers))
 
 
 def layered(runs: Sequence[Extent]) -> list[tuple[int, int]]:
-    """Neighbouring runs (from, to) of which no two overlap: together they are searched like one."""
+    """Group neighbouring runs (from, to) that do not overlap: a group is searched like one run."""
     layers: list[tuple[int, int]] = []
     begin = 0
     for end in range(1, len(runs) + 1):

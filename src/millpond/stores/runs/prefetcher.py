@@ -1,8 +1,8 @@
-"""The prefetching manager of a table (Keyed Prefetching §IV-C): turns announced keys into reads of its runs.
+"""The prefetching manager of a table (Keyed Prefetching §IV-C): turns hinted keys into reads of its runs.
 
-Its buffer has two stages: keys that wait, each once, and keys that are being read or have been. What waits when a
-thread is free is the next read, as far as there is memory: many keys in few merged requests. A key that is asked for
-while it waits is taken out; one that is asked for while it is read is waited for, and not read again.
+Its buffer has two stages: waiting keys, each once, and keys that are being read or were read. When a thread is free,
+the waiting keys are the next read, as far as there is memory: many keys in few merged requests. A waiting key that is
+looked up leaves the buffer. A look-up of a key that is being read waits for that read.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from millpond.stores.runs.run_set import RunSet
 
 
 class Prefetches(NamedTuple):
-    """What came of the hints for one batch.
+    """Prefetch figures of one batch.
 
     Attributes:
-        read: keys that were read ahead. used: how many of them were asked for.
-        dropped: keys for which there was no memory. seconds: how long the longest read took.
+        read: keys that were prefetched. used: those of them that were looked up.
+        dropped: keys for which there was no memory. seconds: duration of the longest read.
     """
 
     read: int = 0
@@ -34,7 +34,7 @@ class Prefetches(NamedTuple):
     seconds: float = 0.0
 
     def stats(self) -> dict[str, int]:
-        """As a table tells it."""
+        """Return the figures under their metric names."""
         return {
             "prefetched_keys": self.read,
             "prefetched_used": self.used,
@@ -44,25 +44,25 @@ class Prefetches(NamedTuple):
 
 
 _FIRST = 256
-"""Keys that are read before it is known how large their rows are."""
+"""Keys in the first read, before the size of their rows is known."""
 _GROWTH = 8
-"""How many times as many keys as the last read the next one may have: what is known of its rows' size is theirs."""
+"""Growth of the number of keys from read to read, at most: the size of rows is known from the last read only."""
 _SHRINKING = 0.75
-"""Of the size of rows, what is believed after a read of smaller ones."""
+"""Factor by which the estimated row size shrinks, at most, after a read of smaller rows."""
 _MARGIN = 0.8
-"""Of the memory that is left, what a read should take: rows may be larger than those before."""
+"""Share of the remaining memory that a read may take: rows may be larger than estimated."""
 _NONE: Words = np.empty(0, np.uint64)
 
 
 class Prefetcher:
-    """Reads keys of one table ahead, in the background. `announce` may be called from any thread.
+    """Prefetches keys of one table, in the background. `prefetch` may be called from any thread.
 
     Args:
-        runs: of the table. pool: where they are read; its threads may wait.
-        limit: how many bytes may be held for keys that were not asked for yet.
+        runs: of the table. pool: runs the reads; its threads may block.
+        limit: returns the bytes that may be held for keys that were not looked up yet.
 
     Attributes:
-        latest: what came of the hints for the batch that ended last.
+        latest: prefetch figures of the last batch.
     """
 
     def __init__(self, runs: RunSet, pool: Executor, limit: Callable[[], int]) -> None:
@@ -70,7 +70,7 @@ class Prefetcher:
         self._pool = pool
         self._limit = limit
         self._lock = threading.Lock()
-        self._waiting: dict[int, Words] = {}  # in order, by the version that the batch reads which will ask for them
+        self._waiting: dict[int, Words] = {}  # ascending hashes, by the version read by the batch that needs them
         self._reading: Fetched | None = None
         self._due = self._closed = False
         self._dropped = 0
@@ -78,11 +78,11 @@ class Prefetcher:
         self._most = _FIRST
         self.latest = Prefetches()
 
-    def announce(self, hashes: Words, needed: int) -> None:
-        """Let keys be read that are not in memory.
+    def prefetch(self, hashes: Words, needed: int) -> None:
+        """Queue keys for reading that are not in memory.
 
         Args:
-            hashes: theirs, in order, each once. needed: the version that the batch reads which will ask for them.
+            hashes: of the keys, ascending, each once. needed: the version read by the batch that needs the keys.
         """
         with self._lock:
             if self._closed:
@@ -94,7 +94,7 @@ class Prefetcher:
                 hashes = hashes[~fetched.holds(hashes)]
             if not len(hashes):
                 return
-            # Those that were announced first go first, whoever may flood the slot behind them.
+            # Earlier hints take precedence, so that a flood of later ones cannot displace them.
             room = max(0, self._room() - sum(map(len, self._waiting.values())))
             self._dropped += max(0, len(hashes) - room)
             if room:
@@ -105,11 +105,11 @@ class Prefetcher:
             self._submit()
 
     def _room(self) -> int:
-        """For how many keys there is memory beside what was read, or is being read."""
+        """Return the number of keys that have memory besides keys read or being read."""
         return int((self._limit() - self._runs.fetched_memory) / self._row_bytes)
 
     def _is_due(self) -> bool:
-        """Whether a thread is to be asked for."""
+        """Return whether a read has to be submitted, and note that it will be."""
         due = bool(self._waiting) and not self._due and not self._closed
         self._due = self._due or due
         return due
@@ -117,11 +117,11 @@ class Prefetcher:
     def _submit(self) -> None:
         try:
             self._pool.submit(self._read)
-        except RuntimeError:  # the slot ends
+        except RuntimeError:  # the slot is shutting down
             self.close()
 
     def _read(self) -> None:
-        """Read what waits: until here, it is looked for by who asks for it, who waits for no other reads."""
+        """Read waiting keys. Until they leave the queue here, a look-up takes them out of it, and waits for no read."""
         with self._lock:
             fetched = self._reading = self._next()
         try:
@@ -138,54 +138,55 @@ class Prefetcher:
                 self._submit()
 
     def _next(self) -> Fetched | None:
-        """What is to be read next, of that which is needed first."""
+        """Take the keys of the next read from the queue, those needed first."""
         while self._waiting and not self._closed:
             needed = min(self._waiting)
             hashes = self._waiting.pop(needed)
             for fetched in self._runs.fetched:
                 hashes = hashes[~fetched.holds(hashes)]
-            some = hashes[: min(int(_MARGIN * self._room()), self._most)]
-            if not len(some):
+            chosen = hashes[: min(int(_MARGIN * self._room()), self._most)]
+            if not len(chosen):
                 self._dropped += len(hashes)
                 continue
-            if len(some) < len(hashes):
-                self._waiting[needed] = hashes[len(some) :]
-            following = self._runs.fetch(some, needed, int(len(some) * self._row_bytes))
+            if len(chosen) < len(hashes):
+                self._waiting[needed] = hashes[len(chosen) :]
+            following = self._runs.fetch(chosen, needed, int(len(chosen) * self._row_bytes))
             if following is None:
                 self._waiting.clear()
             return following
         return None
 
     def _learn(self, fetched: Fetched) -> None:
-        """See from what was read how large rows are; what has outgrown the memory is let go of."""
+        """Learn the row size from a read; release its rows if they exceed the memory, or if the read failed."""
         count = len(fetched.hashes)
         self._row_bytes = max(fetched.row_bytes, _SHRINKING * self._row_bytes, 16.0)
         self._most = _GROWTH * max(count, _FIRST)
         if self._runs.fetched_memory > self._limit():
-            self._runs.let_go(fetched)
+            self._runs.release(fetched)
             self._dropped += count
-        elif not fetched.read_keys:  # it failed: others may announce them again
-            self._runs.let_go(fetched)
+        elif not fetched.read_keys:  # the read failed: the keys may be hinted again
+            self._runs.release(fetched)
 
     def take(self, hashes: Words) -> None:
-        """Keys that are asked for now need no reading ahead any more.
+        """Remove keys from the queue that are being looked up now.
 
-        What does not wait when this returns is in `RunSet.fetched`, where the caller waits for it, or will not be read.
+        When this returns, a key is either in `RunSet.fetched`, where the caller waits for it, or will not be read.
         """
-        with self._lock:  # first: a thread may just take what waits, to have it fetched
+        with self._lock:  # must be taken first: `_read` may be moving keys from the queue to `fetched`
             hashes = np.sort(hashes) if self._waiting else hashes
             for needed, waiting in list(self._waiting.items()):
-                # Few are asked for at a time, many may wait.
-                at = np.minimum(np.searchsorted(waiting, hashes), len(waiting) - 1)
-                at = at[waiting[at] == hashes]
-                if len(at):
-                    self._waiting[needed] = np.delete(waiting, at)
+                # Few keys are looked up at a time, while many may wait.
+                positions = np.minimum(np.searchsorted(waiting, hashes), len(waiting) - 1)
+                positions = positions[waiting[positions] == hashes]
+                if len(positions):
+                    self._waiting[needed] = np.delete(waiting, positions)
                     if not len(self._waiting[needed]):
                         del self._waiting[needed]
 
     def over(self, version: int) -> None:
-        """Let go of what was read for batches up to the one that read a version; what that one has not asked for may
-        have come too late for it, and stays until the next is over.
+        """Release rows prefetched for batches up to the one that read `version`, and close its figures.
+
+        Rows that this batch did not look up may have come too late for it; they stay until the next batch ends.
         """
         with self._lock:
             gone = self._runs.drop_fetched(version)
@@ -200,7 +201,7 @@ class Prefetcher:
             self._waiting = {needed: waiting for needed, waiting in self._waiting.items() if needed >= version}
 
     def close(self) -> None:
-        """Read no further."""
+        """Stop reading."""
         with self._lock:
             self._closed = True
             self._waiting.clear()
@@ -209,6 +210,6 @@ class Prefetcher:
 
 
 def _among(hashes: Words, known: Words) -> NDArray[np.bool_]:
-    """Which of some hashes are among others, which are in order and at least one."""
-    there: NDArray[np.bool_] = known[np.minimum(np.searchsorted(known, hashes), len(known) - 1)] == hashes
-    return there
+    """Return a mask of the hashes that are among `known`, which is ascending and not empty."""
+    present: NDArray[np.bool_] = known[np.minimum(np.searchsorted(known, hashes), len(known) - 1)] == hashes
+    return present

@@ -1,4 +1,4 @@
-"""One immutable hash-ordered run: how keys are looked for in it."""
+"""An immutable hash-ordered run, and the search for keys in it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from millpond.kernels.runs.gather import addresses, gather_rows
 from millpond.kernels.runs.search import (
     DELETED,
     KEY_PLACES,
+    PrefetchKeys,
     RunBlocks,
-    Sought,
     likely_places,
     locate,
     probe,
@@ -34,55 +34,56 @@ from millpond.layout import HASH, META, NULLS, HashRange, RowLayout, Rows, Words
 from millpond.stores.runs.merge import View, merge
 
 _USELESS = 0.9
-"""Share of keys that pass a filter from which it is not asked for the next `_IDLE` searches."""
+"""Share of keys that pass a filter from which the filter is skipped for the next `_IDLE` searches."""
 _IDLE = 7
 _ROWS_PER_KEY = 64
-"""Rows for each key sought from which probing is quicker than reading them all (measured on rows of 48 bytes)."""
+"""Rows per searched key from which probing is faster than reading all rows (measured on rows of 48 bytes)."""
 _NO_STAMP = 1 << 48
 _PART_BLOCKS = 64
-"""Blocks of rows that are probed while the next ones come from a disk."""
+"""Blocks probed at a time while the next ones are read from disk."""
 _SIDE_BY_SIDE = 4
-"""Runs that are searched at a time, where each step waits for requests."""
+"""Remote runs that are searched concurrently."""
 
 Search = Generator[None, None, NDArray[np.int32]]
-"""A search that pauses when it has asked for something; it ends with the keys to seek in older runs."""
+"""A search that pauses after each request; its result is the keys to search in older runs."""
 
 
 @dataclass(eq=False)
 class Query:
-    """Keys looked up together, in hash order, and what has been found of them so far.
+    """Keys looked up together, in hash order, and their rows found so far.
 
     Attributes:
         keys: the key table; keys_at: the address of its words, the words of a row, and the address of its heap.
-        sought: the hashes, and what is found.
-        pins: keeps what the addresses point to alive.
-        places: where the key stands, if not where the layout says.
+        sought: the hashes, and the addresses of rows found.
+        pins: objects that keep the addressed memory alive.
+        places: places of the key columns, if they differ from the layout's.
     """
 
     keys: Rows
     keys_at: tuple[int, int, int]
-    sought: Sought
+    sought: PrefetchKeys
     pins: list[Any] = field(default_factory=list)
     places: NDArray[Any] | None = None
 
     @classmethod
     def of(cls, keys: Rows, pending: NDArray[np.int64]) -> Query:
-        """A query for some rows of a key table."""
-        if keys.words.strides[1] != 8 or keys.words.strides[0] % 8:
-            keys = Rows(np.ascontiguousarray(keys.words), keys.heap)
+        """Create a query for the pending rows of a key table."""
+        keys = keys.contiguous()
         hashes, order = order_by_hash(keys.words[pending, HASH])
         count = len(hashes)
-        at = (data_of(keys.words), keys.words.strides[0] // 8, data_of(keys.heap))
-        return cls(keys, at, Sought(hashes, pending[order], np.zeros(count, np.uint64), np.zeros(count, np.uint64)))
+        keys_at = (data_of(keys.words), keys.words.strides[0] // 8, data_of(keys.heap))
+        return cls(
+            keys, keys_at, PrefetchKeys(hashes, pending[order], np.zeros(count, np.uint64), np.zeros(count, np.uint64))
+        )
 
     def again(self) -> Query:
-        """The same query, of which nothing has been found."""
+        """Copy the query, without any rows found."""
         sought, nothing = self.sought, np.zeros((2, len(self.sought.hashes)), np.uint64)
-        return Query(self.keys, self.keys_at, Sought(sought.hashes, sought.order, *nothing), places=self.places)
+        return Query(self.keys, self.keys_at, PrefetchKeys(sought.hashes, sought.order, *nothing), places=self.places)
 
     @classmethod
     def by_hash(cls, hashes: Words) -> Query:
-        """A query for some row of each of some hashes (ascending, each once), whatever its key."""
+        """Create a query for one row of each hash (ascending, each once), whatever its key."""
         words = np.zeros((len(hashes), NULLS + 1), np.uint64)
         words[:, HASH] = hashes
         query = cls.of(Rows(words, np.empty(0, np.uint8)), np.arange(len(hashes)))
@@ -94,13 +95,13 @@ class Run:
     """One immutable hash-ordered run, in memory or in a file.
 
     Args:
-        source: where its blocks come from.
+        source: source of its blocks.
         ref: its file, if it has one.
-        range_: the hashes that it is opened for; it may hold others, which nobody asks for.
-        axis: the word of a row by which it belongs to a partition (see `stores.windows`).
+        range_: the hash range that it is opened for; the run may hold other rows, which no look-up asks for.
+        axis: index of the word by which rows belong to a partition (see `stores.windows`).
 
     Attributes:
-        view: the run for merges. range: the hashes of its rows that count.
+        view: the run as input of merges. range: the hash range of rows that count.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class Run:
 
     @property
     def due(self) -> int:
-        """A stamp below which no row is that expires and was not brought into memory."""
+        """Lower bound of the stamps of expiring rows that were not read into memory yet."""
         if self._due is None:
             self._due = self.ref.oldest if self.ref is not None else _oldest(self.view)
         return self._due
@@ -130,20 +131,20 @@ class Run:
         self._due = stamp
 
     def inherit(self, inputs: Sequence[Run]) -> None:
-        """Hold the rows of other runs, or the newest of them: what is known of those holds for this one too."""
+        """Inherit `due` from the runs whose rows, or newest rows, this run holds."""
         if any(run._due is not None for run in inputs):
             self._due = max(self.due, min(run.due for run in inputs))
 
     @property
     def rows(self) -> int:
-        """Number of rows, tombstones included; of a narrowed run, those of the blocks in its range."""
+        """Number of rows, tombstones included; of a restricted run, those of the blocks in its range."""
         index = self.source.index
         begin, end = index.span(self.range.lo, self.range.hi - 1)
         return int(index.starts[end] - index.starts[begin])
 
     @property
     def far(self) -> bool:
-        """Whether its blocks are brought by requests."""
+        """Whether its blocks are read by remote requests."""
         return not self.source.resident and not self.source.distant
 
     @property
@@ -152,15 +153,15 @@ class Run:
         return self.source.memory
 
     def close(self) -> None:
-        """Let go of caches and files."""
+        """Release caches and files."""
         self.source.close()
 
     def search(self, query: Query, select: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Look for the selected keys of a query, note what is found, and return those to seek in older runs."""
+        """Look up the selected keys of a query, record the rows found, and return the keys to search in older runs."""
         return _ended(self.searching(query, select))
 
     def searching(self, query: Query, select: NDArray[np.int32]) -> Search:
-        """As `search`, with pauses behind what others may wait for at the same time."""
+        """Search as `search`, pausing after each request, so that several searches can wait concurrently."""
         if self.view.window.whole:
             return (yield from self._search(query, select))
         values = query.keys.words[query.sought.order[select], self.view.axis]
@@ -182,7 +183,7 @@ class Run:
         blocks = np.empty(count, np.int32)
         locate(query.sought.hashes, inside, count, index.fence, blocks)
         admitted = np.empty(count, np.int32)
-        if self._filter_idle > 0:  # two threads may both take the last one away
+        if self._filter_idle > 0:  # not exact: two threads may both decrement it
             self._filter_idle -= 1
             admitted = np.arange(count, dtype=np.int32)
         else:
@@ -210,34 +211,35 @@ class Run:
         admitted: NDArray[np.int32],
         done: NDArray[np.uint8],
     ) -> Iterator[None]:
-        """Probe block after block, so that only some are in memory at a time; what is found is copied out."""
+        """Probe block by block, so that few blocks are in memory group_of_key a time; rows found are copied."""
         if not len(admitted):
             return
         first = blocks[admitted].astype(np.int64)
         fence = self.source.index.fence
         hashes = query.sought.hashes[select[admitted]]
         last = first.copy()
-        # Rows of one hash may go on in the next blocks.
+        # Rows of one hash may continue in the next blocks.
         runs_on = np.flatnonzero(fence[np.minimum(first + 1, len(fence) - 1)] == hashes)
         last[runs_on] = np.searchsorted(fence, hashes[runs_on], "right") - 1
         last = np.maximum(last, first)
-        # Keys of one first block, and the blocks of each of them; the last of these may be the first of the next keys.
+        # Group keys by their first block, with the blocks of each group. Its last block may be the next group's first.
         begins = np.flatnonzero(np.diff(first, prepend=-1))
         counts = np.maximum.reduceat(last, begins) - first[begins] + 1
         group_at = np.cumsum(counts) - counts
-        at = np.repeat(group_at, np.diff(np.append(begins, len(first))))
+        group_of_key = np.repeat(group_at, np.diff(np.append(begins, len(first))))
         beside = np.arange(int(counts.sum())) - np.repeat(group_at, counts)
         shape = shape_of(self.layout)
         parts = self.source.parts(np.repeat(first[begins], counts) + beside, beside > 0)
         yield
         for part in parts:
-            begin, end = np.searchsorted(at, (part.begin, part.end)).tolist()
+            begin, end = np.searchsorted(group_of_key, (part.begin, part.end)).tolist()
             self._probe(query, select, blocks, admitted[begin:end], done, part.table)
             positions = select[admitted[begin:end]]
             found_at, found_heap = query.sought.found_at, query.sought.found_heap
             positions = positions[found_at[positions] > DELETED]
             rows = gather_rows(found_at[positions], found_heap[positions], shape.width, shape.blobs)
             found_at[positions], found_heap[positions] = addresses(*rows)
+            # The copies replace the blocks that `_probe` has pinned, which frees their memory.
             query.pins[-1] = rows
             del part
             yield
@@ -273,7 +275,7 @@ class Run:
             look(query.sought, select, blocks, part, run, index.highest, *query.keys_at, places, done)
 
     def _parts(self, blocks: NDArray[np.int32], admitted: NDArray[np.int32]) -> Iterator[NDArray[np.int32]]:
-        """The keys of some blocks at a time, while the next blocks are on their way into memory."""
+        """Yield the keys of some blocks at a time, while the next blocks are being read."""
         first = blocks[admitted]
         cuts = np.flatnonzero(np.diff(first // _PART_BLOCKS)) + 1
         bounds = [0, *cuts.tolist(), len(admitted)]
@@ -286,23 +288,25 @@ class Run:
 
 
 def search_through(runs: Sequence[Run], query: Query, select: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Look for the selected keys of a query in runs, newest first, and return those that are in none.
+    """Look up the selected keys of a query in runs, newest first, and return those that no run holds.
 
-    Where each step of a search waits for requests, runs are searched side by side, and the newest that has a key
-    counts: some keys are read in vain, but nobody waits for one run after the other.
+    Remote runs are searched concurrently, and the newest that has a key counts. Some keys are then read in vain, but
+    the look-up does not wait for one run after the other.
     """
     for number, run in enumerate(runs):
         if not len(select):
             break
-        rest = runs[number:]
-        if run.far and len(rest) > 1:
-            found = [query.again() for _ in rest]
-            _side_by_side([each.searching(own, select) for each, own in zip(rest, found, strict=True)])
-            for own in found:
-                new = np.flatnonzero((query.sought.found_at == 0) & (own.sought.found_at != 0))
-                query.sought.found_at[new] = own.sought.found_at[new]
-                query.sought.found_heap[new] = own.sought.found_heap[new]
-                query.pins += own.pins
+        remaining_runs = runs[number:]
+        if run.far and len(remaining_runs) > 1:
+            queries = [query.again() for _ in remaining_runs]
+            _search_concurrently(
+                [older.searching(other, select) for older, other in zip(remaining_runs, queries, strict=True)]
+            )
+            for other in queries:
+                new = np.flatnonzero((query.sought.found_at == 0) & (other.sought.found_at != 0))
+                query.sought.found_at[new] = other.sought.found_at[new]
+                query.sought.found_heap[new] = other.sought.found_heap[new]
+                query.pins += other.pins
             left: NDArray[np.int32] = select[query.sought.found_at[select] == 0]
             return left
         select = run.search(query, select)
@@ -310,7 +314,7 @@ def search_through(runs: Sequence[Run], query: Query, select: NDArray[np.int32])
 
 
 def _ended(search: Search) -> NDArray[np.int32]:
-    """Go through with a search, and return what it does."""
+    """Run a search to its end, and return its result."""
     while True:
         try:
             next(search)
@@ -319,8 +323,8 @@ def _ended(search: Search) -> NDArray[np.int32]:
             return left
 
 
-def _side_by_side(searches: Sequence[Search]) -> None:
-    """Go through with some searches, of which some wait for requests at a time, in this thread."""
+def _search_concurrently(searches: Sequence[Search]) -> None:
+    """Run searches to their ends on this thread, several of them waiting for requests at a time."""
     waiting, going = deque(searches), deque[Search]()
     try:
         while waiting or going:
@@ -336,11 +340,11 @@ def _side_by_side(searches: Sequence[Search]) -> None:
 
 
 def _oldest(run: View) -> int:
-    """The lowest stamp of a run's rows, tombstones aside."""
+    """Return the lowest stamp of a run's rows, tombstones excluded."""
     pieces = merge([run], run.source.layout, drop_tombstones=True)
     return min((int(rows.words[:, META].min() >> np.uint64(STAMP_SHIFT)) for rows in pieces), default=_NO_STAMP)
 
 
 def memory_run(rows: Rows, layout: RowLayout, *, filtered: bool = True) -> Run:
-    """A run in memory: rows in hash order, each key once (see `sort_rows`)."""
+    """Create a run in memory from rows in hash order, each key once (see `sort_rows`)."""
     return Run(MemorySource(rows, layout, filtered=filtered))

@@ -21,12 +21,12 @@ class RunSet:
     """The runs of one table, newest first.
 
     Args:
-        layout: the layout of their rows.
+        layout: of their rows.
         runs: the runs, newest first.
-        range_: the hashes that the table is about; rows outside of it are not shown by scans.
+        range_: the hash range of the table; scans skip rows outside it.
 
     Attributes:
-        fetched: what was read of some hashes before their keys are asked for.
+        fetched: prefetched rows of hinted keys.
     """
 
     def __init__(self, layout: RowLayout, runs: Sequence[Run] = (), range_: HashRange = HashRange()) -> None:  # noqa: B008
@@ -48,11 +48,11 @@ class RunSet:
 
     @property
     def fetched_memory(self) -> int:
-        """Bytes that what was fetched holds."""
+        """Bytes of memory that prefetched rows hold."""
         return sum(fetched.memory for fetched in self.fetched)
 
     def fetch(self, hashes: Words, needed: int, expected: int = 0) -> Fetched | None:
-        """Have what the runs hold of some hashes read by who asks for it (see `Fetched`); None if that cannot be."""
+        """Create a prefetch of hashes, which the caller reads (see `Fetched`); None if the runs do not allow it."""
         with self._lock:
             if not self.runs or not can_be_fetched(self.runs):
                 return None
@@ -61,17 +61,17 @@ class RunSet:
             return fetched
 
     def drop_fetched(self, version: int) -> list[Fetched]:
-        """Let go of what was fetched for batches before the one that reads a version, and of what nobody will ask for.
+        """Release rows prefetched for batches before the one that reads `version`, and rows no longer needed.
 
-        Rows that came too late for the batch that they were expected in are in the next one.
+        Rows that came too late for the batch that they were expected in stay for the next one.
         """
-        return self._let_go(lambda one: one.needed < version or (one.needed == version and one.exhausted))
+        return self._release(lambda one: one.needed < version or (one.needed == version and one.exhausted))
 
-    def let_go(self, fetched: Fetched) -> None:
-        """Let go of something that was fetched."""
-        self._let_go(lambda one: one is fetched)
+    def release(self, fetched: Fetched) -> None:
+        """Release a prefetch."""
+        self._release(lambda one: one is fetched)
 
-    def _let_go(self, which: Callable[[Fetched], bool]) -> list[Fetched]:
+    def _release(self, which: Callable[[Fetched], bool]) -> list[Fetched]:
         with self._lock:
             gone = [fetched for fetched in self.fetched if which(fetched)]
             self.fetched = tuple(fetched for fetched in self.fetched if not which(fetched))
@@ -80,35 +80,36 @@ class RunSet:
         return gone
 
     def add(self, run: Run) -> None:
-        """Put a run in front: it is newer than all others."""
+        """Add a run that is newer than all others."""
         with self._lock:
             self.runs = (run, *self.runs)
 
     def replace(self, old: Sequence[Run], new: Sequence[Run]) -> None:
-        """Put some runs in the place of neighbouring ones: a file for its memory run, a merged run for its inputs."""
-        at = self.runs.index(old[0])
-        if self.runs[at : at + len(old)] != tuple(old):
+        """Replace neighbouring runs: a run in memory by its file, or inputs by the merged run."""
+        position = self.runs.index(old[0])
+        if self.runs[position : position + len(old)] != tuple(old):
             raise ValueError("the runs to replace are not neighbours of this set")
         for run in new:
             run.inherit(old)
         with self._lock:
-            self.runs = (*self.runs[:at], *new, *self.runs[at + len(old) :])
+            self.runs = (*self.runs[:position], *new, *self.runs[position + len(old) :])
             for fetched in self.fetched:
                 if fetched.first is old[0] and new:
+                    # The new run holds the same rows, so the prefetch still stands for it.
                     fetched.first = new[0]
-                elif fetched.first in old:  # it would hide newer rows now
+                elif fetched.first in old:  # its rows would hide newer ones now
                     fetched.give_up()
             self.fetched = tuple(fetched for fetched in self.fetched if fetched.first in self.runs)
 
     def lookup(self, keys: Rows, pending: NDArray[np.int64]) -> Found:
-        """Find the newest live version of some keys.
+        """Find the newest live version of keys.
 
         Args:
-            keys: rows of which the words hash, nulls and key columns are filled, in this set's layout.
-            pending: which of them to look for.
+            keys: rows with the words hash, nulls and key columns filled, in this set's layout.
+            pending: positions of the keys to look up.
 
         Returns:
-            Those found, in hash order.
+            The rows found, in hash order of their keys.
         """
         query = Query.of(keys, pending)
         select = np.arange(len(query.sought.hashes), dtype=np.int32)
@@ -119,13 +120,14 @@ class RunSet:
                 if fetched.first is run:
                     select = search_through(runs[begin:number], query, select)
                     begin = number
+                    # Prefetched rows stand for all runs from `first` on, so only newer runs are searched before them.
                     select = fetched.search(query, select)
         search_through(runs[begin:], query, select)
         hits = np.flatnonzero(query.sought.found_at > DELETED)
         return Found(query.sought.order[hits], query.sought.found_at[hits], query.sought.found_heap[hits], query.pins)
 
     def scan(self, extra: Rows | None = None, size: int = PIECE_ROWS) -> Iterator[Rows]:
-        """All live rows in hash order, in pieces of about `size` rows.
+        """Yield all live rows in hash order, in pieces of about `size` rows.
 
         Args:
             extra: rows in hash order that are newer than every run, each key once.

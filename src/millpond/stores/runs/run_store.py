@@ -1,4 +1,4 @@
-"""Where runs are written to and read from: the state location, with copies on the local disk."""
+"""Writing and reading runs, in the state location and in copies on the local disk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from millpond.errors import MillpondError, StateDamagedError
 from millpond.files.backends.filesystem import FileSystem, Write
-from millpond.files.backends.patience import patiently
+from millpond.files.backends.retry import with_retries
 from millpond.files.formats.blocks import BlockSource
 from millpond.files.formats.conversion import convertible
 from millpond.files.formats.run import OtherColumnsError, RunWriter, Target
@@ -37,22 +37,22 @@ _log = logging.getLogger(__name__)
 class RunStore:
     """Writes runs to the state location and opens them. Thread-safe.
 
-    In a location on a local disk, runs are raw and used where they lie. Anywhere else they are compressed, and copied
-    to the local disk, raw, as far as there is room.
+    In a location on a local disk, runs are uncompressed and used in place. Anywhere else they are compressed, and
+    copied to the local disk, uncompressed, as far as there is room.
 
     Args:
         files: the state location.
-        local: directory for raw copies, which are mapped into memory.
-        disk: bytes of local copies, at most; 0 for none. admission: when a file that is read from afar gets one (see
-            `HistoryPolicy`).
-        renew: makes the directory again when it is gone (see `LocalCache`).
-        memory: bytes of blocks and filters of files without local copy that are kept in memory, at most; and bytes
-            that may be on their way to lookups.
-        threads: requests to the state location at a time.
-        prefix: what names of new files begin with.
+        local: directory for uncompressed copies, which are mapped into memory.
+        disk: bytes of local copies, at most; 0 for none. admission: threshold from which a remote file gets a copy
+            (see `HistoryPolicy`).
+        renew: recreates the directory when it is missing (see `LocalCache`).
+        memory: bytes of cached blocks and filters of files without local copy, at most; the same limit applies to bytes
+            being read for look-ups.
+        threads: concurrent requests to the state location, at most.
+        prefix: prefix of the names of new files.
 
     Attributes:
-        copies: the local copies, which other stores may share. cache: the blocks in memory.
+        copies: the local copies, which other stores may share. cache: the cached blocks.
     """
 
     def __init__(
@@ -82,13 +82,12 @@ class RunStore:
         """Write a run and open it; returns when it is durable in the state location.
 
         Args:
-            rows: rows in hash order, each key once, whole or in pieces; pieces are written as they come, and sent to
-                the state location meanwhile.
+            rows: rows in hash order, each key once, whole or in pieces; pieces are written and uploaded as they come.
             layout: their layout.
 
         Raises:
-            TransientError: the store failed. What is in memory has been written again some times; pieces that come
-                once cannot be, so who makes them has to make them again.
+            TransientError: the store failed. Rows in memory have been retried several times; an iterator of pieces
+                cannot be, so the caller has to make the pieces again.
         """
         name = f"{FOLDER}{self._prefix}{uuid.uuid4().hex}.run"
         pieces = [rows] if isinstance(rows, Rows) else rows
@@ -96,7 +95,7 @@ class RunStore:
             ref, source = self._in_place.write(name, pieces, layout)
             return Run(source, ref)
         if isinstance(pieces, Sequence):
-            ref, mapped = patiently(lambda: self._upload(name, pieces, layout))
+            ref, mapped = with_retries(lambda: self._upload(name, pieces, layout))
         else:
             ref, mapped = self._upload(name, pieces, layout)
         return Run(self._source(ref, layout, mapped), ref)
@@ -113,8 +112,8 @@ class RunStore:
         return ref, self._admit(name, layout, staged, written=True) if os.path.exists(staged) else None
 
     def _admit(self, name: str, layout: RowLayout, staged: str, *, written: bool) -> MappedSource | None:
-        """Take in a copy that is whole, and map it, unless the policy does not want it."""
-        mapped = MappedSource(staged, layout, checked=True)  # before it may be deleted again
+        """Admit a complete copy to the cache, and map it. Returns None if the policy rejects it."""
+        mapped = MappedSource(staged, layout, checked=True)  # before eviction may delete the file
         mapped.path = self.copies.place(name)
         return mapped if self.copies.admit(name, staged, written=written) else None
 
@@ -144,18 +143,18 @@ class RunStore:
         axis: int = HASH,
         earlier: Collection[TableSchema] = (),
     ) -> Run:
-        """Open a run for a range of hashes: from its local copy, or else from the state location.
+        """Open a run for a hash range, from its local copy or from the state location.
 
-        A run without local copy gets one in the background if there is room, unless it is opened for a part of its
-        hashes only.
+        A run without local copy gets one in the background if there is room, unless it is opened for only a part of
+        its hashes.
 
         Args:
-            axis: the word of a row by which it belongs to a partition (see `stores.windows`).
-            earlier: schemas that the table has had before: rows of theirs are converted when they are read.
+            axis: index of the word by which rows belong to a partition (see `stores.windows`).
+            earlier: earlier schemas of the table: rows with one of these are converted when they are read.
 
         Raises:
-            StateDamagedError: the file is missing, cut short or altered.
-            StateIncompatibleError: its rows are of another layout, or its format is newer.
+            StateDamagedError: the file is missing, truncated or altered.
+            StateIncompatibleError: its rows have another layout, or its format is newer.
         """
         try:
             source = self._opened(ref, layout, range_)
@@ -171,6 +170,7 @@ class RunStore:
         if self._in_place is not None and (lying := self._in_place.open(ref, layout)) is not None:
             return lying
         source = self._source(ref, layout, self._map(ref, layout))
+        # A copy of the whole file does not pay if this partition reads only a part of it.
         whole = range_.meet(range_of(ref.window)).has(HashRange(ref.first, ref.last + 1))
         if not source.mapped and whole:
             self._hydrate_if(source, self.copies.expects)
@@ -184,19 +184,19 @@ class RunStore:
         axis: int = HASH,
         earlier: Collection[TableSchema] = (),
     ) -> list[Run]:
-        """Open the runs of a table (see `open`), reading their footers side by side."""
+        """Open the runs of a table (see `open`), reading their footers concurrently."""
         if len(refs) < 2:
             return [self.open(ref, layout, range_, axis, earlier) for ref in refs]
         return list(self._requests.map(lambda ref: self.open(ref, layout, range_, axis, earlier), refs))
 
     def hydrate(self, source: CachedSource) -> None:
-        """Make a local copy of a run's file and use it, unless it has one. Failures leave the run as it was."""
+        """Make a local copy of a run's file and use it, unless it has one. A failure leaves the run unchanged."""
         with source.copying:
             if not source.mapped:
                 self._hydrate(source)
 
     def _hydrate_if(self, source: CachedSource, pays: Callable[[str, int], bool]) -> None:
-        """Make a local copy in the background if that pays, now and when its turn comes."""
+        """Make a local copy in the background if `pays` agrees, both now and when the copy is due to start."""
         name, size = source.ref.name, _raw_size(source.ref, source.layout)
         if not pays(name, size):
             return
@@ -229,7 +229,7 @@ class RunStore:
             mapped = self._admit(name, source.layout, staged, written=False)
             if mapped is not None:
                 source.adopt(mapped)
-                if source.closed:  # and maybe forgotten, before there was anything to delete
+                if source.closed:  # `forget` may have run before the copy existed
                     self.copies.drop(name)
         except (MillpondError, OSError, _EndedError) as error:
             _log.debug("no local copy of %s: %s", name, error)
@@ -237,7 +237,7 @@ class RunStore:
                 os.unlink(staged)
 
     def forget(self, run: Run) -> None:
-        """Give up what is kept of a run that is no longer part of the state; its file stays in the state location."""
+        """Drop the cached parts of a run that is no longer part of the state; its file stays in the state location."""
         run.close()
         if run.ref is not None:
             self.copies.drop(run.ref.name)
@@ -247,9 +247,9 @@ class RunStore:
             return RemoteSource(self._files, ref, layout, self.cache, self._requests, self._allowance)
 
         def copy(source: CachedSource) -> None:
-            made = self._map(ref, layout)  # for another partition that reads the file
-            if made is not None:
-                source.adopt(made)
+            mapped_copy = self._map(ref, layout)  # another partition may have copied the file
+            if mapped_copy is not None:
+                source.adopt(mapped_copy)
             else:
                 self._hydrate_if(source, self.copies.wants)
 
@@ -268,11 +268,11 @@ class RunStore:
         return mapped
 
     def stats(self) -> dict[str, int]:
-        """Figures of files that lie far away.
+        """Return figures of remote files.
 
-        `disk_bytes`, `cache_bytes`: of local copies, of cached blocks. `disk_blocks`, `memory_blocks`, `remote_blocks`:
-        how many blocks and filters came from local copies, from the cache of blocks, from afar. `copied_bytes`: of
-        local copies for which files were read.
+        `disk_bytes`, `cache_bytes`: bytes of local copies, of cached blocks. `disk_blocks`, `memory_blocks`,
+        `remote_blocks`: blocks and filters read from local copies, from the block cache, from remote storage.
+        `copied_bytes`: bytes of local copies for which files were read.
         """
         return {
             "disk_bytes": self.copies.bytes,
@@ -284,17 +284,17 @@ class RunStore:
         }
 
     def close(self) -> None:
-        """End the threads; runs that are open must not be used any more."""
+        """End the threads; open runs must not be used afterwards."""
         self._hydrator.shutdown(wait=True, cancel_futures=True)
         self._requests.shutdown(wait=True, cancel_futures=True)
 
 
 class _EndedError(Exception):
-    """Nobody needs what was being copied."""
+    """Raised to stop a copy that is no longer needed."""
 
 
 def _while(going: Callable[[], bool], pieces: Iterable[Rows]) -> Iterator[Rows]:
-    """Pieces, as long as it goes on."""
+    """Yield pieces while `going` returns True; raise otherwise."""
     for piece in pieces:
         if not going():
             raise _EndedError
@@ -302,15 +302,15 @@ def _while(going: Callable[[], bool], pieces: Iterable[Rows]) -> Iterator[Rows]:
 
 
 def _same(mapped: MappedSource, ref: RunRef) -> bool:
-    """Whether a local copy is, by all that the reference tells, one of that file."""
+    """Return whether a local copy matches the file's reference in all recorded properties."""
     index = mapped.index
     first = int(index.fence[0]) if index.count else 0
-    here = index.rows, first, index.highest, *mapped.stamps
-    return here == (ref.rows, ref.first, ref.last, ref.oldest, ref.newest)
+    properties = index.rows, first, index.highest, *mapped.stamps
+    return properties == (ref.rows, ref.first, ref.last, ref.oldest, ref.newest)
 
 
 def _raw_size(ref: RunRef, layout: RowLayout) -> int:
-    """Bytes of a local copy, about: long values may take more, filters are left out."""
+    """Estimate the bytes of a local copy: long values may take more, filters are left out."""
     return max(ref.bytes, ref.rows * layout.width * 8)
 
 

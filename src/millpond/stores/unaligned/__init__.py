@@ -1,1 +1,1 @@
-"""The unaligned append store (FlowKV §4.2): lists of windows that close at times of their own."""
+"""The unaligned append store (FlowKV §4.2): lists of windows that close at different times."""

@@ -1,4 +1,4 @@
-"""Reads lists from the log of the unaligned append store: one scan of the indexes finds those of many windows."""
+"""Batch reads from the log of the unaligned append store: one index scan finds the lists of many windows."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from millpond.stores.unaligned.log import WindowLog
 from millpond.stores.unaligned.segment import TIME_BITS, Segment, entries_in
 from millpond.stores.unaligned.stat_table import WindowStat
 
-_BLOCKS = 32  # of data that are copied at once
+_BLOCKS = 32  # blocks of data copied at a time
 
 
 class _Found(NamedTuple):
-    """Ranges of a segment's rows: where they begin, how many rows they have, and where these are wanted."""
+    """Ranges of a segment's rows: their starts, their numbers of rows, and the positions to copy them to."""
 
     starts: NDArray[np.int64]
     counts: NDArray[np.int64]
@@ -32,16 +32,16 @@ class _Found(NamedTuple):
 
 
 class BatchRead:
-    """One read of the rows of some windows.
+    """One read of the rows of windows.
 
-    The same scan tells what is outdated. If there is too much of it, the whole indexes are read, and a compaction
+    The same scan finds outdated rows. If there are too many of them, the whole indexes are read, and a compaction
     begins.
 
     Args:
         log: the segments. stat: the open windows. layout: of the rows.
 
     Attributes:
-        bytes: that were read.
+        bytes: bytes read.
     """
 
     def __init__(self, log: WindowLog, stat: WindowStat, layout: RowLayout) -> None:
@@ -53,10 +53,13 @@ class BatchRead:
         self.bytes = 0
 
     def rows(self, ids: NDArray[np.uint64]) -> tuple[Rows, NDArray[np.int64]]:
-        """The rows of windows, each once, list after list; where each list begins.
+        """Read the rows of windows, each once.
+
+        Returns:
+            The rows, list after list; and the position at which each list begins.
 
         Raises:
-            StateDamagedError: the indexes do not name all of them.
+            StateDamagedError: the indexes do not name all rows of a window.
         """
         table = self._stat.table
         sizes = np.empty(len(ids), np.int64)
@@ -81,12 +84,12 @@ class BatchRead:
         return Rows(words, heap.data[: heap.used]), offsets
 
     def compact(self) -> None:
-        """Begin a compaction, if that is due."""
+        """Begin a compaction, if one is due."""
         if self._compacting:
             self._log.compact(self._alive)
 
     def _scan(self, latest: int, fill: NDArray[np.int64]) -> Iterator[tuple[Segment, _Found]]:
-        """Scan the indexes: where are the rows of wanted windows, and (of all blocks read) what is outdated?"""
+        """Scan the indexes for the rows of wanted windows, and for outdated rows in all blocks read."""
         by_file = {id(segment.file): segment for segment in self._log.segments}
         until = None if self._compacting else (latest << TIME_BITS) | ((1 << TIME_BITS) - 1)
         if self._compacting:
@@ -106,7 +109,7 @@ class BatchRead:
                 yield segment, _Found(*(column[:count] for column in out))
 
     def _fetch(self, segment: Segment, found: _Found, words: NDArray[np.uint64], heap: _Heap) -> None:
-        """Copy ranges of a segment's rows to where they are wanted."""
+        """Copy ranges of a segment's rows to their positions in the result."""
         blobs = shape_of(self._layout).blobs
         blocks = blocks_of(segment.data, found.starts, found.counts)
         self.bytes += int(segment.data.sizes[blocks].sum())
@@ -119,19 +122,19 @@ class BatchRead:
                 rows_at = rows_at[picked]
                 if len(blobs):
                     heap.reserve(int(heap_bytes(rows_at, len(rows_at), blobs)))
-                at = (address(words), address(heap.data), heap.used)
-                heap.used = gather_to(rows_at, heaps_at, targets, len(picked), words.shape[1], blobs, *at)
+                target = (address(words), address(heap.data), heap.used)
+                heap.used = gather_to(rows_at, heaps_at, targets, len(picked), words.shape[1], blobs, *target)
 
 
 class _Heap:
-    """Bytes of long values, growing."""
+    """A growing buffer of long values."""
 
     def __init__(self) -> None:
         self.data = np.empty(0, np.uint8)
         self.used = 0
 
     def reserve(self, more: int) -> None:
-        """Make room for so many more bytes."""
+        """Make room for `more` additional bytes."""
         if self.used + more > len(self.data):
             grown = np.empty(max(self.used + more, 2 * len(self.data)), np.uint8)
             grown[: self.used] = self.data[: self.used]

@@ -1,7 +1,7 @@
-"""Compaction of the unaligned append store's log: segments without what is outdated in them (FlowKV §4.2).
+"""Compaction of the unaligned append store's log: rewriting segments without outdated rows (FlowKV §4.2).
 
-Which entries are of open windows has been found out by an index scan for a predictive batch read; here their rows are
-copied, in the order of the old entries, which is one sequential pass over each segment.
+An index scan for a predictive batch read has already found the entries of open windows. Compaction copies their rows in
+the order of the old entries, which is one sequential pass over each segment.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from millpond.stores.unaligned.segment import ENTRY, fill_index
 
 
 class CompactionInput(NamedTuple):
-    """A segment to be compacted: for each entry of its index whether it stays, and how many rows do."""
+    """A segment to compact: a flag for each index entry whether it stays, and the number of rows that stay."""
 
     file: AppendFile
     alive: NDArray[np.uint8]
@@ -35,12 +35,12 @@ class CompactionInput(NamedTuple):
 def compact(
     store: AppendFiles, inputs: Sequence[CompactionInput], layout: RowLayout, directory: str, piece: int, pace: Pace
 ) -> tuple[RunRef, AppendFile]:
-    """Write one segment in the place of some, oldest first; its list of taken windows is empty.
+    """Merge segments, oldest first, into one, whose list of taken windows is empty.
 
     Args:
         store: reads and writes segments. layout: of the rows.
-        directory: for a temporary file. piece: bytes that are copied at once, roughly.
-        pace: at which to work.
+        directory: directory for a temporary file. piece: bytes copied at once, roughly.
+        pace: throttles the work.
     """
     with tempfile.TemporaryFile(dir=directory) as index:
 
@@ -61,21 +61,21 @@ def compact(
                 words = np.memmap(index, np.uint64, "r", shape=(size // 24, 3))
             fill_index(writer, words, np.empty(0, np.uint64))
 
-        return store.write(fill, [layout, ENTRY], sum(each.rows for each in inputs))
+        return store.write(fill, [layout, ENTRY], sum(source.rows for source in inputs))
 
 
 def _pieces(inputs: Sequence[CompactionInput], layout: RowLayout, piece: int) -> Iterator[tuple[Rows, Words]]:
-    """Rows and their entries, interval by interval of the axis."""
-    cursors = [_Cursor(each, layout) for each in inputs]
-    for end in _boundaries([each.file.sections[0] for each in inputs], piece):
-        entries, at, heaps, pins = [], [], [], []
+    """Yield rows and their entries, one interval of the time axis at a time."""
+    cursors = [_Cursor(source, layout) for source in inputs]
+    for end in _boundaries([source.file.sections[0] for source in inputs], piece):
+        entries, row_addresses, heap_addresses, pins = [], [], [], []
         for cursor in cursors:
             chosen = cursor.upto(end)
             if len(chosen):
                 rows_at, heaps_at, pin = cursor.rows(chosen)
                 entries.append(chosen)
-                at.append(rows_at)
-                heaps.append(heaps_at)
+                row_addresses.append(rows_at)
+                heap_addresses.append(heaps_at)
                 pins.append(pin)
         if not entries:
             continue
@@ -86,13 +86,16 @@ def _pieces(inputs: Sequence[CompactionInput], layout: RowLayout, piece: int) ->
         row_order = np.repeat(begins[order] - (np.cumsum(counts[order]) - counts[order]), counts[order])
         row_order += np.arange(len(row_order))
         rows = gather_rows(
-            np.concatenate(at)[row_order], np.concatenate(heaps)[row_order], layout.width, shape_of(layout).blobs
+            np.concatenate(row_addresses)[row_order],
+            np.concatenate(heap_addresses)[row_order],
+            layout.width,
+            shape_of(layout).blobs,
         )
         yield Rows(*rows), words[order]
 
 
 class _Cursor:
-    """Reads one input in the order of its axis."""
+    """Read position in one input, in the order of its time axis."""
 
     def __init__(self, each: CompactionInput, layout: RowLayout) -> None:
         self._file = each.file
@@ -104,7 +107,7 @@ class _Cursor:
         self._rest: Words = np.empty((0, ENTRY.width), np.uint64)
 
     def upto(self, end: int) -> Words:
-        """The entries that stay, below a place on the axis."""
+        """Take the entries that stay, below a place on the axis."""
         last = int(np.searchsorted(self._index.first, np.uint64(end - 1), "right"))
         parts = [self._rest]
         if self._at < last:
@@ -119,7 +122,7 @@ class _Cursor:
         return words[:cut]
 
     def rows(self, entries: Words) -> tuple[NDArray[np.uint64], NDArray[np.uint64], list[Rows]]:
-        """The addresses of the rows of some entries and of their heaps, and what keeps them alive."""
+        """Return the addresses of the entries' rows and of their heaps, and the rows that keep them alive."""
         starts = np.ascontiguousarray(entries[:, NULLS] >> HALF).astype(np.int64)
         counts = np.ascontiguousarray(entries[:, NULLS] & LOW_HALF).astype(np.int64)
         blocks = blocks_of(self._data, starts, counts)
@@ -137,7 +140,7 @@ class _Cursor:
 
 
 def blocks_of(section: Section, starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The blocks that hold some ranges of rows, ascending."""
+    """Return the blocks that hold ranges of rows, ascending."""
     if not len(starts):
         return np.empty(0, np.int64)
     first = np.searchsorted(section.starts, starts, "right") - 1
@@ -151,7 +154,11 @@ def blocks_of(section: Section, starts: NDArray[np.int64], counts: NDArray[np.in
 def rows_between(
     starts: NDArray[np.int64], counts: NDArray[np.int64], dests: NDArray[np.int64], low: int, high: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of ascending, disjoint ranges of rows, those from `low` to `high`, counted from `low`; and where each goes."""
+    """Select the rows from `low` to `high` of ascending, disjoint ranges.
+
+    Returns:
+        Positions of the rows counted from `low`; and the position that each is copied to.
+    """
     begin = max(0, int(np.searchsorted(starts, low, "right")) - 1)
     picked, targets = np.empty(high - low, np.int64), np.empty(high - low, np.int64)
     count = spread_ranges(starts, counts, dests, begin, low, high, picked, targets)

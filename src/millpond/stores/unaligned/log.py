@@ -1,4 +1,4 @@
-"""The log of the unaligned append store: its segments from the write buffer on, through compaction, to the manifest."""
+"""The log of the unaligned append store: its segments, from the write buffer through compaction to the manifest."""
 
 from __future__ import annotations
 
@@ -20,48 +20,48 @@ from millpond.kernels.runs.sort import order_by_hash
 from millpond.kernels.unaligned import stat_table as kernels
 from millpond.layout import HASH, META, RowLayout, Rows
 from millpond.stores.append_files import AppendFiles
-from millpond.stores.jobs import CompactSegments, Elsewhere
+from millpond.stores.jobs import CompactSegments, RemoteCompactor
 from millpond.stores.runs.pace import Pace
 from millpond.stores.unaligned.compaction import CompactionInput, compact
 from millpond.stores.unaligned.segment import ENTRY, TIME_BITS, Covered, Segment, entries_in, fill_index, ids_in, places
 from millpond.stores.unaligned.stat_table import PrefetchBuffer, WindowStat, WriteBuffer
 
-_LEAST_OUTDATED = 1 << 16  # bytes of outdated rows that are worth a compaction
+_LEAST_OUTDATED = 1 << 16  # bytes of outdated rows from which a compaction pays
 
-_MOST_SEGMENTS = 64  # from which the oldest are made one
+_MOST_SEGMENTS = 64  # number of segments from which the oldest are merged
 
 _log = logging.getLogger(__name__)
 
 Alive = Mapping[int, list[tuple[NDArray[np.uint8], int]]]
-"""By a segment's number, for each part of its index: which entries are of open windows, and how many rows."""
+"""For each segment number, the parts of its index: a flag for each entry of an open window, and the rows of these."""
 
 
 class Workers(NamedTuple):
-    """What works behind the batch's back: `compacting` compacts, `writing` makes segments durable.
+    """Background executors: `compacting` runs compactions, `writing` makes segments durable.
 
-    `elsewhere` has compactions done by others.
+    `remote_compactor` submits compactions to remote workers.
     """
 
     compacting: Executor
     writing: Executor
-    elsewhere: Elsewhere | None = None
+    remote_compactor: RemoteCompactor | None = None
 
 
 class WindowLog:
-    """Segments of one table.
+    """The segments of one table.
 
     Args:
-        layout: of the rows. files: where segments are written.
-        stat, prefetched: of the table; what the manifest's segments hold is noted there.
-        workers: see there.
-        directory: for temporary files. piece: bytes of what is worked on at once.
-        maximum: the space amplification from which segments are compacted.
-        manifest: what to open.
+        layout: of the rows. files: writes and opens segments.
+        stat, prefetched: of the table; the windows in the manifest's segments are added to `stat`.
+        workers: background executors.
+        directory: directory for temporary files. piece: bytes processed at once.
+        maximum: space amplification from which segments are compacted.
+        manifest: the state to open.
 
     Attributes:
-        segments: oldest first. covered: what durable ones cover of the deltas.
-        live: rows of open windows in segments. row_bytes: bytes of a row, about.
-        compactions: how often segments were compacted.
+        segments: oldest first. covered: the part of the deltas that durable segments cover.
+        live: rows of open windows in segments. row_bytes: bytes of a row, roughly.
+        compactions: number of compactions so far.
 
     Raises:
         StateDamagedError: a segment is missing or damaged.
@@ -93,7 +93,7 @@ class WindowLog:
         self.row_bytes = 8 * layout.width
         self.compactions = 0
         self._next = 0  # number of the next segment
-        self._dead: list[NDArray[np.uint64]] = []  # taken since the last segment, with rows in older ones
+        self._dead: list[NDArray[np.uint64]] = []  # windows taken since the last segment, with rows in older ones
         self._pace = Pace()
         self._compacting: tuple[int, Future[tuple[RunRef, AppendFile]]] | None = None
         for ref in reversed(manifest.runs):
@@ -123,33 +123,33 @@ class WindowLog:
 
     @property
     def memory(self) -> int:
-        """Bytes of memory."""
+        """Bytes of memory in use."""
         return sum(ids.nbytes for ids in self._dead) + sum(segment.file.memory for segment in self.segments)
 
     @property
     def bytes(self) -> int:
-        """Bytes of all segments."""
+        """Size of all segments in bytes."""
         return sum(segment.file.data.size for segment in self.segments)
 
     @property
     def rows(self) -> int:
-        """Rows in segments, outdated ones included."""
+        """Number of rows in segments, outdated ones included."""
         return sum(segment.rows for segment in self.segments)
 
     @property
     def place(self) -> str | None:
-        """Where the newest segment is, for messages."""
+        """Place of the newest segment, for messages."""
         return self.segments[-1].file.data.place if self.segments else None
 
     def take(self, ids: NDArray[np.uint64], rows: NDArray[np.int32]) -> None:
-        """Note that windows go which have so many rows in segments."""
+        """Record windows as taken, each with its number of rows in segments."""
         stored = rows > 0
         self.live -= int(rows.sum())
         if stored.any():
             self._dead.append(ids[stored])
 
     def write(self, buffer: WriteBuffer, covered: Covered) -> None:
-        """Make a segment of the write buffer, which is empty then; with it, the log covers so much of the deltas."""
+        """Turn the write buffer into a segment, and clear it; the log then covers `covered` of the deltas."""
         stat = self._stat
         count = kernels.count_lists(stat.table)
         slots, axis = np.empty(count, np.int64), np.empty(count, np.uint64)
@@ -159,13 +159,13 @@ class WindowLog:
         rows_at, row_axis = np.empty(buffer.rows, np.uint64), np.empty(buffer.rows, np.uint64)
         entries = np.empty((count, ENTRY.width), np.uint64)
         left = self._prefetched.left
-        at = (address(buffer.words), self._layout.width, buffer.following)
-        rows = kernels.unlist(stat.table, slots, axis, *at, left, rows_at, row_axis, entries)
+        buffer_at = (address(buffer.words), self._layout.width, buffer.following)
+        rows = kernels.unlist(stat.table, slots, axis, *buffer_at, left, rows_at, row_axis, entries)
         if not self._prefetched.sweep():
             self._prefetched.clear()
         dead = np.concatenate(self._dead) if self._dead else np.empty(0, np.uint64)
         if not rows and not len(dead) and all(segment.written is None for segment in self.segments):
-            self.covered = covered  # what the deltas held has gone with the windows that it was of
+            self.covered = covered  # all windows with rows in the deltas were taken
             buffer.clear()
             return
         heap_at = np.uint64(address(buffer.heap))
@@ -191,10 +191,11 @@ class WindowLog:
         buffer.clear()
 
     def adopt(self) -> None:
-        """Take over what has become durable, and what was compacted."""
+        """Take over segments that became durable, and a finished compaction."""
         for segment in self.segments:
             if segment.written is None:
                 continue
+            # Coverage grows in order: a segment covers deltas only together with all earlier ones.
             if not segment.written.done():
                 break
             segment.adopt()
@@ -202,7 +203,7 @@ class WindowLog:
         while (
             len(self.segments) > 1 and not self.segments[0].rows and self.segments[0].ref and self._compacting is None
         ):
-            gone = self.segments.pop(0)  # it says which windows of older segments went, and there are none
+            gone = self.segments.pop(0)  # it only names taken windows of older segments, and there are none
             assert gone.ref is not None
             self.files.forget(gone.ref, gone.file)
         if self._compacting is not None and self._compacting[1].done():
@@ -222,7 +223,7 @@ class WindowLog:
 
     @property
     def amplification(self) -> float:
-        """Rows in segments per row of an open window; 1 while little is outdated, or it is being compacted."""
+        """Rows in segments per row of an open window; 1 while few rows are outdated, or a compaction runs."""
         total = self.rows
         outdated = (total - self.live) * self.row_bytes
         if self._compacting is not None or outdated < _LEAST_OUTDATED:
@@ -231,12 +232,12 @@ class WindowLog:
 
     @property
     def outgrown(self) -> bool:
-        """Whether so much is outdated that the next scan of the indexes should lead to a compaction."""
+        """Whether the next index scan should lead to a compaction, because too many rows are outdated."""
         return self.amplification > self._maximum or self._many
 
     @property
-    def far_outgrown(self) -> bool:
-        """Whether that cannot wait for the next scan."""
+    def compaction_urgent(self) -> bool:
+        """Whether a compaction cannot wait for the next index scan."""
         return self.amplification > self._maximum * 1.25 or self._many
 
     @property
@@ -256,21 +257,22 @@ class WindowLog:
             rows = sum(count for _, count in alive[segment.seq])
             inputs.append(CompactionInput(segment.file, np.concatenate(bits) if bits else np.empty(0, np.uint8), rows))
             total -= segment.rows - rows
+        # The oldest segments without rows of open windows are dropped, not rewritten.
         while inputs and not inputs[0].rows:
-            gone = self.segments.pop(0)
-            assert gone.ref is not None
-            self.files.forget(gone.ref, gone.file)
+            oldest = self.segments.pop(0)
+            assert oldest.ref is not None
+            self.files.forget(oldest.ref, oldest.file)
             inputs.pop(0)
         if inputs:
             self._compacting = len(inputs), self._begin(inputs)
 
     def _begin(self, inputs: list[CompactionInput]) -> Future[tuple[RunRef, AppendFile]]:
-        at = (self.files, inputs, self._layout, self._directory, self._piece, self._pace)
+        arguments = (self.files, inputs, self._layout, self._directory, self._piece, self._pace)
         old = self.segments[: len(inputs)]
         self._pace.hurry(self.amplification > 2 * self._maximum)
 
         def here() -> Future[tuple[RunRef, AppendFile]]:
-            return self._workers.compacting.submit(compact, *at)
+            return self._workers.compacting.submit(compact, *arguments)
 
         def opened(refs: Sequence[RunRef]) -> tuple[RunRef, AppendFile]:
             (ref,) = refs
@@ -280,16 +282,16 @@ class WindowLog:
             return CompactSegments(
                 schema=self._layout.schema,
                 inputs=tuple(segment.ref for segment in old if segment.ref is not None),
-                alive=tuple(np.packbits(each.alive, bitorder="little").tobytes() for each in inputs),
-                rows=tuple(each.rows for each in inputs),
+                alive=tuple(np.packbits(source.alive, bitorder="little").tobytes() for source in inputs),
+                rows=tuple(source.rows for source in inputs),
                 piece=self._piece,
             )
 
-        elsewhere = self._workers.elsewhere
-        return here() if elsewhere is None else elsewhere.submit(job, here, opened)
+        remote_compactor = self._workers.remote_compactor
+        return here() if remote_compactor is None else remote_compactor.submit(job, here, opened)
 
     def refs(self) -> tuple[RunRef, ...]:
-        """The durable segments, newest first, up to the first that is not."""
+        """Return the durable segments, newest first, up to the first segment that is not durable."""
         refs: list[RunRef] = []
         for segment in self.segments:
             if segment.ref is None:
@@ -298,7 +300,7 @@ class WindowLog:
         return tuple(refs[::-1])
 
     def close(self) -> None:
-        """Let go of the segments."""
+        """Close the log and release its segments."""
         self._pace.stop()
         if self._compacting is not None:
             self._compacting[1].cancel()
@@ -306,4 +308,4 @@ class WindowLog:
         for segment in self.segments:
             if segment.written is not None:
                 segment.written.cancel()
-        self.segments = []  # their local copies stay, for who opens them next
+        self.segments = []  # their local copies stay for the next slot that opens them

@@ -1,9 +1,9 @@
 """Segments of the unaligned append store's log: data and index, in one file each.
 
-The data are rows in the order in which their windows were expected to be triggered when the segment was written, so
-that those needed together lie together. The index has an entry for each window: id, place on the axis of time, and
-where its rows are. What of the index may concern windows that trigger until some time is a prefix of it. A third
-section names the windows that were taken since the segment before: what older segments hold of them is outdated.
+The data are rows in the expected trigger order of their windows at the time of writing, so that rows needed together
+are stored together. The index has an entry for each window: id, place on the time axis, and place of its rows. The
+entries of windows that trigger until some time are a prefix of the index. A third section names the windows that were
+taken since the previous segment: their rows in older segments are outdated.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ ENTRY = RowLayout(TableSchema((), ()))
 """The three words of an index entry: id, axis, first row << 32 | rows."""
 
 TIME_BITS = 16
-"""On the axis, so many bits below the milliseconds are of the window's id, to tell windows of equal time apart."""
+"""Number of low bits of the axis that come from the window's id, to distinguish windows of equal time."""
 
 _GROUP = 16
-"""Blocks of an index that are read together."""
+"""Blocks of an index read together."""
 _NO_HEAP = np.empty(0, np.uint8)
 
 
 class Covered(NamedTuple):
-    """What of the deltas some segments cover: versions up to `version`, and `rows` rows of those behind."""
+    """The part of the deltas that segments cover: versions up to `version`, and the next `rows` rows."""
 
     version: int
     rows: int
 
 
 class Entries(NamedTuple):
-    """Some blocks of an index.
+    """Blocks of an index.
 
     Attributes:
         blocks: their numbers. words: the entries. bounds: entries before each block, and the number of entries.
@@ -54,9 +54,9 @@ class Segment:
     """One segment.
 
     Args:
-        file: where it is. seq: its number; a segment that takes the place of others has the last one's.
-        ref: its name in manifests, once it is durable; until then `written` tells.
-        covered: what it covers together with the segments before.
+        file: the file. seq: its number; a segment that replaces others has the number of the last of them.
+        ref: its reference in manifests, once it is durable; until then, `written` is its future.
+        covered: the part of the deltas that it covers, together with the segments before.
     """
 
     def __init__(
@@ -74,15 +74,15 @@ class Segment:
         self.covered = covered
         self.written = written
         self.data, self.index, self.dead = file.sections
-        self.outdated = np.zeros(self.index.count, np.bool_)  # blocks of the index without a row of an open window
+        self.outdated = np.zeros(self.index.count, np.bool_)  # index blocks without rows of an open window
 
     @property
     def rows(self) -> int:
-        """How many rows it has, outdated ones included."""
+        """Number of rows, outdated ones included."""
         return self.data.rows
 
     def adopt(self) -> None:
-        """Take over the file that has become durable."""
+        """Take over the file that became durable."""
         assert self.written is not None
         self.ref, file = self.written.result()
         self.written = None
@@ -90,7 +90,7 @@ class Segment:
         self.data, self.index, self.dead = file.sections
 
     def parts(self, until: int | None) -> Iterator[Part]:
-        """The parts of the index that may name open windows which are triggered until some place on the axis."""
+        """Yield the parts of the index that may name open windows triggered until a place on the axis (None: all)."""
         end = self.index.count
         if until is not None:
             end = int(np.searchsorted(self.index.first, np.uint64(until), "right"))
@@ -100,24 +100,24 @@ class Segment:
 
 
 def entries_of(part: Part, rows: list[Rows]) -> Entries:
-    """The entries of a part of an index."""
+    """Return the entries of a part of an index."""
     bounds = np.zeros(len(rows) + 1, np.int64)
     np.cumsum([piece.count for piece in rows], out=bounds[1:])
     words = np.concatenate([piece.words for piece in rows]) if rows else np.empty((0, 3), np.uint64)
     if not part.file.window.whole:
-        words[~part.file.window.covers(words[:, HASH]), HASH] = 0  # of no window of this partition
+        words[~part.file.window.covers(words[:, HASH]), HASH] = 0  # marks an entry of another partition
     return Entries(part.blocks, words, bounds)
 
 
 def entries_in(store: AppendFiles, segments: Iterable[Segment], until: int | None) -> Iterator[tuple[Part, Entries]]:
-    """The indexes of segments, part by part (see `Segment.parts`)."""
+    """Read the indexes of segments, part by part (see `Segment.parts`)."""
     parts = [part for segment in segments for part in segment.parts(until)]
     for part, rows in zip(parts, store.read_ahead(parts), strict=True):
         yield part, entries_of(part, rows)
 
 
 def ids_in(store: AppendFiles, segment: Segment) -> Iterator[NDArray[np.uint64]]:
-    """The windows that a segment says were taken."""
+    """Yield the ids of the windows that a segment records as taken."""
     section = segment.dead
     for begin in range(0, section.count, _GROUP):
         part = Part(segment.file, section, np.arange(begin, min(begin + _GROUP, section.count)))
@@ -127,7 +127,7 @@ def ids_in(store: AppendFiles, segment: Segment) -> Iterator[NDArray[np.uint64]]
 
 
 def fill_index(writer: AppendFileWriter, entries: Words, dead: NDArray[np.uint64]) -> None:
-    """Write the last two sections of a segment."""
+    """Write the index and the taken windows: the last two sections of a segment."""
     writer.begin(ENTRY)
     if len(entries):
         writer.add(Rows(entries, _NO_HEAP), np.ascontiguousarray(entries[:, META]))
@@ -139,5 +139,5 @@ def fill_index(writer: AppendFileWriter, entries: Words, dead: NDArray[np.uint64
 
 
 def places(entries: Words) -> NDArray[np.uint64]:
-    """Where the rows of entries are: first row << 32 | rows."""
+    """Return the places of the entries' rows: first row << 32 | rows."""
     return np.ascontiguousarray(entries[:, NULLS])

@@ -1,4 +1,4 @@
-"""What is known of every open window (the Stat table of FlowKV §4.2), and the buffers that it points into."""
+"""Records of all open windows (the Stat table of FlowKV §4.2), and the buffers that they refer to."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class WindowStat:
 
     Attributes:
         table: the records (see `kernels.unaligned.stat_table.WINDOW`).
-        count: how many windows there are.
+        count: number of windows.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class WindowStat:
         return self.table.nbytes
 
     def growth(self, more: int) -> int:
-        """Bytes that room for so many more windows takes in addition; both tables exist while one is filled."""
+        """Return the additional bytes for `more` windows; both tables exist while the new one is filled."""
         size = self._size(more)
         return 0 if size == len(self.table) else size * WINDOW.itemsize
 
@@ -50,7 +50,7 @@ class WindowStat:
         return size
 
     def make_room(self, more: int) -> None:
-        """Make room for so many more windows."""
+        """Make room for `more` additional windows."""
         size = self._size(more)
         if size != len(self.table):
             table = np.zeros(size, WINDOW)
@@ -58,22 +58,22 @@ class WindowStat:
             self.table = table
 
     def look(self, ids: NDArray[np.uint64]) -> NDArray[Any]:
-        """Copies of the records of some windows (id 0: not there)."""
+        """Copy the records of windows (id 0: no such window)."""
         out = np.empty(len(ids), WINDOW)
         kernels.look(self.table, ids, out)
         return out
 
     def remove(self, ids: NDArray[np.uint64], left: NDArray[np.int32]) -> None:
-        """Remove windows; for each chunk of the prefetch buffer `left` counts those that left it."""
+        """Remove windows; `left` counts them for each chunk of the prefetch buffer."""
         self.count -= kernels.remove(self.table, ids, left)
 
 
 class WriteBuffer:
-    """Rows that are in no segment yet, in the order they came; those of one window are linked.
+    """Rows that are in no segment yet, in order of arrival; rows of one window are linked.
 
     Attributes:
-        rows: how many there are, taken ones included. heap_used: bytes of their long values.
-        following: of each row, the next one of its window, or -1.
+        rows: number of rows, taken ones included. heap_used: bytes of their long values.
+        following: for each row, the next row of its window, or -1.
     """
 
     def __init__(self, layout: RowLayout) -> None:
@@ -87,7 +87,7 @@ class WriteBuffer:
 
     @property
     def memory(self) -> int:
-        """Bytes of memory."""
+        """Bytes of memory in use."""
         return self.words.nbytes + self.heap.nbytes + self.following.nbytes
 
     @property
@@ -96,14 +96,14 @@ class WriteBuffer:
         return 8 * self.layout.width + 4
 
     def long_bytes(self, rows: Rows) -> int:
-        """Bytes of the long values of some rows."""
+        """Return the bytes of the rows' long values."""
         if not len(self._blobs):
             return 0
         rows_at, _ = addresses(rows.words, rows.heap)
         return int(heap_bytes(rows_at, len(rows_at), self._blobs))
 
     def needed(self, rows: int, long_bytes: int) -> int:
-        """Bytes of memory with room for so many more."""
+        """Return the bytes of the buffer once it has room for more rows and long values."""
         words = _doubled(len(self.words), self.rows + rows) * self.row_bytes
         return words + (_doubled(len(self.heap), self.heap_used + long_bytes) if len(self._blobs) else 0)
 
@@ -127,33 +127,33 @@ class WriteBuffer:
         return first
 
     def clear(self, *, shrink: bool = False) -> None:
-        """Forget all rows; with `shrink`, give their memory back."""
+        """Drop all rows; with `shrink`, release their memory."""
         self.rows = self.heap_used = 0
         if shrink:
             self.__init__(self.layout)  # type: ignore[misc]
 
 
 class Chunk(NamedTuple):
-    """Rows that one predictive batch read has brought in."""
+    """Rows that one predictive batch read has loaded."""
 
     rows: Rows
     windows: int
 
 
 class PrefetchBuffer:
-    """Rows of windows that are expected to be triggered soon, chunk by chunk, each let go with its last window."""
+    """Rows of windows that are expected to trigger soon, in chunks, each released with its last window."""
 
     def __init__(self) -> None:
         self._chunks: list[Chunk | None] = []
-        self.left = np.zeros(64, np.int32)  # of each chunk, windows that were taken or evicted
+        self.left = np.zeros(64, np.int32)  # for each chunk, the number of windows taken or evicted
 
     @property
     def memory(self) -> int:
-        """Bytes of memory."""
+        """Bytes of memory in use."""
         return sum(c.rows.words.nbytes + c.rows.heap.nbytes for c in self._chunks if c is not None)
 
     def add(self, rows: Rows, windows: int) -> int:
-        """Take the rows of some windows; returns the chunk's number."""
+        """Add the rows of windows; returns the chunk's number."""
         number = next((n for n, chunk in enumerate(self._chunks) if chunk is None), len(self._chunks))
         if number == len(self._chunks):
             self._chunks.append(None)
@@ -165,7 +165,7 @@ class PrefetchBuffer:
         return number
 
     def sweep(self) -> int:
-        """Let go of chunks that no window needs; returns how many are left."""
+        """Release chunks that no window needs; returns the number of chunks left."""
         kept = 0
         for number, chunk in enumerate(self._chunks):
             if chunk is not None:
@@ -176,19 +176,19 @@ class PrefetchBuffer:
         return kept
 
     def addresses(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        """Where the words and the heap of each chunk are."""
+        """Return the addresses of each chunk's words and heap."""
         words = [0 if c is None else address(c.rows.words) for c in self._chunks]
         heaps = [0 if c is None else address(c.rows.heap) for c in self._chunks]
         return np.array(words, np.uint64), np.array(heaps, np.uint64)
 
     def clear(self) -> None:
-        """Let go of everything; the records must not say any more that it is here."""
+        """Release all chunks; no record may refer to them any more."""
         self._chunks = []
         self.left[:] = 0
 
 
 def too_small() -> SettingError:
-    """The error for windows whose records alone outgrow the memory."""
+    """Create the error for windows whose records alone outgrow the memory."""
     return SettingError(
         "The open session windows outgrew the memory of their slot: each needs some 200 bytes, in half of it.",
         action="Raise spark.millpond.slot.memory, and start again.",

@@ -1,10 +1,10 @@
 """The unaligned append store: lists of rows by key and window, each read once, when its window closes (FlowKV §4.2).
 
-Rows go to a write buffer, and with the batch's delta to the log of deltas. What leaves the buffer becomes a segment of
-the log: data and index (`log.py`, `segment.py`). In memory, a record for each open window (`stat_table.py`)
-holds its estimated trigger time. When windows are asked for whose rows are in segments, one scan of the indexes finds
-them, and those of the windows nearest to their trigger: the predictive batch read (`batch_read.py`). The same scan
-tells what is outdated, and is used for compaction when too much is.
+Rows go to a write buffer, and with the batch's delta to the log of deltas. Rows that leave the buffer become a segment
+of the log: data and index (`log.py`, `segment.py`). In memory, a record for each open window (`stat_table.py`) holds
+its estimated trigger time. When windows are requested that have rows in segments, one index scan finds these rows, and
+those of the windows nearest to their trigger: the predictive batch read (`batch_read.py`). The same scan finds outdated
+rows, and starts a compaction when there are too many.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from millpond.kernels.runs.gather import gather_rows
 from millpond.kernels.unaligned import stat_table as kernels
 from millpond.layout import HASH, META, HashRange, RowLayout, Rows, TableSchema, Words
 from millpond.stores.append_files import AppendFiles
-from millpond.stores.jobs import Elsewhere
+from millpond.stores.jobs import RemoteCompactor
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.memory.spooled import Log
 from millpond.stores.protocol import TableDelta
@@ -49,22 +49,22 @@ _CHUNK = 16384
 class UnalignedTable:
     """Lists of rows by (key, initial window), on one partition. Not thread-safe: one writer.
 
-    A window is known by 64 bits made from its key's hash and the last key column, a word: its initial boundary, which
-    does not change when the window grows. Windows for which these are the same share a list: who takes it looks at the
-    keys, and appends again what it did not want.
+    A window is identified by 64 bits made from its key's hash and the last key column, a word: its initial boundary,
+    which does not change when the window grows. Windows with equal ids share a list: the caller who takes it compares
+    the keys, and appends rows of other keys again.
 
     Args:
         schema: the stored columns, the last key column a word.
-        files: where segments are written. budget: the memory shared with the other tables of the slot.
-        background: compacts segments. writers: writes them (if not given, `background`).
-        elsewhere: has compactions done by others.
-        manifest: what to open; the deltas behind it are then to be given to `load`. Reads the directory and the index
-            of each segment, not the data.
-        directory: for temporary files.
-        read_batch_ratio: share of the open windows that a predictive batch read brings in beside those asked for.
+        files: writes segments. budget: the memory shared with the other tables of the slot.
+        background: compacts segments. writers: writes segments (`background` if not given).
+        remote_compactor: submits compactions to remote workers.
+        manifest: the state to open; `load` then applies the later deltas. Opening reads the directory and the index of
+            each segment, not the data.
+        directory: directory for temporary files.
+        read_batch_ratio: share of the open windows that a predictive batch read loads besides the requested ones.
         maximum_space_amplification: rows in segments per row of an open window from which they are compacted.
-        write_buffer: bytes of the write buffer, at most; as the memory allows, if not given.
-        writable: whether segments may be written; if not, all that is loaded stays in memory.
+        write_buffer: bytes of the write buffer, at most; by default as the memory allows.
+        writable: whether segments may be written; if not, all rows loaded stay in memory.
 
     Raises:
         StateDamagedError: a segment is missing or damaged.
@@ -83,7 +83,7 @@ class UnalignedTable:
         maximum_space_amplification: float = MAXIMUM_SPACE_AMPLIFICATION,
         write_buffer: int | None = None,
         writers: Executor | None = None,
-        elsewhere: Elsewhere | None = None,
+        remote_compactor: RemoteCompactor | None = None,
         writable: bool = True,
     ) -> None:
         self.layout = RowLayout(schema)
@@ -105,7 +105,7 @@ class UnalignedTable:
             files,
             self._stat,
             self._prefetched,
-            Workers(background, writers or background, elsewhere),
+            Workers(background, writers or background, remote_compactor),
             manifest,
             directory=directory,
             piece=budget.piece,
@@ -119,36 +119,36 @@ class UnalignedTable:
         self._opened_at = Covered(manifest.flushed, manifest.skip)
         self._deltas = self._delta_bytes = 0  # since the last segment
         self._figures = dict.fromkeys(("hits", "misses", "loads", "loaded_rows", "taken_rows", "fetched_bytes"), 0)
-        self._before = dict(self._figures)  # as the running batch began
+        self._before = dict(self._figures)  # at the start of the running batch
         self._account.force(self._memory())
 
-    # What operators and slots ask of every table
+    # Interface of every table
 
     @property
     def portion(self) -> int:
-        """Bytes of input that should be worked on at once, at most."""
+        """Bytes of input to work on at once, at most."""
         return 2 * self._budget.piece
 
     @property
     def ahead(self) -> int:
-        """How many keys should be worked on together: any number."""
+        """Number of keys to work on together: unlimited."""
         return 1 << 32
 
     @property
     def place(self) -> str | None:
-        """Where the newest segment is, for messages."""
+        """Place of the newest segment, for messages."""
         return self._segments.place
 
     def passes(self, rows: int) -> int:
-        """In how many passes over ranges of the hash to work through a batch: one, in any order."""
+        """Return 1: rows are taken in any order, so one pass is enough."""
         return 1
 
     # A batch
 
     def begin(self, version: int) -> None:
-        """Start the batch that reads `version`. Written segments are taken over here."""
+        """Start the batch that reads `version`, and take over written segments."""
         if not self._sealed:
-            raise UsageError(f"The batch on version {self._version} was not sealed.", action="Open the table anew.")
+            raise UsageError(f"The batch on version {self._version} was not sealed.", action="Open the table again.")
         self._version = version
         self._sealed = False
         self._ops = 0
@@ -158,7 +158,7 @@ class UnalignedTable:
             _MOST_DELTA_BYTES, max(32 << 20, self._budget.total // 2)
         ):
             self._freeze()
-        if self._segments.far_outgrown:
+        if self._segments.compaction_urgent:
             self._load(np.empty(0, np.uint64))
         if self._account.reserved > self._account.limit:
             self._freeze()
@@ -170,8 +170,8 @@ class UnalignedTable:
         """Append rows, each to the list of its key and window.
 
         Args:
-            rows: all words filled, but for `META`.
-            times: when the window of each is expected to be triggered, in milliseconds; the latest of a window counts.
+            rows: all words filled, except for `META`.
+            times: expected trigger time of each row's window, in milliseconds; the latest time of a window counts.
         """
         words = np.ascontiguousarray(rows.words)
         heap = np.ascontiguousarray(rows.heap)
@@ -201,20 +201,20 @@ class UnalignedTable:
         return out
 
     def postpone(self, hashes: NDArray[np.uint64], windows: NDArray[np.int64], times: NDArray[np.int64]) -> None:
-        """Say that windows are expected to be triggered later than was said when rows were appended (milliseconds).
+        """Postpone the expected trigger times (milliseconds) of windows.
 
-        It is not kept with the state: after a restart, what was said with the rows holds again.
+        The new times are not part of the state: after a restart, the times given to `append` count again.
         """
         ids = self._ids(np.ascontiguousarray(hashes), np.ascontiguousarray(windows).view(np.uint64))
         kernels.postpone(self._stat.table, ids, np.clip(times, 0, _LATEST), self._prefetched.left)
 
     def take(self, hashes: NDArray[np.uint64], windows: NDArray[np.int64]) -> Iterator[Rows]:
-        """Remove some windows and yield their rows, as they were appended.
+        """Remove windows and yield their rows, as they were appended.
 
-        To be consumed whole, before anything else is asked of the table.
+        The iterator must be consumed completely before the table is used otherwise.
 
         Yields:
-            Pieces of bounded size, unless a single list is larger; all rows of one list stand together.
+            Pieces of bounded size, unless a single list is larger; all rows of one list are in one piece.
         """
         hashes = np.ascontiguousarray(hashes).view(np.uint64)
         boundaries = np.ascontiguousarray(windows).view(np.uint64)
@@ -253,12 +253,12 @@ class UnalignedTable:
         self._stat.remove(part, self._prefetched.left)
         if not self._prefetched.sweep():
             self._prefetched.clear()
-        self._bury(hashes[begin:end], boundaries[begin:end])
+        self._log_taken(hashes[begin:end], boundaries[begin:end])
         if rows.count:
             yield rows
 
     def scan(self) -> Iterator[Rows]:
-        """The rows of all windows, which stay, in pieces as for `take`."""
+        """Yield the rows of all windows, which stay, in pieces as for `take`."""
         ids = self._stat.table["id"]
         ids = ids[ids != 0]
         records = self._stat.look(ids)
@@ -276,7 +276,7 @@ class UnalignedTable:
             begin = end
 
     def _read(self, part: NDArray[np.uint64], later: NDArray[np.uint64]) -> tuple[NDArray[Any], Rows]:
-        """The records and the rows of some windows; others that will be read later are brought in along with them."""
+        """Read the records and the rows of windows; windows of `later` are loaded along with missing ones."""
         records = self._stat.look(part)
         missing = part[(records["rows"] > 0) & (records["chunk"] == kernels.NOWHERE)]
         if len(missing):
@@ -288,16 +288,16 @@ class UnalignedTable:
     def _collect(self, records: NDArray[Any]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
         buffer = self._buffer
         chunks = self._prefetched.addresses()
-        at = (records, *chunks, address(buffer.words), address(buffer.heap), self.layout.width, buffer.following)
+        arguments = (records, *chunks, address(buffer.words), address(buffer.heap), self.layout.width, buffer.following)
         nothing = np.empty(0, np.uint64)
-        count = kernels.collect(*at, nothing, nothing)
+        count = kernels.collect(*arguments, nothing, nothing)
         rows_at, heaps_at = np.empty(count, np.uint64), np.empty(count, np.uint64)
         if count:
-            kernels.collect(*at, rows_at, heaps_at)
+            kernels.collect(*arguments, rows_at, heaps_at)
         return rows_at, heaps_at
 
-    def _bury(self, hashes: NDArray[np.uint64], boundaries: NDArray[np.uint64]) -> None:
-        """Note in the delta that windows were taken."""
+    def _log_taken(self, hashes: NDArray[np.uint64], boundaries: NDArray[np.uint64]) -> None:
+        """Record in the delta that windows were taken."""
         words = np.zeros((len(hashes), self.layout.width), np.uint64)
         words[:, HASH] = hashes
         words[:, META] = _DEAD
@@ -306,7 +306,7 @@ class UnalignedTable:
         self._ops += len(words)
 
     def seal(self) -> TableDelta:
-        """End the batch: what was appended and taken, in order, encoded."""
+        """End the batch, and return its appends and takes, in order, encoded."""
         if not self._ops:
             self._log.add(
                 encode_rows(Rows(np.empty((0, self.layout.width), np.uint64), np.empty(0, np.uint8)), self.layout, True)
@@ -323,12 +323,13 @@ class UnalignedTable:
         return delta
 
     def load(self, delta_rows: Rows, window: HashRange = HashRange()) -> None:  # noqa: B008
-        """Apply rows of a delta, in recovery; deltas come in the order of the manifest's.
+        """Apply a delta during recovery; deltas come in the manifest's order.
 
-        Rows outside of the window do not count, but as rows of the deltas that segments cover (`TableManifest.skip`).
+        Rows outside the window are skipped, but count among the rows that segments cover (`TableManifest.skip`).
         """
         words = delta_rows.words
         if self._to_skip:
+            # Segments cover the first `skip` rows of the deltas behind `flushed`.
             covered = min(self._to_skip, len(words))
             self._to_skip -= covered
             words = words[covered:]
@@ -337,7 +338,7 @@ class UnalignedTable:
         for begin, end in pairwise(sorted(cuts)):
             own = inside(Rows(np.ascontiguousarray(words[begin:end]), delta_rows.heap), window)
             if own.count and not dead[begin]:
-                self._put(own)  # may write a segment first, of what came before: only then do these rows count
+                self._put(own)  # may first write a segment of earlier rows, so these rows count only afterwards
             elif own.count:
                 self._remove(own.words)
             self._ops += end - begin - own.count
@@ -345,7 +346,7 @@ class UnalignedTable:
         self._delta_bytes += words.nbytes + len(delta_rows.heap)
 
     def _remove(self, words: Words) -> None:
-        """Take up that windows were taken."""
+        """Replay that windows were taken."""
         ids = self._ids(np.ascontiguousarray(words[:, HASH]), np.ascontiguousarray(words[:, self._window]))
         records = self._stat.look(ids)
         known = records["id"] != 0
@@ -379,13 +380,14 @@ class UnalignedTable:
             self._evict()
             wanted = self._memory() - buffer.memory + needed + growth
             if not self._account.reserve(wanted):
-                if self._stat.memory + growth > self._budget.tables // 2:  # whatever others give back
+                # The records alone are too large, even if other tables release memory.
+                if self._stat.memory + growth > self._budget.tables // 2:
                     raise too_small()
                 self._account.force(wanted)
         self._stat.make_room(count)
 
     def _evict(self) -> None:
-        """Let go of the prefetch buffer."""
+        """Release the prefetch buffer."""
         table = self._stat.table
         table["chunk"][table["chunk"] >= 0] = kernels.NOWHERE
         self._prefetched.clear()
@@ -393,9 +395,9 @@ class UnalignedTable:
     # Segments
 
     def _freeze(self) -> None:
-        """Make a segment of the write buffer."""
+        """Turn the write buffer into a segment."""
         covered = Covered(self._version, self._ops)
-        if self._sealed:  # deltas are being loaded: they lie behind what the manifest covers
+        if self._sealed:  # deltas are being loaded, which follow those that the manifest covers
             covered = Covered(self._opened_at.version, self._opened_at.rows + self._ops)
         self._segments.write(self._buffer, covered)
         self._deltas = self._delta_bytes = 0
@@ -403,7 +405,7 @@ class UnalignedTable:
     # The predictive batch read
 
     def _load(self, missing: NDArray[np.uint64], more: Sequence[int] | NDArray[np.uint64] = ()) -> None:
-        """Bring in windows: the missing ones, those of `more` that have room, and those nearest to their trigger."""
+        """Load windows: the missing ones, those of `more` that have room, and those nearest to their trigger."""
         table = self._stat.table
         account = self._account
         room = max(0, account.limit - self._memory()) * 2 // 3 // self._segments.row_bytes
@@ -442,20 +444,20 @@ class UnalignedTable:
     # The rest
 
     def manifest(self) -> TableManifest:
-        """The segments that hold the state together with what is behind `skip` rows of the deltas behind `flushed`."""
+        """List the segments; the state is these and the deltas after `flushed`, except their first `skip` rows."""
         covered = self._segments.covered
         return TableManifest(self._segments.refs(), covered.version, self._stat.count, skip=covered.rows)
 
     def stats(self) -> dict[str, float]:
-        """Figures.
+        """Return figures.
 
         `keys`: open windows. `bytes`: in memory and files. `hot_bytes`: in memory.
-        `segments`, `segment_rows`: in the log; `live_rows`: of them, those of open windows.
-        Since the table was opened: `prefetch_hits`, `prefetch_misses`: windows with rows in segments that were taken
-        and had been brought in before, or not; `prefetch_hit_ratio`; `batch_reads`; `read_amplification`: rows brought
-        in per row taken; `fetched_bytes`; `compactions`.
-        In this batch: `read_ahead_hits`, `read_ahead_misses`: as those of the prefetch; `fetched_rows`: brought in;
-        `taken_rows`: taken, of those in segments.
+        `segments`, `segment_rows`: in the log; `live_rows`: those of them that belong to open windows.
+        Since the table was opened: `prefetch_hits`, `prefetch_misses`: windows taken with rows in segments that were
+        loaded before, or not; `prefetch_hit_ratio`; `batch_reads`; `read_amplification`: rows loaded per row taken;
+        `fetched_bytes`; `compactions`.
+        In this batch: `read_ahead_hits`, `read_ahead_misses`: as the prefetch figures; `fetched_rows`: rows loaded;
+        `taken_rows`: rows taken that were in segments.
         """
         figures = self._figures
         now = {name: figures[name] - self._before[name] for name in figures}
@@ -481,7 +483,7 @@ class UnalignedTable:
         }
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Close the table and release all memory."""
         self._segments.close()
         self._evict()
         self._buffer.clear(shrink=True)

@@ -1,11 +1,11 @@
-"""NEXMark's queries as plain Spark: each a function from the streams to the result, on streams and in batch.
+"""NEXMark's queries in plain Spark: functions from the streams to the result, for streaming and batch.
 
-The meaning is that of the SQL which Flink's NEXMark runs. Three spellings differ: `avg` of a bigint is a bigint there
-(so it is cast), a regular expression that finds nothing gives NULL there and `''` in Spark, and `count_char` is a
-function of theirs. Event times are read in the session's time zone: set `spark.sql.session.timeZone` to UTC.
+The meaning is that of Flink's NEXMark SQL. Three things differ in Flink. `avg` of a bigint is a bigint, hence the
+cast. A regular expression without a match gives NULL instead of `''`. `count_char` is a function of that benchmark.
+Event times are read in the session's time zone: set `spark.sql.session.timeZone` to UTC.
 
-`q5-append`, `q7-append`, `q7-session` and `q11-median` are variants from the paper on FlowKV (EuroSys 2023), made to
-gather all that a window holds.
+`q5-append`, `q7-append`, `q7-session` and `q11-median` are variants from the paper on FlowKV (EuroSys 2023): they
+collect all rows of a window.
 """
 
 from __future__ import annotations

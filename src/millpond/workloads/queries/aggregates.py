@@ -1,4 +1,4 @@
-"""Aggregates without windows: over days, and of maxima that still rise."""
+"""Aggregates without windows: per day, and of maxima that still change."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DISTINCT_BY_RANK = (
 
 @query(reads=(AUCTIONS, BIDS), mode="update", keys=("category",))
 def q4(events: Streams) -> DataFrame:
-    """Average price of a category: of the highest bids that came while their auctions were open."""
+    """Average price of a category: of the highest bids made while their auctions were open."""
     return sql(
         events,
         "select category, cast(avg(final) as bigint) as final from ("
@@ -55,7 +55,7 @@ def q16(events: Streams) -> DataFrame:
 
 @query(mode="update", native=("update", "complete"), keys=("auction", "day"))
 def q17(events: Streams) -> DataFrame:
-    """Auction statistics of a day: how many bids, and their prices."""
+    """Auction statistics of a day: number of bids, and their prices."""
     return sql(
         events,
         f"select auction, {_DAY} as day, {_BIDS_BY_RANK}, min(price) as min_price, max(price) as max_price,"

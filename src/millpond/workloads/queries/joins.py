@@ -1,4 +1,4 @@
-"""Joins without a bound in time: both sides are kept for good."""
+"""Joins without a time bound: both sides are kept forever."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @query(reads=(AUCTIONS, PERSONS), native=("append", "update"))
 def q3(events: Streams) -> DataFrame:
-    """Local item suggestion: who sells things of category 10 in three states."""
+    """Local item suggestion: sellers of items in category 10 from three states."""
     return sql(
         events,
         "select p.name, p.city, p.state, a.id from {auctions} a join {persons} p on a.seller = p.id"
@@ -23,7 +23,7 @@ def q3(events: Streams) -> DataFrame:
 
 @query(reads=(BIDS, AUCTIONS), native=("append", "update"))
 def q20(events: Streams) -> DataFrame:
-    """Expanded bids: with the auction, of category 10."""
+    """Expanded bids: joined with their auctions of category 10."""
     return sql(
         events,
         "select auction, bidder, price, channel, url, b.dateTime as bid_dateTime, b.extra as bid_extra, itemName,"
@@ -34,7 +34,7 @@ def q20(events: Streams) -> DataFrame:
 
 @query(reads=(BIDS, PERSONS, AUCTIONS), native=("append", "update"))
 def q23(events: Streams) -> DataFrame:
-    """Bids of users who sell as well: with the user, and with each auction of theirs."""
+    """Bids of users who also sell: joined with the user and each of the user's auctions."""
     return sql(
         events,
         "select bidder, price, channel, url, b.extra as bid_extra, p.id as person_id, name, emailAddress, creditCard,"

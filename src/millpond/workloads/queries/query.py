@@ -1,4 +1,4 @@
-"""What a query is: a function from the streams to the result, and what one has to know to run it."""
+"""The description of a query: its function and how to run it."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ BIDS, AUCTIONS, PERSONS = "bids", "auctions", "persons"
 
 @dataclass(frozen=True)
 class Query:
-    """One query. Call it with the streams.
+    """A query. Call it with the streams.
 
     Attributes:
         name: `q17`, `q5-append`, …
-        about: what it answers.
+        about: a one-line description.
         function: the query itself.
         reads: the streams that it reads.
         event_time: whether it needs a watermark on `dateTime`.
-        mode: the output mode in which it is meant to run as a stream.
-        native: the output modes in which Spark itself runs it as a stream; none if it refuses it altogether.
-        keys: the columns that tell the rows of an image apart, where `mode` is `update`.
-        determined: the columns that the query determines, if there are others: rows that tie in the order of a window
-            function differ in those.
-        stateless: whether rows pass one by one.
+        mode: the output mode in which it runs as a stream.
+        native: the output modes in which Spark itself runs it as a stream; empty if Spark rejects it.
+        keys: the columns that identify a result row, where `mode` is `update`.
+        determined: the deterministic columns, if not all are: rows that tie in a window function's order differ in
+            the others.
+        stateless: whether rows are processed one by one.
     """
 
     name: str
@@ -47,11 +47,11 @@ class Query:
     stateless: bool
 
     def __call__(self, events: Streams) -> DataFrame:
-        """The result over these events."""
+        """Return the result over these events."""
         return self.function(events)
 
     def over(self, numbered: DataFrame, config: NexmarkConfig | None = None) -> DataFrame:
-        """The result over the events with these numbers, with the watermark that the query needs."""
+        """Return the result over numbered events, with the watermark that the query needs."""
         return self(streams(numbered, config, WATERMARK if self.event_time else None))
 
 
@@ -65,7 +65,7 @@ def query(
     determined: tuple[str, ...] = (),
     stateless: bool = False,
 ) -> Callable[[Callable[[Streams], DataFrame]], Query]:
-    """Make a query of the function below: its name and its docstring are the query's."""
+    """Make a query of the decorated function, with its name and the first line of its docstring."""
 
     def describe(function: Callable[[Streams], DataFrame]) -> Query:
         name, about = function.__name__.replace("_", "-"), (function.__doc__ or "").splitlines()[0]
@@ -75,6 +75,6 @@ def query(
 
 
 def sql(events: Streams, text: str) -> DataFrame:
-    """A query over `{bids}`, `{auctions}` and `{persons}`."""
+    """Run SQL over `{bids}`, `{auctions}` and `{persons}`."""
     spark = events.bids.sparkSession
     return spark.sql(text, bids=events.bids, auctions=events.auctions, persons=events.persons)

@@ -1,4 +1,4 @@
-"""The first rows of each key by some order, and what stands on them."""
+"""Top-N queries, and queries on their results."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _OPEN = "a.id = b.auction and b.dateTime between a.dateTime and a.expires"
 
 @query(reads=(AUCTIONS, BIDS), mode="update", keys=("id",), determined=("id", "seller"))
 def q6(events: Streams) -> DataFrame:
-    """Average price of a seller: of the last eleven auctions with a bid, in the order of their winning bids.
+    """Average price of a seller: of the last eleven auctions with a bid, ordered by their winning bids.
 
-    Flink's result names no auction (`id`); without it, nobody could tell which row an update replaces. Winning bids of
-    the same millisecond tie, so that averages are not determined.
+    Flink's result does not contain the auction (`id`), without which an update would not identify the row that it
+    replaces. Winning bids of the same millisecond tie, so averages are not deterministic.
     """
     return sql(
         events,
@@ -32,7 +32,7 @@ def q6(events: Streams) -> DataFrame:
 
 @query(reads=(AUCTIONS, BIDS), mode="update", keys=("id",), determined=("id", "price", "bid_dateTime"))
 def q9(events: Streams) -> DataFrame:
-    """Winning bids: of each auction, the first of the highest that came while it was open."""
+    """Winning bids: the first of the highest bids made while the auction was open."""
     return sql(
         events,
         "select id, itemName, description, initialBid, reserve, dateTime, expires, seller, category, extra, auction,"

@@ -1,4 +1,4 @@
-"""Queries that look at one row at a time."""
+"""Stateless queries."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def q2(events: Streams) -> DataFrame:
 
 @query(native=_BOTH, stateless=True)
 def q10(events: Streams) -> DataFrame:
-    """Log: the bids with their day and minute, by which a file sink lays them out (`partitionBy("dt", "hm")`)."""
+    """Log: bids with their day and minute, by which a file sink partitions them (`partitionBy("dt", "hm")`)."""
     day, minute = "date_format(dateTime, 'yyyy-MM-dd') as dt", "date_format(dateTime, 'HH:mm') as hm"
     return events.bids.selectExpr("auction", "bidder", "price", "dateTime", "extra", day, minute)
 
 
 @query(native=_BOTH, stateless=True)
 def q13(events: Streams) -> DataFrame:
-    """Enrichment: bids with what a table of 10,000 rows says of their auction."""
+    """Enrichment: bids joined with a table of 10,000 rows."""
     from pyspark.sql import functions as f
 
     side = events.bids.sparkSession.range(SIDE_KEYS).selectExpr("id as key", "concat('value-', id) as value")
@@ -53,7 +53,7 @@ def q13(events: Streams) -> DataFrame:
 
 @query(native=_BOTH, stateless=True)
 def q14(events: Streams) -> DataFrame:
-    """Calculation: the kind of time of day, how often a letter occurs, prices within bounds."""
+    """Calculation: time of day, occurrences of a letter, prices within bounds."""
     return events.bids.where("0.908 * price > 1000000 and 0.908 * price < 50000000").selectExpr(
         *("auction", "bidder", _EUROS),
         "case when hour(dateTime) >= 8 and hour(dateTime) <= 18 then 'dayTime'"

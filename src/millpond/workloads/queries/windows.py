@@ -1,6 +1,6 @@
-"""Queries over windows of event time, which close with the watermark; and one over processing time.
+"""Queries over event-time windows, which close with the watermark, and one over processing time.
 
-Where Flink's result names no window, these do (`endtime`): one can then tell which windows a stream has closed.
+Results contain their window (`endtime`) even where Flink's do not, so that tests can check which windows have closed.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ _SESSION = "session_window(dateTime, '10 seconds')"
 
 
 def _most(rows: str, value: str, most: str) -> str:
-    """SQL for the rows of a list whose value is as large as `most`, which is computed once for the list."""
+    """Return SQL for the rows of a list whose value equals `most`, which is evaluated once per list."""
     return f"inline(transform(array({most}), most_ -> filter({rows}, row_ -> row_.{value} = most_))[0])"
 
 
 def _hot_auctions(events: Streams, kept: str, most: str) -> DataFrame:
-    """Bids per auction in windows of 10 s, every 2 s; of each window, the auctions that have the most, ties included.
+    """Find the auctions with the most bids, ties included, in windows of 10 s every 2 s.
 
     Args:
-        kept: what is kept of a window besides the list `counts`.
-        most: how many bids the most are, of what is kept.
+        events: the streams.
+        kept: aggregates to keep per window besides the list `counts`.
+        most: expression for the largest number of bids.
     """
     return sql(
         events,
@@ -42,19 +43,19 @@ def _hot_auctions(events: Streams, kept: str, most: str) -> DataFrame:
 
 @query(event_time=True, native=_APPEND)
 def q5(events: Streams) -> DataFrame:
-    """Hot items: the auctions with the most bids of the last 10 s, every 2 s."""
+    """Hot items: the auctions with the most bids in the last 10 s, every 2 s."""
     return _hot_auctions(events, "max(num) as most, ", "most")
 
 
 @query(event_time=True, native=_APPEND)
 def q5_append(events: Streams) -> DataFrame:
-    """Hot items, the counts of a window only being gathered until it closes."""
+    """Hot items, where a window's counts are collected until it closes."""
     return _hot_auctions(events, "", "array_max(counts.num)")
 
 
 @query(event_time=True, native=_APPEND)
 def q7(events: Streams) -> DataFrame:
-    """Highest bid of each 10 s. A bid at the very end of a window counts for it, if it is as high."""
+    """Highest bid of each 10 s. A bid exactly at the end of a window counts for it as well."""
     return sql(
         events,
         "select auction, price, bidder, dateTime, extra, ended + interval 1 microsecond as endtime from {bids} join ("
@@ -67,7 +68,7 @@ def q7(events: Streams) -> DataFrame:
 
 @query(event_time=True, native=EVERY_MODE)
 def q7_append(events: Streams) -> DataFrame:
-    """Highest bid of each 10 s, all bids of a window being gathered until it closes."""
+    """Highest bid of each 10 s, where all bids of a window are collected until it closes."""
     return sql(
         events,
         f"select {_most('all', 'price', 'array_max(all.price)')}, window.end as endtime from ("
@@ -78,7 +79,7 @@ def q7_append(events: Streams) -> DataFrame:
 
 @query(event_time=True, native=_SESSIONS)
 def q7_session(events: Streams) -> DataFrame:
-    """Highest bid of each session of a bidder, all bids of a session being gathered until it closes."""
+    """Highest bid of each session of a bidder, where all bids of a session are collected until it closes."""
     return sql(
         events,
         f"select {_most('all', 'price', 'array_max(all.price)')}, session_window.end as endtime from ("
@@ -89,7 +90,7 @@ def q7_session(events: Streams) -> DataFrame:
 
 @query(reads=(PERSONS, AUCTIONS), event_time=True, native=_APPEND)
 def q8(events: Streams) -> DataFrame:
-    """New users: who came and opened an auction within the same 10 s."""
+    """New users: persons who registered and opened an auction within the same 10 s."""
     return sql(
         events,
         "select id, name, p.window.start as starttime, p.window.end as endtime from ("
@@ -101,19 +102,19 @@ def q8(events: Streams) -> DataFrame:
 
 @query(event_time=True, native=_SESSIONS)
 def q11(events: Streams) -> DataFrame:
-    """User sessions: how many bids each user makes before a pause of 10 s."""
+    """User sessions: number of bids of each user before a pause of 10 s."""
     return _sessions(events, "count(*) as bid_count")
 
 
 @query(event_time=True, native=_SESSIONS)
 def q11_median(events: Streams) -> DataFrame:
-    """User sessions: the median price of each."""
+    """User sessions: median price of each session."""
     return _sessions(events, "median(price) as median_price")
 
 
 @query(mode="update", native=("update", "complete"), keys=("bidder", "starttime"), determined=("bidder",))
 def q12(events: Streams) -> DataFrame:
-    """Processing time: how many bids each user makes in 10 s by the clock of the engine."""
+    """Processing time: number of bids of each user in 10 s by the engine's clock."""
     return sql(
         events,
         "select bidder, count(*) as bid_count, window.start as starttime, window.end as endtime from"

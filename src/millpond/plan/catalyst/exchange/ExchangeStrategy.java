@@ -16,22 +16,24 @@ import scala.Option;
 import scala.jdk.javaapi.CollectionConverters;
 
 /**
- * Plans the map side of an exchange in the form that is chosen for the batch.
+ * Planner strategy for the map side of an exchange, in the form chosen for the batch.
  *
- * The map side is a `MapInArrow` whose Python function has, as operands: a literal
- * "millpond-exchange:[id]:[keys]:[functions]:[copies]"; the grouping keys; for each aggregate function, the function
- * and its filter; for each copy that is made of a row, what it has beside the columns below, by which rows are grouped,
- * too; an expression per output column over the columns below (form "rows"); and an expression per output column over
- * the columns of the partial aggregate, given as bound references (form "combined"). Functions and filters have bound
- * references to what the copies have. In any other form, the Python function itself runs.
+ * The map side is a `MapInArrow` whose Python function has these operands:
+ * - a literal "millpond-exchange:[id]:[keys]:[functions]:[copies]";
+ * - the grouping keys;
+ * - for each aggregate function, the function and its filter, with bound references to the columns of the copies;
+ * - for each copy of a row, its further columns, which are grouping columns, too;
+ * - an expression per output column over the columns below (form "rows");
+ * - an expression per output column over bound references to the partial aggregate's columns (form "combined").
+ * In any other form, the Python function itself runs.
  *
- * The driver compiles this class, which needs no jar: only Spark's own classes travel to executors. Raw types only,
- * as the compiler knows no generics.
+ * The driver compiles this class, so no jar is needed: only Spark's own classes are sent to executors. The compiler
+ * does not support generics, hence the raw types.
  */
 public class ExchangeStrategy extends SparkStrategy {
     private static final String TAG = "millpond-exchange:";
 
-    /** The form of each exchange by id, read whenever a batch is planned. */
+    /** Exchange id to form; read when a batch is planned. */
     public static final ConcurrentHashMap FORMS = new ConcurrentHashMap();
 
     public scala.collection.immutable.Seq apply(LogicalPlan plan) {
@@ -53,31 +55,20 @@ public class ExchangeStrategy extends SparkStrategy {
         return seq(planned);
     }
 
-    /** The rows as they are. */
+    /** Plan a projection of the rows (form "rows"). */
     private SparkPlan rows(MapInArrow node, List operands) {
         int width = node.output().size();
         List rows = operands.subList(operands.size() - 2 * width, operands.size() - width);
         return new ProjectExec(seq(named(rows, node)), this.planLater(node.child()));
     }
 
-    /** One row per group, with the buffers of Spark's partial aggregation. */
+    /** Plan Spark's partial aggregation: one row per group, with the functions' buffers (form "combined"). */
     private SparkPlan combined(MapInArrow node, List operands, int keys, int functions, int copies) {
         int firstOfCopies = 1 + keys + 2 * functions;
         int firstResult = operands.size() - node.output().size();
-        LogicalPlan below = node.child();
-        List added = new ArrayList();
-        if (copies > 0) {
-            List ofCopies = operands.subList(firstOfCopies, firstResult - node.output().size());
-            int width = ofCopies.size() / copies;
-            for (int i = 0; i < width; i++)
-                added.add(new AttributeReference("copy" + i, ((Expression) ofCopies.get(i)).dataType(), true,
-                    Metadata.empty(), NamedExpression$.MODULE$.newExprId(), seq(new ArrayList())));
-            List columnsBelow = CollectionConverters.asJava(node.child().output());
-            List projections = new ArrayList();
-            for (int i = 0; i < copies; i++)
-                projections.add(seq(joined(columnsBelow, ofCopies.subList(i * width, (i + 1) * width))));
-            below = new Expand(seq(projections), seq(joined(columnsBelow, added)), below);
-        }
+        List ofCopies = operands.subList(firstOfCopies, firstResult - node.output().size());
+        List added = addedBy(ofCopies, copies);
+        LogicalPlan below = copies == 0 ? node.child() : copied(node.child(), ofCopies, copies, added);
         List groupings = new ArrayList();
         List columns = new ArrayList();
         List keyed = joined(operands.subList(1, 1 + keys), added);
@@ -107,7 +98,25 @@ public class ExchangeStrategy extends SparkStrategy {
         return new ProjectExec(seq(named(results, node)), partial);
     }
 
-    /** An expression whose bound references are replaced by columns. */
+    /** Return the further columns of the copies of a row. */
+    private static List addedBy(List ofCopies, int copies) {
+        List added = new ArrayList();
+        for (int i = 0; i < (copies == 0 ? 0 : ofCopies.size() / copies); i++)
+            added.add(new AttributeReference("copy" + i, ((Expression) ofCopies.get(i)).dataType(), true,
+                Metadata.empty(), NamedExpression$.MODULE$.newExprId(), seq(new ArrayList())));
+        return added;
+    }
+
+    /** Return a plan with each row once per copy. */
+    private static LogicalPlan copied(LogicalPlan below, List ofCopies, int copies, List added) {
+        List columnsBelow = CollectionConverters.asJava(below.output());
+        List projections = new ArrayList();
+        for (int i = 0; i < copies; i++)
+            projections.add(seq(joined(columnsBelow, ofCopies.subList(i * added.size(), (i + 1) * added.size()))));
+        return new Expand(seq(projections), seq(joined(columnsBelow, added)), below);
+    }
+
+    /** Replace an expression's bound references by columns. */
     private static Expression resolved(Expression expression, List columns) {
         if (expression instanceof BoundReference)
             return (Expression) columns.get(((BoundReference) expression).ordinal());

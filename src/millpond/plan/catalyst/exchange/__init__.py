@@ -1,1 +1,1 @@
-"""How Spark plans the map side of an exchange: a planner strategy in Java, and its installation."""
+"""Planning of the map side of an exchange: a planner strategy in Java, and its installation."""

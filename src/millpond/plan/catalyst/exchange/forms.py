@@ -1,7 +1,7 @@
-"""Choose per batch how Spark plans the map side of an exchange, by a strategy that the driver compiles.
+"""Form of an exchange's map side, chosen per batch by a planner strategy that the driver compiles.
 
-The strategy (`ExchangeStrategy.java`) is compiled by the compiler that Spark ships, once per JVM. It recognises a
-`MapInArrow` by the first operand of its Python function and plans it in the form that stands in a map of the JVM.
+The compiler that Spark ships compiles the strategy (`ExchangeStrategy.java`) once per JVM. The strategy recognises a
+`MapInArrow` by the first operand of its Python function. It plans the form that a map in the JVM holds for it.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from millpond.plan.catalyst.nodes import Expression, Node, items
 log = logging.getLogger("millpond")
 
 Form = Literal["combined", "rows", "files"]
-"""How the map side of an exchange runs: as Spark's partial aggregation, as a projection of the rows, or as the Python
-function that writes the rows to files."""
+"""Form of an exchange's map side: Spark's partial aggregation, a projection of the rows, or the Python function that
+writes rows to files."""
 
 _CLASS = "millpond.plan.ExchangeStrategy"
 _lock = threading.Lock()
 _strategies: list[tuple[Any, Any]] = []
-"""For each JVM, by its gateway, the compiled strategy; None where the JVM cannot compile it."""
+"""Pairs of JVM gateway and compiled strategy; None if the JVM cannot compile it."""
 
 
 class Combined(NamedTuple):
-    """How Spark combines rows.
+    """Plan of Spark's partial aggregation of rows.
 
     Attributes:
         keys: grouping keys, over the columns below.
-        functions: aggregate functions and their filters, over the columns below and, as bound references, over what the
-            copies have.
-        copies: what each copy of a row has beside the columns below, to be grouped by, too; empty without copies.
-        results: an expression per output column, over bound references to keys, what the copies have, and buffers.
+        functions: aggregate functions and their filters, over the columns below and, as bound references, over the
+            copies' columns.
+        copies: for each copy of a row, its further grouping columns; empty without copies.
+        results: an expression per output column, over bound references to keys, copies' columns, and buffers.
     """
 
     keys: Sequence[Expression]
@@ -50,10 +50,11 @@ class Combined(NamedTuple):
 
 
 class ExchangeForms:
-    """The strategy as installed in one session; streams copy the session, with it, when they start.
+    """The strategy installed in one session; a stream copies the session, with the strategy, at its start.
 
     Args:
-        catalyst: of the session. strategy: the compiled strategy.
+        catalyst: of the session.
+        strategy: the compiled strategy.
     """
 
     def __init__(self, catalyst: Catalyst, strategy: Any) -> None:
@@ -62,23 +63,24 @@ class ExchangeForms:
 
     @classmethod
     def install(cls, spark: SparkSession) -> ExchangeForms | None:
-        """Compile the strategy, if that is not done, and add it to a session; None where that is not possible."""
+        """Compile the strategy, if necessary, and add it to a session; return None if it cannot be compiled."""
         catalyst = Catalyst(spark)
         strategy = _strategy(catalyst)
         if strategy is None:
             return None
         with _lock:
             methods = spark._jsparkSession.experimental()
-            others = [one for one in items(methods.extraStrategies()) if str(one.getClass().getName()) != _CLASS]
+            # A second installation must not add the strategy twice.
+            others = [other for other in items(methods.extraStrategies()) if str(other.getClass().getName()) != _CLASS]
             getattr(methods, "extraStrategies_$eq")(catalyst.seq([strategy, *others]))
         return cls(catalyst, strategy)
 
     def choose(self, exchange: str, form: Form) -> None:
-        """Have batches that are planned from now on use a form."""
+        """Use a form for the batches that are planned from now on."""
         self._forms.put(exchange, form)
 
     def forget(self, exchange: str) -> None:
-        """Drop an exchange that no query has any more."""
+        """Remove an exchange whose query has ended."""
         self._forms.remove(exchange)
 
     def with_forms(
@@ -88,18 +90,18 @@ class ExchangeForms:
         rows: Sequence[Expression],
         combined: Combined | None = None,
     ) -> DataFrame:
-        """Give a `mapInArrow` its other forms.
+        """Attach the other forms to a `mapInArrow`.
 
         Args:
             mapped: the result of `mapInArrow`.
-            exchange: identifies the exchange, without a colon.
+            exchange: the exchange's identifier, without a colon.
             rows: an expression per output column, over the columns below.
-            combined: how rows are combined; None if they cannot be.
+            combined: the partial aggregation; None if rows cannot be combined.
         """
         catalyst = self._catalyst
         java = catalyst.analyzed(mapped).java
         true = catalyst.literal(True)
-        if combined is None:  # the strategy counts rows and results from the end, so both have to be there
+        if combined is None:  # the strategy finds rows and results by counting from the end, so both must be present
             combined = Combined([], [], [], rows)
         sizes = len(combined.keys), len(combined.functions), len(combined.copies)
         operands = [catalyst.literal(":".join(map(str, ["millpond-exchange", exchange, *sizes]))), *combined.keys]
@@ -107,7 +109,7 @@ class ExchangeForms:
             operands += [function, true if condition is None else condition]
         operands += [*chain.from_iterable(combined.copies), *rows, *combined.results]
         udf = java.functionExpr()
-        children = catalyst.seq([one.java for one in operands])
+        children = catalyst.seq([operand.java for operand in operands])
         fields = (udf.name(), udf.func(), udf.dataType(), children, udf.evalType(), udf.udfDeterministic())
         carrier = udf.copy(*fields, udf.resultId())
         copied = java.copy(carrier, java.output(), java.child(), java.isBarrier(), java.profile())

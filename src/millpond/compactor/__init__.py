@@ -1,0 +1,1 @@
+"""Remote compaction: the worker process (see `checkpoint.compaction` for the protocol)."""

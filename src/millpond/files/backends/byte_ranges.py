@@ -1,0 +1,36 @@
+"""Coalescing of byte ranges of one object into requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+NEAR = 1 << 20
+"""Largest gap in bytes between two ranges that are fetched in one request."""
+
+
+def near(ranges: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """Group `(offset, length)` ranges by request.
+
+    Returns:
+        For each request, the positions of its ranges in `ranges`, in order of offsets.
+    """
+    groups: list[list[int]] = []
+    end = 0
+    for i in sorted(range(len(ranges)), key=ranges.__getitem__):
+        offset, length = ranges[i]
+        if groups and offset - end <= NEAR:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+            end = offset
+        end = max(end, offset + length)
+    return groups
+
+
+def joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Coalesce `(offset, length)` ranges: near ranges become one, including the gaps between them."""
+    requests = []
+    for group in near(ranges):
+        begin = ranges[group[0]][0]
+        requests.append((begin, max(sum(ranges[i]) for i in group) - begin))
+    return requests

@@ -1,0 +1,23 @@
+"""Rows of a processor's initial state, as input of its operator's first batch."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.exchange.map_side import partition_of
+from millpond.plan.reading.aggregate import prepared
+from millpond.plan.reading.processor import InitialReading
+
+
+def initial_state(catalyst: Catalyst, reading: InitialReading, partitions: int) -> DataFrame:
+    """Return the columns of an initial state, the key hash last, with each row in its hash's partition.
+
+    Args:
+        catalyst: of the session.
+        reading: the reading of the initial state.
+        partitions: the number of partitions of the operator's state.
+    """
+    rows = prepared(catalyst, reading.node, reading.raw, reading.columns, reading.hash)
+    return rows.repartitionById(partitions, F.expr(partition_of(partitions)))

@@ -1,0 +1,162 @@
+"""The exchange below an operator: the forms of its map side, and the marker rows.
+
+The map side of a batch runs in one of three forms (`Form`): Python writes the rows to files of the host and sends
+references; Spark sends the rows themselves; or Spark combines them first. All forms have the same columns:
+`__block_reference` if files are used, the operator's columns, the columns of combined rows, `__hash`, `__mark`. Columns
+that a form does not use are null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import BinaryType, BooleanType, LongType, StructField, StructType, _parse_datatype_string
+
+from millpond.conf import KEY_GROUP_BITS
+from millpond.ddl import ddl, quoted
+from millpond.plan.catalyst.buffers import bound
+from millpond.plan.catalyst.exchange.forms import Combined, ExchangeForms
+from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.exchange.combining import Combination
+from millpond.plan.exchange.workers import ArrowFunction, map_in_arrow, named
+from millpond.tasks.block_references import BLOCK_REFERENCE
+
+# The low bits of a marker's hash carry the batch's time in milliseconds.
+_TIME_BITS = 64 - KEY_GROUP_BITS
+
+
+@dataclass(frozen=True)
+class MapSides:
+    """The map sides of a query's exchanges.
+
+    Attributes:
+        writes: operator → the Python function that writes rows to files; empty if Spark's shuffle carries them.
+        forms: chooses the form of each batch; None if the function always runs.
+        ids: operator → the exchange's identifier in `forms`.
+        combinations: operator → the partial aggregation of its rows; only operators that have one.
+    """
+
+    writes: Sequence[ArrowFunction] = ()
+    forms: ExchangeForms | None = None
+    ids: Sequence[str] = ()
+    combinations: Mapping[int, Combination] = field(default_factory=dict)
+
+    def combination(self, operator: int) -> Combination | None:
+        """Return the partial aggregation of an operator's rows before the exchange, if it has one."""
+        return None if self.forms is None else self.combinations.get(operator)
+
+    def sent(self, catalyst: Catalyst, operator: int, rows: DataFrame, hash_: str, keys: int) -> DataFrame:
+        """Return the output of the map side of an operator's exchange.
+
+        Args:
+            catalyst: of the session.
+            operator: its number.
+            rows: the operator's columns, the arguments of its combination, and the key hash last.
+            hash_: SQL of the key hash.
+            keys: the number of key columns.
+        """
+        combination = self.combination(operator)
+        if not self.writes and combination is None:
+            return rows.withColumn("__mark", F.lit(False))
+        arguments = () if combination is None else combination.arguments
+        count = len(rows.columns) - 1 - len(arguments)
+        own, extra = rows.schema.fields[:count], () if combination is None else combination.fields
+        fields = [
+            *([StructField(BLOCK_REFERENCE, BinaryType())] if self.writes else []),
+            *(StructField(column.name, column.dataType) for column in own),
+            *(StructField(column.name, _parse_datatype_string(column.type)) for column in extra),
+            StructField("__hash", LongType()),
+            StructField("__mark", BooleanType()),
+        ]
+        function = self.writes[operator] if self.writes else _never
+        mapped = map_in_arrow(rows, named(function, "exchange", 1), StructType(fields))
+        if self.forms is None:
+            return mapped
+        node = catalyst.analyzed(mapped)
+        available, nulls = node.children[0].output, [catalyst.unknown(column) for column in node.output]
+        first = 1 if self.writes else 0
+        # In the form `rows`, the columns of files and of combined rows are null.
+        as_rows = [
+            *nulls[:first],
+            *available[:count],
+            *nulls[first + count : -2],
+            available[-1],
+            catalyst.literal(False),
+        ]
+        if combination is None:
+            return self.forms.with_forms(mapped, self.ids[operator], as_rows)
+        types = [ddl(column.dataType) for column in own]
+        columns = {column.name: type_ for column, type_ in zip(own[:keys], types, strict=False)}
+        columns |= combination.groupings(types) | combination.buffers
+        results = [
+            *(["null"] if self.writes else []),
+            *(quoted(column.name) for column in own[:keys]),
+            *(combination.input_of(position) for position in range(keys, len(own))),
+            *combination.results,
+            hash_,
+            "false",
+        ]
+        typed = [f"cast({sql} as {ddl(column.dataType)})" for sql, column in zip(results, fields, strict=True)]
+        combined = Combined(
+            keys=available[:keys],
+            functions=combination.functions(catalyst, available[:-1], keys),
+            copies=combination.copies(catalyst, available),
+            results=bound(catalyst, columns, typed),
+        )
+        return self.forms.with_forms(mapped, self.ids[operator], as_rows, combined)
+
+
+NO_SIDES = MapSides()
+"""Map sides that send rows through Spark's shuffle unchanged."""
+
+
+def _never(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    raise RuntimeError(
+        "Spark has not used the planner strategy of Millpond: something has replaced the session's extraStrategies. "
+        "Set spark.millpond.combine to off."
+    )
+
+
+def partition_of(partitions: int) -> str:
+    """Return SQL for the partition of a row's hash."""
+    return f"cast(shiftright(shiftrightunsigned(__hash, {_TIME_BITS}) * {partitions}L, {KEY_GROUP_BITS}) as int)"
+
+
+def exchanged(
+    catalyst: Catalyst,
+    sent: DataFrame,
+    partitions: int,
+    rows_of: Callable[[Sequence[int], str], DataFrame] | None = None,
+    watching: DataFrame | None = None,
+) -> DataFrame:
+    """Add one marker row per partition and batch, and send every row to its hash's partition.
+
+    Args:
+        catalyst: of the session.
+        sent: rows with their hash and mark as the last columns.
+        partitions: the number of partitions.
+        rows_of: makes rows that arrive in every batch of a stream; None for a batch DataFrame.
+        watching: an empty source to add, so that Spark schedules no-data batches.
+    """
+    # A marker's hash is the lowest of its partition's range, so that the exchange sends it there.
+    low = [-(-(p << KEY_GROUP_BITS) // partitions) << _TIME_BITS for p in range(partitions)]
+    signed = [value - (1 << 64) if value >= 1 << 63 else value for value in low]
+    now = F.unix_millis(F.current_timestamp())
+    markers = (rows_of or catalyst.rows)(signed, "low").select(
+        *(F.lit(None).cast(f.dataType).alias(f.name) for f in sent.schema.fields[:-2]),
+        F.col("low").bitwiseOR(now).alias("millpond_batch_time"),
+        F.lit(True).alias("millpond_marker"),  # Spark's plan shows these two names; the union drops them
+    )
+    if watching is None:
+        return _by_partition(sent.union(markers), partitions)
+    # If the plan has a limit, Spark does not check that every state store has committed when a foreachBatch function
+    # returns. The store of `watching` never commits. The optimiser removes a limit that cuts nothing.
+    return _by_partition(sent.union(markers.limit(partitions)).union(watching), partitions)
+
+
+def _by_partition(rows: DataFrame, partitions: int) -> DataFrame:
+    return rows.repartitionById(partitions, F.expr(partition_of(partitions)))

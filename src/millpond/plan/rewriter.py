@@ -1,0 +1,363 @@
+"""Rewrite a query so that its stateful operators run in slots.
+
+Each chosen node becomes child → projection and key hash → marker rows → exchange by hash range → slot stage →
+projection under the old column identities. Nodes above it need no change (docs/architecture.md, "Rewriting the plan").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import BooleanType, ByteType, DataType, LongType, StructField, StructType
+
+from millpond.metrics import COMBINED, FIGURE_COLUMN, FIGURES, observation, unpacking
+from millpond.plan.catalyst.conditions import without_replaceables
+from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.nodes import Expression, Node
+from millpond.plan.changelog.changes import filtered
+from millpond.plan.exchange.map_side import NO_SIDES, MapSides, exchanged
+from millpond.plan.exchange.workers import ArrowColumns, ArrowFunction, arrow_column, map_in_arrow, named
+from millpond.plan.lookahead.stages import columns_of, plain_columns, title
+from millpond.plan.lookups import LookupReading
+from millpond.plan.reading.aggregate import MAPS, prepared, rewrite
+from millpond.plan.reading.decision import Decided, Decision, Operator, Stage
+from millpond.plan.reading.functions import slot_result_type
+from millpond.plan.reading.join import JoinReading
+from millpond.plan.reading.join_input import joined_sides
+from millpond.plan.reading.processor import EMITTED_TIME, ProcessorReading
+from millpond.plan.reading.reading import Derived, Reading
+from millpond.spec.operators import OP
+from millpond.tasks.operator_task import OperatorTask
+from millpond.worker.hints import PassingHints
+from millpond.worker.slot_stage import SlotStage
+
+_DERIVED = {"boolean": BooleanType(), "bigint": LongType()}
+"""Types of input columns of the slot stage that the plan reader adds to those of the query (see `plan.reading`)."""
+
+
+def rewrite_plan(
+    df: DataFrame,
+    decision: Decision,
+    partitions: int,
+    stages: Sequence[ArrowFunction],
+    sides: MapSides = NO_SIDES,
+    figures: tuple[str, ...] = FIGURES,
+    tasks: Sequence[OperatorTask] = (),
+    stores: int = 1,
+) -> DataFrame:
+    """Return the same query with the decided operators in slots.
+
+    Args:
+        df: the user's DataFrame, from which `decision` was made.
+        decision: the result of `decide`.
+        partitions: the number of state partitions.
+        stages: the picklable function that Spark's worker runs for each operator, by its number.
+        sides: the map sides of the operators' exchanges.
+        figures: the metrics that every operator reports.
+        tasks: the task of each operator, by its number; they name the lookahead stages that may prefetch keys.
+        stores: the number of partitions of Spark's own state stores, if the query needs no-data batches.
+    """
+    rewriter = _PlanRewriter(Catalyst(df.sparkSession), decision, partitions, stages, sides, figures, tasks, stores)
+    root = decision.staged if rewriter.stages and decision.staged is not None else decision.root
+    rewritten = rewriter.visit(root)
+    if decision.all_changes:
+        return with_kinds(rewriter.catalyst, rewritten, rewriter.kind_of(rewritten), split=filtered(root))
+    return rewriter.catalyst.dataframe(rewritten)
+
+
+class _PlanRewriter:
+    def __init__(
+        self,
+        catalyst: Catalyst,
+        decision: Decision,
+        partitions: int,
+        stages: Sequence[ArrowFunction],
+        sides: MapSides,
+        figures: tuple[str, ...],
+        tasks: Sequence[OperatorTask],
+        stores: int,
+    ) -> None:
+        self.catalyst = catalyst
+        self.partitions = partitions
+        self.slot_stages = stages
+        self.sides = sides
+        self.figures = figures
+        self.complete = decision.output_mode == "complete"
+        self.ticking = next((operator.index for operator in decision.ours if operator.ticks), None)
+        self.watching = next((operator.index for operator in decision.ours if operator.closes), None)
+        self.output_mode = decision.output_mode
+        self.tasks = tasks
+        self.stores = stores
+        self.stages = {id(stage.node): stage for stage in decision.stages if self._hints_by(stage)}
+        self._kinds: set[int] = set()  # identities of columns that hold the kind of a change (`OP`)
+
+    def visit(self, decided: Decided) -> Node:
+        if decided.node.kind == EMITTED_TIME and _runs_here(decided.children[0]):
+            (processor,) = decided.children  # the node only marks a column of the processor's output
+            assert processor.operator is not None
+            below = self.visit(processor.children[0])
+            return self._replace(processor.node, processor.operator, below, decided.node)
+        children = [self.visit(child) for child in decided.children]
+        if columns_of(decided.node) is not None:
+            return self._passing(decided.node, children[0])
+        operator = decided.operator
+        if operator is not None and operator.spec is not None:
+            if isinstance(operator.reading, JoinReading):
+                return self._replace_join(decided.node, operator, operator.reading, children)
+            return self._replace(decided.node, operator, children[0], decided.node)
+        if all(new is old.node for new, old in zip(children, decided.children, strict=True)):
+            return decided.node
+        node = self.catalyst.with_children(decided.node, children)
+        kind = self.kind_of(children[0]) if node.kind == "Project" else None
+        if kind is not None:  # a projection over single rows keeps the change kind of each row
+            return self.catalyst.project([*node.list("projectList"), kind], children[0])
+        # Spark plans this limit as stateful unless a streaming Aggregate is below, and that has been replaced.
+        limits = node.kind == "GlobalLimit" and self.complete and operator is None
+        return self.catalyst.stateless_limit(node) if limits else node
+
+    def _hints_by(self, stage: Stage) -> list[tuple[OperatorTask, str, Sequence[Expression]]]:
+        """Return for each operator that a stage prefetches for: its task, the hint's name, the hint's columns."""
+        known = ((task, stage.announces[task.operator]) for task in self.tasks if task.operator in stage.announces)
+        return [(task, hint.name, hint.columns) for task, hint in known if hint.name in task.lookaheads]
+
+    def _passing(self, node: Node, below: Node) -> Node:
+        """Replace a lookahead stage: rows pass unchanged, after their prefetch hints were sent."""
+        kind = self.kind_of(below)
+        rows = self.catalyst.project([*plain_columns(node), *([] if kind is None else [kind])], below)
+        stage = self.stages.get(id(node))
+        if stage is None:
+            return rows
+        hints = self._hints_by(stage)
+        columns = [column for _, _, expressions in hints for column in expressions]
+        function = PassingHints([(task, name, len(expressions)) for task, name, expressions in hints])
+        return announcing(self.catalyst, rows, columns, function, f"millpond[{title(stage.columns)}]")
+
+    def kind_of(self, node: Node) -> Expression | None:
+        """Return the column that holds the kind of each change; None if the node has no changelog."""
+        return next((column for column in node.output if column.expr_id in self._kinds), None)
+
+    def _replace(self, node: Node, operator: Operator, child: Node, shown_as: Node) -> Node:
+        reading = operator.reading
+        assert isinstance(reading, Reading)
+        if node.kind in MAPS:  # the grouping columns are projected directly below the node
+            (child,) = child.children
+        # The operator assigns the windows itself, so Spark need not make a row per window: the Expand is removed.
+        if reading.assigned is not None and reading.assigned.expanded:
+            (below,) = child.children
+            child = below if child.kind == "Expand" else self.catalyst.with_children(child, below.children)
+        columns, raw = reading.columns, reading.raw
+        if operator.spec is not None and operator.spec.retracts:
+            kind = self.kind_of(child)
+            assert kind is not None
+            columns, raw = [*columns, Derived(OP, (len(raw),), "{0}")], [*raw, kind]
+        assert operator.index is not None
+        combination = self.sides.combination(operator.index)
+        more = () if combination is None else combination.arguments
+        rows = prepared(self.catalyst, child, raw, columns, reading.hash, more)
+        if node.kind in MAPS or isinstance(reading, ProcessorReading | LookupReading):
+            names = [f"result{index}" for index in range(len(node.output))]
+            types: list[DataType] = [column.data_type for column in node.output]
+        elif operator.spec is not None and operator.spec.facts.keeps_columns:
+            names = [column.field.name for column in reading.inputs]
+            types = [
+                reading.raw[column.raw[0]].data_type if column.sql == "{0}" else _DERIVED[column.field.type]
+                for column in reading.inputs
+            ]
+            for index, result in enumerate(node.list("windowExpressions") if node.kind == "Window" else []):
+                names.append(f"window{index}")
+                types.append(result.data_type)
+        else:
+            shown = reading.results(node.list("groupingExpressions") if node.kind == "Aggregate" else node.output)
+            names, types = [name for name, _ in shown], [key.data_type for _, key in shown]
+            names += [f"call{index}" for index in range(len(reading.aggregates))]
+            types += [slot_result_type(aggregate) for aggregate in reading.aggregates]
+        schema = StructType([StructField(name, type_) for name, type_ in zip(names, types, strict=True)])
+        changes = operator.spec is not None and operator.spec.changes
+        if changes:
+            schema.add(OP.name, ByteType())
+        stage, users, broadcasts = self.slot_stages[operator.index or 0], reading.users, reading.users.broadcasts
+        if users.functions:
+            assert isinstance(stage, SlotStage)
+            stage = stage.with_functions(users.called(self.catalyst, operator.title, schema))
+        if isinstance(reading, ProcessorReading):
+            assert isinstance(stage, SlotStage)
+            assert reading.processor is not None
+            stage, broadcasts = stage.with_processor(reading.processor), reading.broadcasts
+        sent = self.sides.sent(self.catalyst, operator.index, rows, reading.hash, len(reading.keys))
+        shown_rows = self._through_slot(sent, operator, schema, stage, broadcasts)
+        kinds = []
+        if changes:
+            kinds = [self.catalyst.alias(shown_rows.output[-1], OP.name)]
+            self._kinds.add(kinds[0].expr_id)
+        return self._reattach(node, reading, shown_rows, kinds, shown_as.output)
+
+    def _replace_join(self, node: Node, operator: Operator, reading: JoinReading, children: list[Node]) -> Node:
+        both = [
+            self.catalyst.dataframe(self.catalyst.project(aliases, child)).select(*(F.expr(sql) for sql in columns))
+            for child, (aliases, columns) in zip(children, joined_sides(self.catalyst, reading), strict=True)
+        ]
+        attributes = reading.left.attributes + reading.right.attributes
+        types = [attribute.data_type for attribute in attributes] or [reading.left.keys[0].data_type]
+        schema = StructType(
+            [StructField(field.name, type_) for field, type_ in zip(reading.spec.output_fields, types, strict=True)]
+        )
+        assert operator.index is not None
+        sent = self.sides.sent(self.catalyst, operator.index, both[0].union(both[1]), "", 0)
+        shown_rows = self._through_slot(sent, operator, schema, self.slot_stages[operator.index])
+        # for a join without columns, the slot stage returns one column
+        pairs = zip(shown_rows.output, node.output, strict=False)
+        joined = self.catalyst.project([self._replacement(self._as(new, old), old) for new, old in pairs], shown_rows)
+        for conjunct in reading.above:
+            joined = self.catalyst.filter(conjunct, joined)
+        return joined
+
+    def _through_slot(
+        self,
+        sent: DataFrame,
+        operator: Operator,
+        schema: StructType,
+        stage: ArrowFunction,
+        broadcasts: Sequence[Any] = (),
+    ) -> Node:
+        """Send the map side's output through the exchange and the operator's stage; the result has `schema`."""
+        assert operator.index is not None
+        schema.add(FIGURE_COLUMN, LongType())
+        catalyst = self.catalyst
+        function = named(stage, operator.title, 2)
+        watching = self._watching(operator, sent)
+        received = exchanged(catalyst, sent, self.partitions, catalyst.streaming_rows, watching)
+        shown_rows = map_in_arrow(received, function, schema, broadcasts)
+        figures = self.figures
+        if operator.spec is not None:
+            figures += operator.spec.figures
+        if self.sides.combination(operator.index) is not None:
+            figures += COMBINED
+        # Slots send metrics as extra rows with FIGURE_COLUMN set. Spark aggregates them by `observe`, then they are
+        # dropped.
+        watched = shown_rows.observe(
+            observation(operator.index),
+            *(F.expr(unpacking(figure)).alias(figure) for figure in figures),
+        )
+        results = watched.filter(F.col(FIGURE_COLUMN).isNull()).drop(FIGURE_COLUMN)
+        return self.catalyst.analyzed(results)
+
+    def _watching(self, operator: Operator, sent: DataFrame) -> DataFrame | None:
+        """Return the source that makes Spark schedule no-data batches, if it belongs to this operator.
+
+        It belongs to the first operator that needs it. If any operator needs processing time, the source follows the
+        clock instead of the watermark.
+        """
+        if self.ticking is not None:
+            ticking = operator.index == self.ticking
+            return self.catalyst.clock_batch_source(sent, self.stores, self.output_mode) if ticking else None
+        return self.catalyst.watermark_batch_source(sent, self.stores) if operator.index == self.watching else None
+
+    def _reattach(
+        self, node: Node, reading: Reading, shown_rows: Node, more: list[Expression], output: list[Expression]
+    ) -> Node:
+        """Put the node's results, computed from the slot stage's output, under their old names and identities.
+
+        Args:
+            node: the replaced node.
+            reading: the node's reading.
+            shown_rows: the slot stage's output.
+            more: columns that follow the results.
+            output: the expected columns.
+        """
+        if node.kind != "Aggregate":
+            if node.kind == "Window":
+                return self.catalyst.project(self._window_results(node, reading, shown_rows) + more, shown_rows)
+            pairs = zip(shown_rows.output, output, strict=False)
+            results = [self._replacement(self._as(new, old), old) for new, old in pairs]
+            return self.catalyst.project(results + more, shown_rows)
+        groupings = [grouping for _, grouping in reading.results(node.list("groupingExpressions"))]
+        known = list(zip(groupings + reading.aggregates, shown_rows.output, strict=False))
+
+        def replace(expression: Expression) -> Expression | None:
+            return next((self._as(new, old) for old, new in known if old.means(expression)), None)
+
+        results = []
+        for result, old in zip(node.list("aggregateExpressions"), node.output, strict=True):
+            value = result.children[0] if result.kind == "Alias" else result
+            results.append(self._replacement(rewrite(self.catalyst, value, replace), old))
+        return self.catalyst.project(results + more, shown_rows)
+
+    def _window_results(self, node: Node, reading: Reading, shown_rows: Node) -> list[Expression]:
+        """Return a window's columns; its functions' arguments end here, and unused columns are blank."""
+        carried = [
+            (reading.raw[column.raw[0]], new)
+            for column, new in zip(reading.inputs, shown_rows.output, strict=False)
+            if column.sql == "{0}" and reading.raw[column.raw[0]].kind == "AttributeReference"
+        ]
+        known = {old.expr_id: new for old, new in carried}
+        results = zip(node.list("windowExpressions"), shown_rows.output[len(reading.inputs) :], strict=False)
+        known |= {result.expr_id: new for result, new in results}
+        return [
+            self._replacement(self._as(known[old.expr_id], old), old)
+            if old.expr_id in known
+            else self.catalyst.replacement(self.catalyst.blank(old), old)
+            for old in node.output
+        ]
+
+    def _replacement(self, new: Expression, old: Expression) -> Expression:
+        return self.catalyst.replacement(self.catalyst.fitted(new, old), old)
+
+    def _as(self, new: Expression, old: Expression) -> Expression:
+        """Cast the slot stage's column to the type and nullability in the plan."""
+        if new.type != old.type:
+            new = self.catalyst.fitted(new, old)
+        return new if old.nullable else self.catalyst.not_null(new)
+
+
+def _runs_here(decided: Decided) -> bool:
+    return decided.operator is not None and decided.operator.spec is not None
+
+
+def announcing(
+    catalyst: Catalyst, below: Node, columns: Sequence[Expression], function: ArrowColumns, name: str
+) -> Node:
+    """Return the same rows; each passes once the function has seen columns computed from it.
+
+    Args:
+        catalyst: of the session.
+        below: the node whose rows pass.
+        columns: expressions over its columns. An expression that fails for a row is no error, since the row may be
+            filtered out later.
+        function: returns true for each row.
+        name: the function's name in Spark's own `explain()`.
+    """
+    safe = [catalyst.without_errors(without_replaceables(catalyst, expression)) for expression in columns]
+    mark = "__ahead"
+    while any(column.name.lower().startswith(mark) for column in below.output):
+        mark += "_"
+    names = [f"{mark}{number}" for number in range(len(columns))]
+    named = [catalyst.alias(expression, name_) for expression, name_ in zip(safe, names, strict=True)]
+    frame = catalyst.dataframe(catalyst.project([*below.output, *named], below))
+    seen = arrow_column(frame, function, "boolean", names, name)
+    # The filter makes Spark evaluate the function: an unused column would be pruned.
+    return catalyst.project(below.output, catalyst.analyzed(frame.withColumn(mark, seen).where(mark)))
+
+
+def with_kinds(catalyst: Catalyst, plan: Node, kind: Expression | None, *, split: bool) -> DataFrame:
+    """Return the rows of a changelog for users: the column `_op` is `I`, `U` or `D`.
+
+    Args:
+        catalyst: of the session.
+        plan: the plan that returns the changelog.
+        kind: its column with the kind of change.
+        split: whether one row of an update may be missing; an update then shows as a deletion and an insertion.
+    """
+    assert kind is not None
+    position = [column.expr_id for column in plan.output].index(kind.expr_id)
+    columns = [column.name for column in plan.output]
+    frame = catalyst.dataframe(plan).toDF(*(f"c{number}" for number in range(len(columns))))
+    value = F.col(f"c{position}")
+    # Only the new row of an update is shown.
+    if not split:
+        frame = frame.filter(value != -2)
+    shown = F.when(value == 1, "I").when(value == 2, "I" if split else "U").otherwise("D").alias("_op")
+    others = [F.col(f"c{number}").alias(name) for number, name in enumerate(columns) if number != position]
+    return frame.select(*others, shown)

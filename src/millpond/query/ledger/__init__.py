@@ -1,1 +1,0 @@
-"""Spark's ledger beside the state: which batches are done, whose state it is, and what may go."""

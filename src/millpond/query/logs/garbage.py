@@ -1,0 +1,51 @@
+"""Background garbage collection of a running query: removes files that no retained version needs."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from pyspark.sql.streaming.query import StreamingQuery
+
+from millpond.checkpoint.retention.collector import Collector
+from millpond.errors import FencedError, MillpondError
+from millpond.files.backends.filesystem import FileSystem
+from millpond.query.logs.query_logs import QueryLogs
+
+log = logging.getLogger("millpond")
+
+INTERVAL_SECONDS = 60.0
+
+
+def collect_garbage(
+    query: StreamingQuery, files: FileSystem, generation: int, query_logs: QueryLogs, retain: int
+) -> None:
+    """Collect garbage once a minute, in a thread that ends with the query.
+
+    Args:
+        query: the running query.
+        files: the location's `millpond/` folder.
+        generation: the number of the run's generation.
+        query_logs: Spark's logs, which show the running batch.
+        retain: Spark's `minBatchesToRetain`.
+    """
+    threading.Thread(
+        target=_collect, args=(query, files, generation, query_logs, retain), name="millpond-garbage", daemon=True
+    ).start()
+
+
+def _collect(query: StreamingQuery, files: FileSystem, generation: int, query_logs: QueryLogs, retain: int) -> None:
+    collector = Collector(files, generation, retain=retain)
+    try:
+        while not query.awaitTermination(INTERVAL_SECONDS):
+            try:
+                planned = query_logs.retained()
+                removed = collector.collect(planned.stop - 1, planned.start)
+            except FencedError:
+                return
+            except MillpondError as error:
+                log.warning("state files that are not needed any more could not be removed: %s", error)
+            else:
+                log.debug("removed %d objects, %d bytes", removed.objects, removed.bytes)
+    except Exception as error:  # the query failed, or the JVM is gone; either is reported elsewhere
+        log.debug("garbage is not collected any more: %s", error)

@@ -1,0 +1,300 @@
+"""Spark's offset log (`offsets/<batch>`, written before a batch runs) and commit log (`commits/<batch>`, after it).
+
+Millpond reads them at start. To make Spark run a batch again, it removes entries and restores them afterwards. Each
+change is first recorded in a journal below `millpond/rolled-back/`, so that the next start undoes an interrupted one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Literal
+
+import msgspec
+
+from millpond.checkpoint.formats.documents import FORMAT, digits, read_document, write_document
+from millpond.checkpoint.generation import check_fence
+from millpond.errors import StateDamagedError
+from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem
+from millpond.files.backends.local import LocalFiles
+from millpond.files.backends.retry import with_retries
+
+Log = Literal["offsets", "commits"]
+
+METADATA = "metadata"
+"""The file in which Spark keeps the id of a query."""
+LOGS: tuple[Log, ...] = ("offsets", "commits")
+_UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_UNFINISHED = re.compile(rf"\.\d+\.{_UUID}\.tmp|\.\.\d+\.{_UUID}\.tmp\.crc")
+"""Spark's temporary files in its logs, and the checksum files of Hadoop's local file system for them."""
+
+_FOLDER = "millpond/rolled-back/"
+_PENDING = f"{_FOLDER}pending-"
+
+
+class QueryLogs:
+    """The offset log and commit log of one query's checkpoint, and the query's id.
+
+    Args:
+        files: the checkpoint location.
+    """
+
+    def __init__(self, files: FileSystem) -> None:
+        self._files = files
+
+    def query_id(self) -> str | None:
+        """Return the query's id; None before its first start.
+
+        Raises:
+            StateDamagedError: the file with the id is altered.
+        """
+        if not self._files.exists(METADATA):
+            return None
+        try:
+            return str(json.loads(self._files.get(METADATA))["id"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise StateDamagedError(
+                "Spark's record of the query's id is altered.",
+                action="Restore it from a backup, or start with a new checkpointLocation.",
+                file=self._files.locate(METADATA),
+            ) from error
+
+    def check_id(self) -> None:
+        """Refuse logs without the query's id: under a new id, sinks that know batches by id would take them twice.
+
+        Raises:
+            StateDamagedError: the file with the id is missing.
+        """
+        if self._files.exists(METADATA):
+            return
+        last = max(map(self.last, LOGS))
+        if last >= 0:
+            raise StateDamagedError(
+                f"[STREAMING_CHECKPOINT_MISSING_METADATA_FILE] offsets/ and commits/ have batches up to {last}, and "
+                "the file metadata, which holds the query's id, is gone. Under another id, a sink that knows batches "
+                "by it would take them twice.",
+                action='Put the file back, from a backup or as one line {"id":"…"} with the id that the query had '
+                "(its progress and Spark's event log show it), or start with a new checkpointLocation.",
+                file=self._files.locate(METADATA),
+            )
+
+    def check_offsets(self) -> None:
+        """Refuse committed batches without a plan: Spark would run batches again that the state contains.
+
+        Raises:
+            StateDamagedError: entries of `offsets/` are missing.
+        """
+        planned, committed = self.last("offsets"), self.last("commits")
+        if planned < committed:
+            offsets = f"offsets/ has batches up to {planned} only" if planned >= 0 else "offsets/ is empty or gone"
+            raise StateDamagedError(
+                f"commits/ has batches up to {committed}, and {offsets}: the input of later batches is not known.",
+                action="Put back what was in it, from a backup of the checkpoint, or start with a new "
+                "checkpointLocation, which reads the source from its beginning.",
+                file=self._files.locate("offsets/"),
+            )
+
+    def identify(self) -> str:
+        """Return the query's id, and choose one at the first start: Spark uses an id that exists."""
+
+        def choose() -> None:
+            if self.query_id() is None:
+                self._files.put(METADATA, [json.dumps({"id": str(uuid.uuid4())}).encode()], create=True)
+
+        with suppress(AlreadyExistsError):
+            with_retries(choose)
+        if isinstance(self._files, LocalFiles):
+            self._files.tidy()
+        identity = self.query_id()
+        assert identity is not None
+        return identity
+
+    @property
+    def next(self) -> int:
+        """The batch that Spark runs next. A planned batch implies that the batch before it is committed."""
+        return max(self.last("commits") + 1, self.last("offsets"), 0)
+
+    def last(self, log: Log) -> int:
+        """Return the newest batch in a log; −1 if it is empty."""
+        names = (info.name.rpartition("/")[2] for info in self._files.list(f"{log}/"))
+        return max((int(name) for name in names if name.isdigit()), default=-1)
+
+    def stores(self) -> int | None:
+        """Return the number of partitions of Spark's state stores in its offset log; None before the first batch.
+
+        Raises:
+            StateDamagedError: the newest entry cannot be read.
+        """
+        last = self.last("offsets")
+        if last < 0:
+            return None
+        try:
+            entry = json.loads(bytes(memoryview(self._files.get(f"offsets/{last}"))).decode().splitlines()[1])
+            return int(entry["conf"]["spark.sql.shuffle.partitions"])
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            raise StateDamagedError(
+                "An entry of Spark's offset log cannot be read.",
+                action="Restore it from a backup, or start with a new checkpointLocation.",
+                file=self._files.locate(f"offsets/{last}"),
+            ) from error
+
+    def written(self, log: Log) -> dict[int, float]:
+        """Return the time of each entry of a log by batch: seconds since the epoch, by the store's clock."""
+        entries = ((info.name.rpartition("/")[2], info.modified) for info in self._files.list(f"{log}/"))
+        return {int(name): modified for name, modified in entries if name.isdigit()}
+
+    def retained(self) -> range:
+        """Return the batches that Spark can go back to: the newest planned one and those before it without a gap."""
+        planned = self.written("offsets")
+        last = max(planned, default=-1)
+        first = last
+        while first - 1 in planned:
+            first -= 1
+        return range(max(first, 0), last + 1)
+
+    def forget_interrupted_start(self) -> None:
+        """Remove temporary files of Spark's first entry that a crash left, if the logs have no entry yet.
+
+        Spark writes to a temporary file, then renames it. Before batch 0, it refuses a checkpoint with any file in its
+        logs. So a query whose driver died while it wrote the first entry could never be started again.
+        """
+        if self.last("offsets") >= 0:
+            return
+        for log in LOGS:
+            for info in self._files.list(f"{log}/"):
+                if _UNFINISHED.fullmatch(info.name.removeprefix(f"{log}/")):
+                    self._files.delete(info.name)
+
+    def read(self, log: Log, batch: int) -> bytes | None:
+        """Return the bytes of one entry; None if it does not exist."""
+        if not any(info.name == f"{log}/{batch}" for info in self._files.list(f"{log}/")):
+            return None
+        return self._files.get(f"{log}/{batch}")
+
+    def put(self, log: Log, batch: int, entry: bytes) -> None:
+        """Write one entry."""
+        self._forget_checksum(log, batch)
+        self._files.put(f"{log}/{batch}", [entry])
+
+    def remove(self, log: Log, batch: int) -> None:
+        """Remove one entry, if it exists."""
+        self._forget_checksum(log, batch)
+        if any(info.name == f"{log}/{batch}" for info in self._files.list(f"{log}/")):
+            self._files.delete(f"{log}/{batch}")
+
+    def _forget_checksum(self, log: Log, batch: int) -> None:
+        # Hadoop's local file system keeps a checksum beside each file, and refuses a file with another checksum.
+        if any(info.name == f"{log}/.{batch}.crc" for info in self._files.list(f"{log}/")):
+            self._files.delete(f"{log}/.{batch}.crc")
+
+
+class _RollBack(msgspec.Struct):
+    """Journal record of a roll-back: the removed entries of Spark's logs.
+
+    Attributes:
+        again: the batch that Spark runs again.
+        commit: its entry in `commits/`; None: there was no entry, and the one that the extra run writes is removed.
+        planned: the entry of the following batch in `offsets/`; None if there was no entry.
+    """
+
+    again: int
+    commit: str | None
+    planned: str | None
+    format: int = FORMAT
+
+
+class RollBack:
+    """Makes Spark run one batch again, and restores Spark's logs afterwards.
+
+    The logs belong to the newest generation. It restores entries that earlier generations have removed; those are
+    fenced and do not write any more.
+    """
+
+    def __init__(self, files: FileSystem, query_logs: QueryLogs, state: FileSystem, generation: int) -> None:
+        """Prepare for a run.
+
+        Args:
+            files: the checkpoint.
+            query_logs: the logs of the checkpoint.
+            state: the `millpond/` folder of the state.
+            generation: the generation that the run has claimed.
+        """
+        self._files = files
+        self._logs = query_logs
+        self._state = state
+        self._generation = generation
+
+    def undo_interrupted(self) -> None:
+        """Restore the entries that interrupted starts have removed.
+
+        Raises:
+            StateDamagedError: a journal is damaged.
+        """
+        journals = [info.name for info in self._files.list(_FOLDER) if info.name.startswith(_PENDING)]
+        for journal in sorted(journals, reverse=True):  # newest first: each record is relative to the older ones
+            try:
+                record = read_document(self._files, journal, _RollBack)
+            except StateDamagedError as error:
+                raise StateDamagedError(
+                    f"The journal of an interrupted recovery is damaged: {error.message}",
+                    file=error.file,
+                    action="Restore it from a backup: it holds what was taken out of offsets/ and commits/.",
+                ) from error
+            self._restore(record, journal)
+
+    @contextmanager
+    def again(self, batch: int) -> Iterator[None]:
+        """Within this context, Spark's logs show `batch` as planned, not committed, and last.
+
+        After an error, the logs stay so until the next start: Spark may go on with the batch for a while, and would
+        write to restored logs.
+
+        Raises:
+            FencedError: another start of the query has taken over.
+        """
+        check_fence(self._state, self._generation)
+        commit, planned = self._logs.read("commits", batch), self._logs.read("offsets", batch + 1)
+        record = _RollBack(
+            again=batch,
+            commit=commit.decode() if commit is not None else None,
+            planned=planned.decode() if planned is not None else None,
+        )
+        journal = f"{_PENDING}{digits(self._generation)}.json"
+        write_document(self._files, journal, record)
+        # Remove the plan of the next batch first: with `offsets/C+1` and without `commits/C`, Spark skips to C+2.
+        self._logs.remove("offsets", batch + 1)
+        self._logs.remove("commits", batch)
+        yield
+        # A fenced start must not restore entries: the logs belong to the newer generation.
+        check_fence(self._state, self._generation)
+        self._restore(record, journal)
+
+    def _restore(self, record: _RollBack, journal: str) -> None:
+        if record.commit is None:
+            # Spark plans a batch only after a commit: a plan here means that an older run is alive and has gone on.
+            gone_on = record.planned is None and self._logs.read("offsets", record.again + 1) is not None
+            if not gone_on:
+                self._logs.remove("commits", record.again)
+        elif self._logs.read("commits", record.again) is None:
+            self._logs.put("commits", record.again, record.commit.encode())
+        if record.planned is not None:
+            self._logs.put("offsets", record.again + 1, record.planned.encode())
+        self._files.put(f"{_FOLDER}batch-{record.again}.json", [self._files.get(journal)])
+        self._files.delete(journal)
+
+
+def is_rolled_back(files: FileSystem) -> bool:
+    """Return whether an interrupted start has removed entries of Spark's logs and not restored them.
+
+    Args:
+        files: the checkpoint.
+    """
+    return any(info.name.startswith(_PENDING) for info in files.list(_FOLDER))
+
+
+def batch_time(entry: bytes) -> int:
+    """Return the `batchTimestampMs` of an entry of `offsets/`: milliseconds since the epoch."""
+    return int(json.loads(entry.decode().splitlines()[1])["batchTimestampMs"])

@@ -1,0 +1,104 @@
+"""The recovery point of a start: the durable version to build on, and the batches that Spark has to run again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from millpond.checkpoint.recovery import Recovery
+from millpond.errors import StateDamagedError, StateIncompatibleError, TransientError
+from millpond.query.logs.query_logs import QueryLogs
+from millpond.words import counted
+
+log = logging.getLogger("millpond")
+
+
+def goes_on_with(recovery: Recovery, query_logs: QueryLogs) -> int:
+    """Return the version that a start goes on with: after the last batch that Spark has committed, or before it."""
+    committed = max(query_logs.last("commits"), query_logs.last("offsets") - 1)
+    return committed + 1 if recovery.durable(committed + 1) else committed
+
+
+def begin(
+    recovery: Recovery,
+    query_logs: QueryLogs,
+    plan: str = "",
+    *,
+    even_if_changed: bool = True,
+    runs_planned: Callable[[int], bool] = lambda batch: False,
+    shape: int = 0,
+    retain: int = 0,
+    version: int | None = None,
+    titles: Sequence[str] = (),
+) -> list[int]:
+    """Write the generation's base, and return the batches that Spark has to run again, in order.
+
+    Args:
+        recovery: the recovery with the generation that was just claimed.
+        query_logs: Spark's logs.
+        plan: a digest of the plan up to the operators.
+        even_if_changed: whether a batch that the sink has may be repeated by a run with another plan.
+        runs_planned: whether the sink certainly runs a batch that is planned and not committed.
+        shape, retain: see `Base`.
+        version: the version for which the state schema was made; None if it fits all versions.
+        titles: the titles of the operators, for messages.
+
+    Raises:
+        StateDamagedError: neither the version after the last committed batch nor the one before it is whole.
+        StateIncompatibleError: a committed batch has to run again, and the plan has changed.
+        TransientError: an earlier run has committed a batch meanwhile.
+    """
+    planned = query_logs.last("offsets")
+    committed = query_logs.next - 1
+    built_on, again = [committed + 1], []
+    if not recovery.durable(committed + 1):
+        missing = recovery.missing(committed)
+        if missing:
+            operator, partition = missing[0]
+            raise StateDamagedError(
+                f"Spark has committed batch {committed}, and commits/ has no whole state of "
+                f"{'the operator' if operator >= len(titles) else repr(titles[operator])} as of then: "
+                f"{counted(sum(place[0] == operator for place in missing), 'partition')} "
+                f"of version {committed} or {committed + 1} cannot be put together"
+                + (f"; damaged: {', '.join(recovery.damaged)}" if recovery.damaged else "")
+                + ".",
+                action="Restore the missing files below millpond/, or start with a new checkpointLocation; if "
+                "Spark has run the query without Millpond since, `millpond docs troubleshooting` says what to do.",
+                operator=str(operator),
+                partition=partition,
+                version=committed,
+                file=recovery.files.locate("commits/"),
+            )
+        if plan != recovery.plan and not even_if_changed:
+            raise StateIncompatibleError(
+                f"The state of batch {committed}, which the sink has, was not durable when the last run ended: it has "
+                "to run once more, but what the query computes up to its stateful operators has changed since.",
+                action="Start the query as it was, let it end by stop(), and change it then; or set "
+                "spark.millpond.onChangedReplay to 'run' to make the state from the query as it is now.",
+                version=committed,
+                file=recovery.files.locate("generations/"),
+            )
+        built_on, again = [committed], [committed]
+    if planned > committed:
+        # A sink that already has the planned batch skips it, and the state must not depend on that. State of that
+        # batch can be used only if the same state schema made it: a changed query makes other state.
+        if not again and recovery.durable(planned + 1) and recovery.shape(planned + 1) == shape:
+            built_on.append(planned + 1)
+        elif not runs_planned(planned):
+            again.append(planned)
+    if version is not None and built_on[0] != version:
+        raise still_going_on(recovery.files.url)  # the earlier run has committed a batch meanwhile
+    recovery.begin(built_on, plan, shape=shape, retain=retain)
+    before, now = len(recovery.ranges(built_on[0])), recovery.partitions
+    if built_on[0] and before != now:
+        log.info("the state goes on in %s, each with its part of the %d before", counted(now, "partition"), before)
+    return again
+
+
+def still_going_on(checkpoint: str) -> TransientError:
+    """Return the error for a start while another run of the query goes on."""
+    return TransientError(
+        "An earlier run of the query was still going on while this one recovered.",
+        action="See that it has ended (only one program may run a query), and start the query again.",
+        file=checkpoint,
+    )

@@ -1,0 +1,239 @@
+"""The state schema of a query in its checkpoint: later starts must match it, or replace it before the first commit."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import msgspec
+
+from millpond.checkpoint.formats.documents import write_document
+from millpond.checkpoint.recovery import Recovery
+from millpond.checkpoint.state_schema import (
+    NAME,
+    OperatorSchema,
+    StateSchema,
+    as_before,
+    compare,
+    differing,
+    may_follow,
+    newest_schema,
+    pin,
+    plain,
+    read_schema,
+    read_schemas,
+    renamed,
+    schema_name,
+)
+from millpond.conf import KEY_GROUP_BITS, OnChangedState
+from millpond.errors import StateDamagedError, StateIncompatibleError
+from millpond.files.backends.filesystem import FileSystem, MissingFileError
+from millpond.operators.kinds.registry import state_tables
+from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.changelog.between import between_schemas
+from millpond.plan.reading.decision import Decision
+from millpond.plan.shown import state_columns
+from millpond.query.logs.query_logs import QueryLogs, is_rolled_back
+from millpond.query.starting.evolution import evolved, lasting, named, repinned
+from millpond.query.starting.missing import missing
+from millpond.spec.kinds.union import OperatorSpec
+from millpond.words import counted
+
+log = logging.getLogger("millpond")
+
+
+def state_schema_of(decision: Decision, catalyst: Catalyst) -> StateSchema:
+    """Build the state schema of a query: its operators, their tables, and the expressions between them.
+
+    Args:
+        decision: the operators on Millpond.
+        catalyst: of the user's session.
+    """
+    columns = state_columns(decision.root)
+    aggregates = {one.operator.index for one in decision.root.walk() if one.operator and one.node.kind == "Aggregate"}
+    operators = tuple(
+        OperatorSchema(
+            name=operator.title,
+            spec=lasting(operator.spec),
+            tables={name: plain(table.schema) for name, table in state_tables(operator.spec).items()},
+            functions=operator.functions,
+            columns=columns.get(index, ()),
+            aliased=index in aggregates,
+        )
+        for index, operator in enumerate(decision.ours)
+        if operator.spec is not None
+    )
+    return StateSchema(1 << KEY_GROUP_BITS, operators, between_schemas(catalyst, decision))
+
+
+class Pinned(NamedTuple):
+    """The state schema of a query at its start.
+
+    Attributes:
+        query: the state schema.
+        shape: its number; None if the query has changed: `settle` decides once the version to go on with is known.
+        from_scratch: whether the query begins without state of earlier starts, because no batch was committed.
+    """
+
+    query: StateSchema
+    shape: int | None = 0
+    from_scratch: bool = False
+
+    def specs(self, specs: Sequence[OperatorSpec]) -> list[OperatorSpec]:
+        """Return the specs of its operators, with the state's names of functions."""
+        return [named(spec, schema) for spec, schema in zip(specs, self.query.operators, strict=True)]
+
+
+def pin_query(
+    files: FileSystem,
+    query_logs: QueryLogs,
+    checkpoint_files: FileSystem,
+    query: StateSchema,
+    specs: Sequence[OperatorSpec],
+    *,
+    changed: OnChangedState = "error",
+    left: int = 0,
+) -> Pinned:
+    """Write the query's state schema, or check that the existing one matches the query or can evolve to it.
+
+    While Spark has committed no batch, another query may take over the checkpoint. A planned batch then runs with the
+    new query, as in Spark, and its state starts from the beginning.
+
+    Args:
+        files: the `millpond/` folder of the state.
+        query_logs: Spark's logs in the checkpoint.
+        checkpoint_files: the checkpoint.
+        query: the state schema of the query.
+        specs: its operators.
+        changed: the reaction to a changed query (`spark.millpond.onChangedState`).
+        left: the number of operators with state on Spark.
+
+    Raises:
+        StateIncompatibleError: the checkpoint belongs to another query, or to Spark's own state store; or the state has
+            committed batches that Spark's logs do not have.
+        StateDamagedError: the state, or part of it, is missing.
+    """
+    nothing_done = query_logs.last("commits") < 0 and not is_rolled_back(checkpoint_files)
+    try:
+        shape, query = _pin(
+            files, query_logs, checkpoint_files, query, specs, "error" if nothing_done else changed, left
+        )
+    except StateIncompatibleError:
+        if not nothing_done:
+            raise
+        _see_nothing_done(files, checkpoint_files)
+        log.warning("another query was started on this checkpoint and committed nothing: this one takes its place")
+        return Pinned(query, from_scratch=True)
+    from_scratch = nothing_done and query_logs.last("offsets") < 0
+    if from_scratch:
+        _see_nothing_done(files, checkpoint_files)
+    return Pinned(query, shape, from_scratch)
+
+
+def _see_nothing_done(files: FileSystem, checkpoint_files: FileSystem) -> None:
+    """Check that the state is not newer than a first batch that was never committed.
+
+    Raises:
+        StateIncompatibleError: the state has more than one version, which the start would lose.
+    """
+    version = Recovery(files).newest()
+    if version > 1:
+        raise StateIncompatibleError(
+            f"Spark's commit log at {checkpoint_files.url} has no committed batch, and the state is that after "
+            f"{counted(version, 'batch', 'batches')}: it would be lost.",
+            action="Write the location as for the last run, or put back what was in offsets/ and commits/; to start "
+            "again, delete both folders and the state, or start with a new checkpointLocation.",
+            version=version,
+            file=files.url,
+        )
+
+
+def settle(
+    files: FileSystem,
+    recovery: Recovery,
+    version: int,
+    pinned: Pinned,
+    specs: Sequence[OperatorSpec],
+    changed: OnChangedState,
+) -> Pinned:
+    """Write the state schema of a changed query, for a run that goes on with a version.
+
+    The state schema has the number of the run's generation, so that no other run writes it. It is written before the
+    run's base names it. A run that fails in between leaves a file that no base names.
+
+    Args:
+        files: the `millpond/` folder of the state.
+        recovery: the recovery of the run.
+        version: the version that the run goes on with.
+        pinned: the state schema of the query.
+        specs: its operators.
+        changed: as for `pin_query`.
+
+    Raises:
+        StateIncompatibleError: the query that made the version cannot evolve to this one.
+    """
+    made_by = recovery.shape(version)
+    if pinned.shape is not None:
+        if version and made_by not in read_schemas(files, pinned.shape):
+            raise StateIncompatibleError(
+                "The version that the query goes on with was made by the query as it was changed to at another time.",
+                action="Start the query as it was then, or set spark.millpond.onChangedState to 'evolve'.",
+                version=version,
+                file=files.locate(schema_name(made_by)),
+            )
+        return pinned
+    before = read_schema(files, made_by)
+    result = evolved(before, made_by, pinned.query, specs, changed)
+    if isinstance(result, list):
+        raise differing(result, files.locate(schema_name(made_by)), follows=may_follow(before, pinned.query))
+    if as_before(before, result.query) == before:
+        log.warning("the query is again what made version %d of its state, and goes on with that", version)
+        return Pinned(before, made_by)
+    assert recovery.generation is not None
+    number = recovery.generation.number
+    write_document(files, schema_name(number), result.query)
+    log.warning("the query has changed, and its state follows:\n  %s", "\n  ".join(result.said or ["as it is"]))
+    return Pinned(result.query, number)
+
+
+def _pin(
+    files: FileSystem,
+    query_logs: QueryLogs,
+    checkpoint_files: FileSystem,
+    query: StateSchema,
+    specs: Sequence[OperatorSpec],
+    changed: OnChangedState,
+    left: int,
+) -> tuple[int | None, StateSchema]:
+    """Return the state schema and its number; None as number if it has changed and the state may evolve."""
+    shape, before = 0, None
+    with suppress(MissingFileError, StateDamagedError):  # a first start died while writing it: `pin` reports it
+        shape = newest_schema(files)
+        before = read_schema(files, shape)
+    if before is not None and len(before.operators) == len(specs):
+        operators = [
+            repinned(operator, named(spec, old), old.fields)
+            for operator, spec, old in zip(query.operators, specs, before.operators, strict=True)
+        ]
+        as_named = msgspec.structs.replace(query, operators=tuple(operators))
+        unmoved = all(old.functions == new.functions for old, new in zip(before.operators, operators, strict=True))
+        if (changed != "evolve" or unmoved) and not compare(before, as_named):
+            if before != (before := renamed(before, query)):
+                write_document(files, schema_name(shape), before)
+            return shape, before
+        if changed != "error" or any(spec.facts.varies for spec in specs):
+            # The newest schema may have no committed batch. Only `settle` knows which schema made the state.
+            tries = [
+                evolved(schema, number, query, specs, changed) for number, schema in read_schemas(files, shape).items()
+            ]
+            if isinstance(tries[0], list) and all(isinstance(attempt, list) for attempt in tries):
+                raise differing(tries[0], files.locate(schema_name(shape)), follows=may_follow(before, query))
+            return None, query
+    if not files.exists(NAME) and query_logs.last("commits") >= 0:
+        raise missing(
+            files, query_logs, checkpoint_files, query, left if any(spec.facts.stateful for spec in specs) else None
+        )
+    pin(files, query)
+    return 0, query

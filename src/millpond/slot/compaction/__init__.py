@@ -1,1 +1,0 @@
-"""Compactions done by workers in other processes: the slot's side, and the worker's (see `checkpoint.compaction`)."""

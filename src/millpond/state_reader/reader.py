@@ -1,0 +1,426 @@
+"""Reads of a query's state at a version without a slot, for people, tools and checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
+import pyarrow as pa
+
+from millpond.checkpoint.forks.parents import open_state
+from millpond.checkpoint.formats.commit import commit_prefix, parse_commit_name, read_header
+from millpond.checkpoint.formats.manifest import PartitionManifest
+from millpond.checkpoint.generation import Base, BaseVersion, Generation, numbers, read_base, read_claim
+from millpond.checkpoint.rescale import inherited
+from millpond.checkpoint.retention.needs import needs_of
+from millpond.checkpoint.state_schema import NAME as PINNED
+from millpond.checkpoint.state_schema import read_schemas
+from millpond.errors import MillpondError, StateDamagedError, UsageError
+from millpond.files.backends.filesystem import FileSystem, MissingFileError
+from millpond.layout import HashRange, Rows, TableSchema
+from millpond.operators.protocol import MAIN
+from millpond.spec.kinds.union import OperatorSpec
+from millpond.spec.operators import Field
+from millpond.time_slices import base_name
+
+GIVE = "Give the query's checkpointLocation, or its folder in spark.millpond.state.location."
+"""Advice for errors where no state is found."""
+
+
+def span(versions: Sequence[int]) -> str:
+    """Format ascending versions as text, with ranges: `versions 1 to 3, 5`."""
+    first = [version for version in versions if version - 1 not in versions]
+    last = [version for version in versions if version + 1 not in versions]
+    parts = [f"{begin} to {end}" if begin < end else str(begin) for begin, end in zip(first, last, strict=True)]
+    return f"version{'s' if len(versions) > 1 else ''} {', '.join(parts)}"
+
+
+@dataclass(frozen=True)
+class StateOperator:
+    """One operator of the query.
+
+    Attributes:
+        index: its number.
+        title: its title.
+        spec: what it computes.
+        tables: names of its tables.
+        columns: names of `spec.state_fields` in the query's output; empty if they are the spec's own.
+    """
+
+    index: int
+    title: str
+    spec: OperatorSpec
+    tables: tuple[str, ...]
+    columns: tuple[str, ...] = ()
+
+    @property
+    def state_fields(self) -> tuple[Field, ...]:
+        """Columns of the state, named as in the query's output."""
+        fields = self.spec.state_fields
+        return tuple(map(_renamed, fields, self.columns)) if self.columns else fields
+
+    def part(self, variable: str | None) -> tuple[str, tuple[Field, ...]]:
+        """Return the table, with its columns, to read for the operator's state or for one state variable.
+
+        Raises:
+            UsageError: there is no such variable, or none is named although there are several.
+        """
+        parts = self.spec.parts
+        if variable is None and not parts:
+            return MAIN, self.state_fields
+        if variable is None or variable not in parts:
+            what = "has state variables" if variable is None else f"has no state variable {variable!r}"
+            raise UsageError(
+                f"The operator {self.title!r} {what}.",
+                action=f"Name one: {', '.join(parts)}." if parts else "Name no variable: its state is read as one.",
+                operator=str(self.index),
+            )
+        return parts[variable], self.spec.shown(parts[variable])
+
+
+def _renamed(field: Field, name: str) -> Field:
+    return Field(name, field.type)
+
+
+@dataclass(frozen=True)
+class _Commits:
+    """Readable manifests of one version's commits, and an error for each commit that cannot be read."""
+
+    manifests: dict[tuple[int, int], PartitionManifest]
+    damage: list[StateDamagedError]
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A generation that has a base, so that it has begun."""
+
+    claim: Generation
+    base: Base
+
+
+class StateReader:
+    """The state at one location, as its newest run left it, and older versions that still exist.
+
+    A version belongs to the newest run that began with it or with an older version. Versions that an earlier run made
+    beyond the base of that run were rolled back.
+
+    Args:
+        location: URL or path of the checkpoint (or, with `spark.millpond.state.location`, of its folder there).
+        generation: generation of the run to read by, even if a newer one begins; the newest by default.
+        action: advice in the error if there is no state.
+
+    Raises:
+        UsageError: there is no Millpond state.
+    """
+
+    def __init__(self, location: str, generation: int | None = None, *, action: str = GIVE) -> None:
+        if not location.strip():
+            raise UsageError("The location of the state is empty.", action=action)
+        self.location = location
+        self.files: FileSystem = open_state(location)
+        claimed = numbers(self.files) if generation is None else [generation]
+        self._left = claimed
+        self._found: list[_Run] = []
+        newest = next(self._runs(), None)
+        if newest is None or not self.files.exists(PINNED):
+            raise UsageError(
+                "There is no Millpond state here.",
+                action=action,
+                file=self.files.url,
+            )
+        self.claim, self.base = newest.claim, newest.base
+        self._shapes = read_schemas(self.files, self.base.shape)
+        self.operators = self._operators(self.base.shape)
+        self._commits: dict[int, _Commits] = {}
+
+    def operators_at(self, version: int) -> list[StateOperator]:
+        """Return the query's operators as they were when a version was made; the query may have changed since."""
+        shapes = {manifest.shape for manifest in self.manifests(version).values()}
+        return self._operators(max(shapes)) if shapes else self.operators
+
+    def choose_operator(self, version: int, number: int | None = None) -> StateOperator:
+        """Return an operator that has state, as it was when a version was made.
+
+        Args:
+            version: version of the state.
+            number: index of the operator; the first with state by default.
+
+        Raises:
+            UsageError: there is no such operator, or it has no state; the message lists those that have state.
+        """
+        operators = self.operators_at(version)
+        stateful = [operator for operator in operators if operator.spec.facts.stateful]
+        for operator in stateful:
+            if number in (None, operator.index):
+                return operator
+        if number is None:
+            reason = "No operator of the query has state."
+        elif 0 <= number < len(operators):
+            reason = f"Operator {number} ({operators[number].title}) has no state."
+        else:
+            reason = f"The query has no operator {number}."
+        choices = ", ".join(f"{operator.index} ({operator.title})" for operator in stateful)
+        raise UsageError(
+            reason,
+            action=f"Those that have state: {choices}."
+            if choices
+            else "There is nothing to read: lookups keep nothing.",
+            file=self.files.url,
+        )
+
+    def _operators(self, shape: int) -> list[StateOperator]:
+        return [
+            StateOperator(
+                index,
+                operator.name,
+                msgspec.convert(operator.spec, OperatorSpec),
+                tuple(operator.tables),
+                operator.columns,
+            )
+            for index, operator in enumerate(self._shapes[shape].operators)
+        ]
+
+    def _schemas(self, operator: int, table: str, shape: int) -> dict[int, TableSchema]:
+        """Return the schemas of a table by number of the state schema, up to the state schema `shape`."""
+        schemas, number = {}, shape
+        while True:
+            tables = self._shapes[number].operators[operator].tables
+            if table in tables:
+                schemas[number] = msgspec.convert(tables[table], TableSchema)
+            if not number:
+                return schemas
+            number = self._shapes[number].parent
+
+    @property
+    def partitions(self) -> int:
+        """Number of partitions of the newest run."""
+        return self.claim.partitions
+
+    def partitions_at(self, version: int) -> int:
+        """Return the number of partitions of a version."""
+        return self._run_of(version).claim.partitions
+
+    def generation_of(self, version: int) -> int:
+        """Return the generation of the run by which a version is read."""
+        return self._run_of(version).claim.number
+
+    def known(self) -> list[int]:
+        """Return, in ascending order, the versions that the newest run committed or began with."""
+        return self._known(self._found[:1])
+
+    def versions(self) -> list[int]:
+        """Return the readable versions in ascending order: every partition has them, and all their files exist.
+
+        Versions of older runs are included. A commit may outlive its version, because later versions refer to its
+        contents.
+        """
+        known = self._known(list(self._runs()))
+        stored = self._there()
+        return [version for version in known if self.is_whole(version) and self._has(version, stored)]
+
+    def _there(self) -> dict[str, bool]:
+        """List the objects in the folders of files and commits."""
+        return {info.name: True for folder in ("files/", "commits/") for info in self.files.list(folder)}
+
+    def _has(self, version: int, there: dict[str, bool]) -> bool:
+        """Return whether all objects of a version exist; results of checks are added to `there`."""
+        needs = needs_of(self.manifests(version).values())
+        for name in needs - there.keys():
+            # Not in the lists: missing, or shared with a fork's parent and stored in its folder.
+            there[name] = self.files.exists(name)
+        return all(there[name] for name in needs)
+
+    def _known(self, runs: Sequence[_Run]) -> list[int]:
+        """Return the versions for which the commits or bases of `runs` count, in ascending order."""
+        known = {base.version for run in runs for base in run.base.versions}
+        claimed = {run.claim.number for run in runs}
+        known |= {version for version, number in map(parse_commit_name, self._commit_names()) if number in claimed}
+        return sorted(version for version in known if version > 0 and self._run_of(version).claim.number in claimed)
+
+    def _commit_names(self) -> list[str]:
+        return [info.name for info in self.files.list("commits/")]
+
+    def newest(self) -> int:
+        """Return the newest version of the newest run that every partition has; 0 if there is none."""
+        return next((version for version in reversed(self.known()) if self.is_whole(version)), 0)
+
+    def is_whole(self, version: int) -> bool:
+        """Return whether every partition has a version; `versions` also checks that its files exist."""
+        return len(self.manifests(version)) == len(self.operators) * self.partitions_at(version)
+
+    def choose(self, version: int | None = None) -> int:
+        """Return a version that every partition has: the requested one, or the newest of the newest run.
+
+        Raises:
+            UsageError: there is no such version.
+            StateDamagedError: the version is incomplete, and some of its commits are damaged.
+        """
+        if version is None and (newest := self.newest()):
+            return newest
+        versions: list[int] = []
+        if version is not None and version > 0 and self.is_whole(version):
+            if self._has(version, self._there()) or version > min(versions := self.versions(), default=0):
+                return version
+        elif damage := self.damage(version):
+            raise damage[0]
+        versions = versions or self.versions()
+        raise UsageError(
+            "There is no durable version yet." if version is None else "This version of the state is not there.",
+            version=version,
+            file=self.files.url,
+            action=f"There {'are' if len(versions) > 1 else 'is'} {span(versions)}."
+            if versions
+            else "Look again when a batch has ended.",
+        )
+
+    def manifests(self, version: int) -> dict[tuple[int, int], PartitionManifest]:
+        """Return a version's durable and readable manifests by (operator, partition)."""
+        return self._read_commits(version).manifests
+
+    def damage(self, version: int | None = None) -> list[StateDamagedError]:
+        """Return one error for each damaged commit of the newest run and of the versions it builds on.
+
+        Args:
+            version: only commits of this version; all by default.
+        """
+        newest = self.newest()
+        return [
+            error
+            for number in (self.known() if version is None else [version])
+            for error in self._read_commits(number).damage
+            # Commits of a run's base may be missing: they are garbage-collected some time after newer versions exist.
+            if number > newest or not isinstance(error, MissingFileError)
+        ]
+
+    def manifest(self, operator: int, partition: int, version: int) -> PartitionManifest:
+        """Return one manifest.
+
+        Raises:
+            UsageError: there is no such operator or partition, or it has no such version.
+            StateDamagedError: the version is incomplete, and some of its commits are damaged.
+        """
+        manifest = self.manifests(version).get((operator, partition))
+        if manifest is None:
+            self.choose(version)
+            raise UsageError(
+                "There is no such operator or partition.",
+                operator=str(operator),
+                partition=partition,
+                version=version,
+                action=f"There are operators 0 to {len(self.operators) - 1} and "
+                f"partitions 0 to {self.partitions_at(version) - 1}.",
+            )
+        return manifest
+
+    def read(self, operator: int, partition: int, version: int, table: str = MAIN) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a table as Arrow batches: the main table's keys and results, or the keys of another table.
+
+        Raises:
+            StateDamagedError: a file is missing, truncated or altered.
+        """
+        # Imported late: decoding rows needs Numba, which takes longer to import than reading metadata takes.
+        from millpond.operators.kinds.registry import read_rows, read_whole, state_tables
+        from millpond.state_reader.tables import rows_of_table
+
+        manifest = self.manifest(operator, partition, version)
+        shown = self._operators(manifest.shape)[operator]
+        spec, tables = shown.spec, state_tables(shown.spec)
+        names = [name for name, state_table in tables.items() if state_table.shown] if table == MAIN else [table]
+
+        def rows_of(name: str) -> Iterator[Rows]:
+            state_table = tables[base_name(name)]
+            range_ = HashRange() if state_table.axis != "hash" else self._run_of(version).claim.hash_range(partition)
+            earlier = self._schemas(operator, base_name(name), manifest.shape)
+            return rows_of_table(self.files, state_table, manifest.tables[name], range_, earlier)
+
+        for name in manifest.tables:
+            base = base_name(name)
+            if base not in names:
+                continue
+            try:
+                pieces = rows_of(name)
+                if (parts_table := tables[base].parts) in manifest.tables:
+                    yield from read_whole(spec, base, pieces, rows_of(parts_table))
+                    continue
+                for rows in pieces:
+                    for batch in read_rows(spec, base, rows):
+                        yield batch.rename_columns(list(shown.columns)) if shown.columns and table == MAIN else batch
+            except MillpondError as error:
+                raise error.at(variable=spec.part_of(base)) from None
+
+    def _read_commits(self, version: int) -> _Commits:
+        if version not in self._commits:
+            commits, run = _Commits({}, []), self._run_of(version)
+            uncertain = set()
+            for info in self.files.list(commit_prefix(version, run.claim.number)):
+                for manifest in self._manifests_in(info.name, version, commits.damage):
+                    known = commits.manifests.setdefault(manifest.place, manifest)
+                    if known.lineage != manifest.lineage:
+                        uncertain.add(manifest.place)
+            base = run.base.at(version)
+            if base is not None and not self._whole(run.claim, commits):
+                if base.ranges != run.claim.ranges and not uncertain:
+                    # The base has other hash ranges: its partitions cannot be combined with the run's own.
+                    commits.manifests.clear()
+                if base.ranges == run.claim.ranges:
+                    tips = ((own, base.tip(*own.place)) for own in commits.manifests.values())
+                    uncertain |= {own.place for own, tip in tips if tip is not None and tip.lineage != own.lineage}
+                self._inherit(run.claim, base, commits)
+            for place in uncertain:  # two attempts saw different input, and it is unknown which one counts
+                del commits.manifests[place]
+            self._commits[version] = commits
+        return self._commits[version]
+
+    def _manifests_in(self, name: str, version: int, damage: list[StateDamagedError]) -> list[PartitionManifest]:
+        try:
+            header = read_header(self.files, name)
+        except StateDamagedError as error:
+            error.at(version=version)
+            damage.append(error)
+            return []
+        return [manifest for manifest in header.manifests if manifest.version == version]
+
+    def _whole(self, claim: Generation, found: _Commits) -> bool:
+        return len(found.manifests) == len(self.operators) * claim.partitions
+
+    def _inherit(self, claim: Generation, base: BaseVersion, found: _Commits) -> None:
+        """Fill places that have no newer manifest of the version with those of the run's base."""
+        manifests = {
+            manifest.id: manifest
+            for name in dict.fromkeys(tip.commit for tip in base.tips)
+            for manifest in self._manifests_in(name, base.version, found.damage)
+        }
+        for operator in range(len(self.operators)):
+            for partition in range(claim.partitions):
+                if (operator, partition) in found.manifests:
+                    continue
+                with suppress(KeyError):  # the commit cannot be read
+                    place = operator, partition, base.version
+                    manifest = inherited(claim, base, *place, lambda tip: manifests[tip.id])
+                    if manifest.id:
+                        found.manifests[operator, partition] = manifest
+
+    def _run_of(self, version: int) -> _Run:
+        """Return the run to which a version belongs."""
+        for run in self._runs():
+            if any(base.version <= version for base in run.base.versions):
+                return run
+        return self._found[-1]
+
+    def _runs(self) -> Iterator[_Run]:
+        """Yield the runs that have begun, newest first, reading their claims lazily."""
+        yield from self._found
+        while self._left:
+            number = self._left.pop()
+            try:
+                run = _Run(read_claim(self.files, number), read_base(self.files, number))
+            except MissingFileError:
+                continue  # the run died before it had a base
+            except StateDamagedError:
+                if any(parse_commit_name(name)[1] == number for name in self._commit_names()):
+                    raise
+                continue  # a truncated object of a run that died before it began
+            self._found.append(run)
+            yield run

@@ -1,0 +1,1 @@
+"""The rows of a table that are in memory: slab, index and scratch rows."""

@@ -1,0 +1,30 @@
+"""Limits of the batches that Spark passes to user functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+
+_ANY = (1 << 31) - 1  # Spark's value for "no limit"
+
+
+def rows_per_batch(rows: pa.RecordBatch, conf: Any) -> int:
+    """Return the maximum number of rows in a batch.
+
+    Spark ends a batch at the first row that reaches a limit. It measures its own buffers for the byte limit. Here the
+    average row size is used, as in Spark's worker for `transformWithStateInPandas`.
+
+    Args:
+        rows: rows of one or more groups, from which the average row size is computed.
+        conf: Spark's settings, or `RunnerConf`.
+    """
+    records, size = int(conf.get(RECORDS, 10_000)), int(conf.get(BYTES, _ANY))
+    most = records if records > 0 else _ANY
+    if size >= _ANY or not rows.nbytes:
+        return most
+    fitting: int = -(-size * rows.num_rows // rows.nbytes)
+    return max(1, min(most, fitting))

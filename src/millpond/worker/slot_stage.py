@@ -1,0 +1,251 @@
+"""The slot stage: streams a partition's rows to its slot and yields the slot's output, in Spark's Python worker."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+from pyspark.accumulators import AccumulatorParam
+
+from millpond.errors import MillpondError, TransientError
+from millpond.slot.process.connection import Connection, Kind, PeerGone, PeerSilent
+from millpond.slot.process.messages import Call, Done, Run
+from millpond.spec.types import parse_type
+from millpond.tasks.figures import figure_rows, with_figures
+from millpond.tasks.operator_task import OperatorTask
+from millpond.tasks.rows import first_hash
+from millpond.worker.client import SlotFinder
+from millpond.worker.spark_task import added_paths, batch_of, promptly, task_context
+
+if TYPE_CHECKING:
+    from pyspark.accumulators import Accumulator
+
+    from millpond.tasks.user_functions import UserFunctions
+    from millpond.tasks.user_processor import UserProcessor
+    from millpond.worker.processors.processor import Running
+    from millpond.worker.user_functions import GroupCaller
+
+log = logging.getLogger("millpond")
+
+_COMPLAINT_SECONDS = 30.0
+
+_AGAIN = "The task may be tried again (local[N] never does: use local[N,4])."
+
+
+class PartitionDone(NamedTuple):
+    """Report of a slot stage after the last row of a partition's batch."""
+
+    operator: int
+    batch: int
+    partition: int
+    metrics: dict[str, float]
+
+
+class Coverage(AccumulatorParam):  # type: ignore[misc]
+    """Behaviour of a Spark accumulator that collects which partitions have run, with their figures."""
+
+    def zero(self, value: list[PartitionDone]) -> list[PartitionDone]:
+        """Return the empty value."""
+        return []
+
+    def addInPlace(self, value1: list[PartitionDone], value2: list[PartitionDone]) -> list[PartitionDone]:
+        """Concatenate two lists of reports."""
+        value1.extend(value2)
+        return value1
+
+
+class _WaitWarning:
+    """Logs the text of heartbeats while a task waits for its slot: at once, then at most every 30 s."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._told = -math.inf
+
+    def __call__(self, said: str) -> None:
+        if time.monotonic() - self._told < _COMPLAINT_SECONDS:
+            return
+        self._told = time.monotonic()
+        place = f"query {self._run.task.query}, operator {self._run.task.operator}, partition {self._run.partition}"
+        log.warning("batch %s waits (%s): %s", self._run.batch, place, said)
+
+
+_told: set[tuple[str, int]] = set()
+"""Operators, by query, for which this process has warned about failed lookups."""
+
+
+def _warn_failed_lookups(run: Run, metrics: Mapping[str, float]) -> None:
+    """Warn once per operator about keys of a lookup join whose lookup failed without failing the batch."""
+    failed, operator = metrics.get("failed_keys"), (run.task.query, run.task.operator)
+    if not failed or operator in _told:
+        return
+    _told.add(operator)
+    log.warning(
+        "batch %s: %d keys could not be looked up, and their rows came out with nulls, as on_error of enrich says "
+        "(query %s, operator %s, partition %s). The slots' log says why where it is 'null', and each row where it is "
+        "'side'; for further batches see failed_keys in the progress",
+        *(run.batch, failed, *operator, run.partition),
+    )
+
+
+class SlotStage:
+    """Function for `DataFrame.mapInArrow` that has one operator's batch computed by its slot.
+
+    Input columns: `__hash`, `__mark`, then the operator's, in the order of its spec; output columns: the operator's.
+    The first row's hash determines the partition, the task's local properties the batch.
+
+    Args:
+        task: the operator.
+        coverage: accumulator (of `Coverage`) that collects which partitions have run in which batch.
+        figures: whether the output has the extra column `millpond.metrics.FIGURE_COLUMN` and rows that carry figures.
+        functions: user functions that compute the output from the slot's rows; None if those are the output.
+        processor: user processor that the slot calls; None if there is none.
+    """
+
+    def __init__(
+        self,
+        task: OperatorTask,
+        coverage: Accumulator[list[PartitionDone]] | None = None,
+        *,
+        figures: bool = False,
+        functions: UserFunctions | None = None,
+        processor: UserProcessor | None = None,
+    ) -> None:
+        self.task = task
+        self.coverage = coverage
+        self.figures = figures
+        self.functions = functions
+        self.processor = processor
+
+    def with_functions(self, functions: UserFunctions) -> SlotStage:
+        """Return a stage that also calls user functions over the groups that the slot yields."""
+        return SlotStage(self.task, self.coverage, figures=self.figures, functions=functions)
+
+    def with_processor(self, processor: UserProcessor) -> SlotStage:
+        """Return a stage that also calls a user processor when the slot asks for it."""
+        return SlotStage(self.task, self.coverage, figures=self.figures, processor=processor)
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Send everything to the partition's slot, then yield what it answers.
+
+        The slot sends its first row after all input is in and its state is sealed; a consumer may stop at any row.
+
+        Raises:
+            MillpondError: the slot's own error, or TransientError when the slot died or hangs.
+        """
+        batches = promptly(batches)
+        batch = next((b for b in batches if b.num_rows), None)
+        if batch is None:
+            return  # not one of the operator's partitions, which all have a marker row
+        partition = self.task.partition_of(first_hash(batch))
+        context = task_context()
+        run = Run(
+            self.task,
+            partition,
+            batch_of(context),
+            context.taskAttemptId() if context else 0,
+            unsure=self.coverage is not None,  # foreachBatch: user code has the batch's DataFrame and may start threads
+            paths=added_paths() if context else [],
+        )
+        finder = SlotFinder(self.task)
+        connection, process = finder.find(partition % self.task.slots)
+        connection.heard = _WaitWarning(run)
+        try:
+            yield from self._converse(connection, run, batch, batches)
+        except MillpondError as error:
+            raise self._placed(error, run) from None
+        except PeerSilent as error:
+            # A hung slot must not resume and commit: the next attempt's slot starts from the sealed files.
+            finder.replace(partition % self.task.slots, process)
+            hung = TransientError(
+                f"Slot process {process.pid} hung and was killed: {error}.",
+                action=_AGAIN,
+            )
+            raise self._placed(hung, run) from error
+        except PeerGone as error:
+            died = TransientError(
+                f"Slot process {process.pid} died: {error}.",
+                action=f"{_AGAIN} {finder.directory.log_tail()}",
+            )
+            raise self._placed(died, run) from error
+        finally:
+            connection.close()
+
+    def _placed(self, error: MillpondError, run: Run) -> MillpondError:
+        return error.at(
+            query=self.task.query, operator=str(self.task.operator), partition=run.partition, version=run.batch
+        )
+
+    def _converse(
+        self, connection: Connection, run: Run, batch: pa.RecordBatch, batches: Iterator[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        connection.send(run)
+        connection.send_schema(batch.schema)
+        connection.send_batch(batch)
+        # All input goes out first: the slot calls the processor, and answers, only when it has everything.
+        for following in batches:
+            connection.send_batch(following)
+        connection.send_end()
+        schema: pa.Schema | None = None
+        running: Running | None = None
+        while True:
+            kind, payload = connection.receive()
+            if isinstance(payload, Call):
+                running = self._called(connection, payload, running, run)
+                continue
+            if kind is Kind.BATCH:
+                for shown in self._shown(payload, run):
+                    schema = shown.schema
+                    yield with_figures(shown) if self.figures else shown
+            elif isinstance(payload, Done):
+                _warn_failed_lookups(run, payload.metrics)
+                if self.figures and payload.metrics:
+                    yield figure_rows(schema or self._schema(), payload.metrics)
+                if self.coverage is not None:
+                    self.coverage.add([PartitionDone(run.task.operator, payload.batch, run.partition, payload.metrics)])
+                return
+
+    def _called(self, connection: Connection, call: Call, running: Running | None, run: Run) -> Running:
+        """Call the user's processor for one `Call`; the same instance serves a whole batch."""
+        from millpond.worker.processors.conversation import StateFetcher, answer
+        from millpond.worker.processors.start import start_processor
+
+        assert self.processor is not None
+        running = running or start_processor(self.processor, StateFetcher(connection))
+        answer(connection, call, running, self._place(self.processor.title, run))
+        return running
+
+    def _place(self, title: str, run: Run) -> str:
+        return f"operator {self.task.operator} ({title}), partition {run.partition}, batch {run.batch}"
+
+    def _shown(self, batch: pa.RecordBatch, run: Run) -> Iterator[pa.RecordBatch]:
+        """Yield the output that a batch of the slot's rows becomes."""
+        if self.functions is None:
+            yield batch
+            return
+        try:
+            yield from self._caller(batch)
+        except Exception as error:
+            error.add_note(
+                f"This function was called by Millpond for {self._place(self.functions.title, run)}. "
+                "The state is not harmed: mend the function and restart."
+            )
+            raise
+
+    @cached_property
+    def _caller(self) -> GroupCaller:
+        # Imported late: only queries with user functions need the parts that differ between Spark versions.
+        from millpond.worker.user_functions import GroupCaller
+
+        assert self.functions is not None
+        return GroupCaller(self.functions)
+
+    def _schema(self) -> pa.Schema:
+        """Return the schema of an output without rows."""
+        if self.functions is not None:
+            return self._caller.schema
+        return pa.schema([(field.name, parse_type(field.type).arrow) for field in self.task.spec.output_fields])
