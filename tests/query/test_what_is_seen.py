@@ -25,7 +25,7 @@ def test_the_plan_names_what_millpond_has_put_into_it(spark: SparkSession, tmp_p
     labels = [node.label for node in shown(text)]
     for begin in NOTES:
         assert sum(label.startswith(begin) for label in labels) == 1, begin
-    assert PICTURE.read_text() == drawn(list(shown(text))), "draw it anew: python -m docs.plan_picture"
+    assert PICTURE.read_text() == drawn(list(shown(text))), "draw it again: python -m docs.plan_picture"
     (helper,) = query.lastProgress["stateOperators"]
     assert helper["numStateStoreInstances"] == 0
 
