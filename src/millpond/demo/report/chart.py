@@ -28,7 +28,7 @@ _STYLE: dict[str, Any] = {
     "axes.spines.right": False,
     "axes.spines.top": False,
     "axes.titlelocation": "left",
-    "axes.titleweight": "semibold",
+    "axes.titleweight": "bold",
     "font.family": "sans-serif",
     "grid.color": LINE,
     "legend.frameon": False,
@@ -133,7 +133,7 @@ def draw(axis: Axes, chart: Chart) -> None:
             axis.plot([mark.x, mark.until or mark.x], [mark.y, mark.y], color=KILL, linewidth=6, alpha=0.3)
             axis.plot([mark.x], [mark.y], color=KILL, marker="x", markersize=9, linestyle="")
             place = (mark.x, mark.y)
-        axis.annotate(mark.label, place, (6, -14), textcoords="offset points", color=KILL, weight="semibold")
+        axis.annotate(mark.label, place, (6, -14), textcoords="offset points", color=KILL, weight="bold")
     axis.set_xlim(left=chart.x_least)
     axis.set_ylim(bottom=0)
     axis.set_title(chart.title)

@@ -30,7 +30,7 @@ def render(report: Report) -> str:
         side.text(0, 0.7, f"{times(report.ratio)}×", color=COLOURS["millpond"], size=48, weight="bold")
         for height, colour, line in lines:
             side.text(0, height, line, color=colour)
-        figure.suptitle(report.title, x=0.01, ha="left", weight="semibold")
+        figure.suptitle(report.title, x=0.01, ha="left", weight="bold")
     return as_svg(figure, "picture")
 
 
