@@ -39,7 +39,6 @@ from millpond.stores.runs.prefetcher import Prefetches
 from millpond.stores.runs.run_store import RunStore
 from millpond.stores.windows import inside
 
-_GROWTH = 2  # a part is merged with the smaller ones once their rows are at least 1/_GROWTH of its own
 _CHUNK = 65536
 _AHEAD_SHARE = 16
 """Divisor of the memory that one prefetch may fill with blocks: half of the block cache."""
