@@ -152,6 +152,25 @@ def _shuffled(hints: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, names=hints.schema.names)
 
 
+def test_rows_without_time_stay_when_others_expire(tmp_path: Path) -> None:
+    """They never expire, also in files that hold no other rows."""
+    spec = join("inner", (0, 0), (None, None))
+    rig = JoinRig(spec, tmp_path)
+    rig.most_deltas = 1
+
+    def row(**more: Any) -> Row:
+        return {"k": ("a", 1), "t": None, "late": None, "able": True} | more
+
+    rig.batch([record_batch(spec, [row(lv=1, ls=None)], [])])
+    for _ in range(3):  # begin and end a flush
+        rig.batch([])
+    rig.batch([], 0, 1000)
+    rig.restart()
+    assert [part.rows for part in rig.operator.tables["left"].parts] == [None]
+    assert len(rig.batch([record_batch(spec, [], [row(rv=1, rd=None)])], 1000, 1000)) == 1
+    rig.close()
+
+
 @pytest.mark.parametrize("kind", ["inner", "left_outer", "left_semi"])
 def test_a_hot_key(kind: str) -> None:
     """100 k rows of one key on one side: a range of time finds its rows without looking at the others."""

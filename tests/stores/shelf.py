@@ -68,8 +68,9 @@ class Shelf:
         hashes = rows.words[:, 0]
         # A merge may leave nothing: tombstones that hide only rows of its own inputs.
         first, last = (int(hashes[0]), int(hashes[-1])) if len(hashes) else (0, 0)
-        oldest = int((rows.words[:, META] >> np.uint64(STAMP_SHIFT)).min()) if len(hashes) else 0
-        ref = RunRef(name, rows.count, rows.words.nbytes, first, last, oldest=oldest)
+        stamps = rows.words[:, META] >> np.uint64(STAMP_SHIFT)
+        oldest, newest = (int(stamps.min()), int(stamps.max())) if len(hashes) else (0, 0)
+        ref = RunRef(name, rows.count, rows.words.nbytes, first, last, oldest=oldest, newest=newest)
         self.written[name] = Run(MappedSource(mapped, layout), ref)
         return self.written[name]
 
