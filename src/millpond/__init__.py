@@ -63,15 +63,13 @@ def writeStream(df: DataFrame) -> StreamWriter:
     Raises:
         UsageError: the session is a Spark Connect session, or its version of Spark was never tested.
 
-    Example:
-        counts = spark.readStream.format("rate").load().groupBy("value").count()
-        query = (
-            millpond.writeStream(counts)
-            .outputMode("update")
-            .format("console")
-            .option("checkpointLocation", "/tmp/counts")
-            .start()
-        )
+    Examples:
+        >>> clicks = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 6).load()
+        >>> counts = clicks.groupBy((clicks.value % 2).alias("user")).count()
+        >>> writer = millpond.writeStream(counts).outputMode("complete").format("memory").queryName("counts")
+        >>> writer.option("checkpointLocation", "/tmp/counts").trigger(availableNow=True).start().awaitTermination()
+        >>> spark.table("counts").orderBy("user").collect()
+        [Row(user=0, count=3), Row(user=1, count=3)]
     """
     from millpond.query.writer import StreamWriter
 
@@ -87,10 +85,10 @@ def install(spark: SparkSession) -> None:
     Raises:
         UsageError: the session is a Spark Connect session, or its version of Spark was never tested.
 
-    Example:
-        millpond.install(spark)
-        counts = spark.readStream.format("rate").load().groupBy("value").count()
-        query = counts.writeStream.outputMode("update").format("console").start()
+    Examples:
+        >>> millpond.install(spark)
+        >>> type(spark.readStream.format("rate").load().writeStream)
+        <class 'millpond.query.writer.StreamWriter'>
     """
     from millpond.query.install import install_session
 
@@ -116,9 +114,17 @@ def explain(df: DataFrame, output_mode: str = "update", *, as_dict: bool = False
         UsageError: the DataFrame is not a stream; the output mode does not exist; the session is a Spark Connect
             session, or its version of Spark was never tested.
 
-    Example:
-        counts = spark.readStream.format("rate").load().groupBy("value").count()
-        millpond.explain(counts, "update")
+    Examples:
+        >>> clicks = spark.readStream.format("rate").load()
+        >>> millpond.explain(clicks.groupBy("value").count(), "update")
+        1 stateful operator, update mode
+          [millpond 0] aggregate by value
+              read-modify-write: every function is associative and commutative: one row per key, updated in place
+              keys: value: bigint
+              functions: count(*): bigint
+              rows combined before the exchange: yes, where that leaves few of them
+              keys may be announced by: exchange
+          commits: async
     """
     from millpond.conf import read_settings
     from millpond.errors import UsageError
@@ -159,10 +165,15 @@ def lookahead(df: DataFrame, *columns: str) -> DataFrame:
         UsageError: no column is named, a column does not exist or is ambiguous; the session is a Spark Connect
             session, or its version of Spark was never tested.
 
-    Example:
-        events = spark.readStream.format("rate").load()
-        hinted = millpond.lookahead(events, "value")
-        counts = hinted.groupBy("value").count()
+    Examples:
+        >>> clicks = spark.readStream.format("rate").load()
+        >>> counts = millpond.lookahead(clicks, "value").groupBy("value").count()
+        >>> millpond.explain(counts)
+        1 stateful operator, update mode
+          [millpond 0] aggregate by value
+              ...
+              keys may be announced by: lookahead(value), exchange
+          commits: async
     """
     from millpond.plan.lookahead.stages import staged
     from millpond.query.starting.checks import check_session
@@ -201,8 +212,13 @@ def read_state(
         UsageError: the state, operator, version or variable does not exist; the message lists those that exist.
         StateDamagedError: the version is not whole, and some of its commits are damaged.
 
-    Example:
-        millpond.read_state(spark, "/tmp/counts").orderBy("value").show()
+    Examples:
+        >>> clicks = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 6).load()
+        >>> counts = clicks.groupBy((clicks.value % 2).alias("user")).count()
+        >>> writer = millpond.writeStream(counts).outputMode("update").format("noop")
+        >>> writer.option("checkpointLocation", "/tmp/counts").trigger(availableNow=True).start().awaitTermination()
+        >>> millpond.read_state(spark, "/tmp/counts").orderBy("user").collect()
+        [Row(user=0, count=3), Row(user=1, count=3)]
     """
     from millpond.query.state import read_state as read
 
@@ -232,10 +248,15 @@ def import_checkpoint(
         StateIncompatibleError: the state is of another query, or part of it cannot be imported. Nothing was written.
         SettingError: `spark.millpond.state.location` is set.
 
-    Example:
-        counts = spark.readStream.format("rate").load().groupBy("value").count()
-        imported = millpond.import_checkpoint(counts, "/data/native", "/data/millpond", "update")
-        print(imported.query, imported.version)
+    Examples:
+        >>> clicks = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 6).load()
+        >>> counts = clicks.groupBy((clicks.value % 2).alias("user")).count()
+        >>> writer = counts.writeStream.outputMode("update").format("noop").trigger(availableNow=True)
+        >>> writer.option("checkpointLocation", "/tmp/native").start().awaitTermination()
+        >>> millpond.import_checkpoint(counts, "/tmp/native", "/tmp/imported", "update").version
+        1
+        >>> millpond.read_state(spark, "/tmp/imported").orderBy("user").collect()
+        [Row(user=0, count=3), Row(user=1, count=3)]
     """
     from millpond.query.importing import import_checkpoint as import_
 
@@ -289,11 +310,12 @@ def enrich(
         UsageError: an argument is not valid; the session is a Spark Connect session, or its version of Spark was never
             tested.
 
-    Example:
-        from millpond.lookup import RedisTable
-
-        ads = RedisTable("redis://redis.example.org:6379/0", key="ad:{ad_id}")
-        views = millpond.enrich(events, ads, on="ad_id", columns="campaign bigint, price decimal(10,2)")
+    Examples:
+        >>> from millpond.lookup import RedisTable
+        >>> ads = RedisTable("redis://redis.example.org:6379/0", key="ad:{ad_id}")
+        >>> clicks = spark.createDataFrame([(7,)], "ad_id bigint")
+        >>> millpond.enrich(clicks, ads, on="ad_id", columns="campaign bigint, price decimal(10,2)")
+        DataFrame[ad_id: bigint, campaign: bigint, price: decimal(10,2)]
     """
     from millpond.plan.enriching import enriched
     from millpond.query.starting.checks import check_session

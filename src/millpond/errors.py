@@ -24,11 +24,13 @@ class MillpondError(Exception):
         version: the version of the state, which batch `version - 1` made and batch `version` reads.
         file: the file, as a full URL or path.
 
-    Example:
-        try:
-            millpond.read_state(spark, "/tmp/counts", version=3)
-        except MillpondError as error:
-            print(error.code, error.version, error.action)
+    Examples:
+        >>> from millpond.errors import MillpondError
+        >>> try:
+        ...     millpond.read_state(spark, "/tmp/nothing")
+        ... except MillpondError as error:
+        ...     print(error.code, error.action)
+        USAGE Give the query's checkpointLocation, or its folder in spark.millpond.state.location.
     """
 
     code: ClassVar[str] = "MILLPOND"
@@ -77,8 +79,10 @@ class MillpondError(Exception):
         Returns:
             This error.
 
-        Example:
-            raise error.at(operator="0", partition=3)
+        Examples:
+            >>> from millpond.errors import TransientError
+            >>> str(TransientError("The store does not answer.").at(operator="0", partition=3))
+            '[TRANSIENT] The store does not answer (operator 0, partition 3).'
         """
         for name, value in place.items():
             if getattr(self, name) is None:
@@ -93,9 +97,10 @@ def _rebuild(kind: type[MillpondError], message: str, fields: dict[str, object])
 class TransientError(MillpondError):
     """A failure that may not happen again: a slow store, a slot that died. Retry the call or the query.
 
-    Example:
-        error = TransientError("The store does not answer.", action="Start the query again.")
-        str(error)  # "[TRANSIENT] The store does not answer. Start the query again."
+    Examples:
+        >>> from millpond.errors import TransientError
+        >>> str(TransientError("The store does not answer.", action="Start the query again."))
+        '[TRANSIENT] The store does not answer. Start the query again.'
     """
 
     code = "TRANSIENT"
@@ -104,11 +109,10 @@ class TransientError(MillpondError):
 class UsageError(MillpondError):
     """A mistake in a call or a query, which has to change.
 
-    Example:
-        try:
-            millpond.explain(counts, "upsert")
-        except UsageError as error:
-            print(error.action)  # "Give append, update or complete."
+    Examples:
+        >>> millpond.explain(spark.readStream.format("rate").load(), "upsert")
+        Traceback (most recent call last):
+        millpond.errors.UsageError: [USAGE] There is no output mode 'upsert'. Give append, update or complete.
     """
 
     code = "USAGE"
@@ -117,9 +121,11 @@ class UsageError(MillpondError):
 class SettingError(MillpondError):
     """A `spark.millpond.*` setting that is unknown, malformed or contradicts another one.
 
-    Example:
-        spark.conf.set("spark.millpond.slots", "many")
-        millpond.explain(counts)  # raises SettingError
+    Examples:
+        >>> spark.conf.set("spark.millpond.slots", "many")
+        >>> millpond.explain(spark.readStream.format("rate").load())
+        Traceback (most recent call last):
+        millpond.errors.SettingError: [SETTING] spark.millpond.slots is 'many', but has to be a whole number, ...
     """
 
     code = "SETTING"
@@ -128,9 +134,13 @@ class SettingError(MillpondError):
 class UnsupportedError(UsageError):
     """An operator that Millpond does not run, while `spark.millpond.onUnsupported` is `error`.
 
-    Example:
-        spark.conf.set("spark.millpond.onUnsupported", "error")
-        millpond.writeStream(results).start()  # raises UnsupportedError if an operator would stay on Spark
+    Examples:
+        >>> from pyspark.sql import functions as F
+        >>> spark.conf.set("spark.millpond.onUnsupported", "error")
+        >>> values = spark.readStream.format("rate").load().agg(F.median("value"))
+        >>> millpond.writeStream(values).outputMode("update").start(format="noop")
+        Traceback (most recent call last):
+        millpond.errors.UnsupportedError: [UNSUPPORTED] The operator 'aggregate' is not supported: MP-WHOLE: ...
     """
 
     code = "UNSUPPORTED"
@@ -139,8 +149,12 @@ class UnsupportedError(UsageError):
 class WrongInSparkError(UsageError):
     """A query shape for which Spark gives wrong rows, and Millpond the same ones.
 
-    Example:
-        spark.conf.set("spark.millpond.onWrongInSpark", "warn")  # run such a query, with a warning
+    Examples:
+        >>> left, right = (spark.readStream.format("rate").load() for _ in range(2))
+        >>> joined = left.withWatermark("timestamp", "1 minute").join(right, ["value", "timestamp"], "left")
+        >>> millpond.writeStream(joined).start(format="noop")
+        Traceback (most recent call last):
+        millpond.errors.WrongInSparkError: [WRONG_IN_SPARK] The operator 'left outer join' would give wrong rows, ...
     """
 
     code = "WRONG_IN_SPARK"
@@ -149,8 +163,14 @@ class WrongInSparkError(UsageError):
 class StateIncompatibleError(UsageError):
     """A query that differs from the one that wrote the checkpoint.
 
-    Example:
-        spark.conf.set("spark.millpond.onChangedState", "evolve")  # go on with the old state where that is possible
+    Examples:
+        >>> from pyspark.sql import functions as F
+        >>> keys = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 6).load().groupBy("value")
+        >>> for results in (keys.count(), keys.agg(F.max("timestamp"))):
+        ...     writer = millpond.writeStream(results).outputMode("update").trigger(availableNow=True)
+        ...     writer.start(format="noop", checkpointLocation="/tmp/counts").awaitTermination()
+        Traceback (most recent call last):
+        millpond.errors.StateIncompatibleError: [STATE_INCOMPATIBLE] The query differs from the one that wrote this ...
     """
 
     code = "STATE_INCOMPATIBLE"
@@ -159,11 +179,10 @@ class StateIncompatibleError(UsageError):
 class StateDamagedError(MillpondError):
     """A state file that is missing, truncated or altered.
 
-    Example:
-        try:
-            millpond.read_state(spark, "/tmp/counts")
-        except StateDamagedError as error:
-            print(error.file)  # `millpond state verify /tmp/counts` lists all damaged files
+    Examples:
+        >>> from millpond.errors import StateDamagedError
+        >>> str(StateDamagedError("A commit is truncated.", version=7, file="file:///tmp/counts/state/7"))
+        '[STATE_DAMAGED] A commit is truncated (version 7, file:///tmp/counts/state/7).'
     """
 
     code = "STATE_DAMAGED"
@@ -172,9 +191,10 @@ class StateDamagedError(MillpondError):
 class FencedError(MillpondError):
     """A write that was refused because a newer run of the same query has taken over the checkpoint.
 
-    Example:
-        error = FencedError("A newer run has taken over.", query="0f3c", version=7)
-        str(error)  # "[FENCED] A newer run has taken over (query 0f3c, version 7)."
+    Examples:
+        >>> from millpond.errors import FencedError
+        >>> str(FencedError("A newer run has taken over.", query="0f3c", version=7))
+        '[FENCED] A newer run has taken over (query 0f3c, version 7).'
     """
 
     code = "FENCED"
@@ -183,8 +203,10 @@ class FencedError(MillpondError):
 class ArithmeticOverflowError(UsageError):
     """A value out of the range of its type in ANSI mode; the code is Spark's error class.
 
-    Example:
-        ArithmeticOverflowError.code  # "ARITHMETIC_OVERFLOW"
+    Examples:
+        >>> from millpond.errors import ArithmeticOverflowError
+        >>> ArithmeticOverflowError.code
+        'ARITHMETIC_OVERFLOW'
     """
 
     code = "ARITHMETIC_OVERFLOW"
@@ -193,8 +215,10 @@ class ArithmeticOverflowError(UsageError):
 class NumericRangeError(ArithmeticOverflowError):
     """A decimal result that does not fit its type in ANSI mode; the code is Spark's error class.
 
-    Example:
-        issubclass(NumericRangeError, ArithmeticOverflowError)  # True
+    Examples:
+        >>> from millpond.errors import ArithmeticOverflowError, NumericRangeError
+        >>> issubclass(NumericRangeError, ArithmeticOverflowError)
+        True
     """
 
     code = "NUMERIC_VALUE_OUT_OF_RANGE.WITH_SUGGESTION"
@@ -203,8 +227,10 @@ class NumericRangeError(ArithmeticOverflowError):
 class DivideByZeroError(UsageError):
     """A division by zero in ANSI mode; the code is Spark's error class.
 
-    Example:
-        DivideByZeroError.code  # "DIVIDE_BY_ZERO"
+    Examples:
+        >>> from millpond.errors import DivideByZeroError
+        >>> DivideByZeroError.code
+        'DIVIDE_BY_ZERO'
     """
 
     code = "DIVIDE_BY_ZERO"

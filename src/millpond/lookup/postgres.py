@@ -37,6 +37,11 @@ class PostgresTable:
     Attributes:
         conninfo: libpq connection string: `postgresql://user:password@host/database`, or `host=… dbname=…`.
         table: the table's name, with its schema if that is not on the search path.
+
+    Examples:
+        >>> from millpond.lookup import PostgresTable
+        >>> PostgresTable("postgresql://user:secret@db.example.org/shop", "public.ads").name
+        'PostgreSQL db.example.org:5432, table public.ads'
     """
 
     conninfo: str = field(repr=False)

@@ -35,6 +35,11 @@ class RedisTable:
             in redis-py's syntax.
         key: pattern of the hashes' keys, with key columns in braces: `ad:{ad_id}`.
         fields: names of hash fields by column, where they differ.
+
+    Examples:
+        >>> from millpond.lookup import RedisTable
+        >>> RedisTable("redis://user:secret@redis.example.org:6379/0", key="ad:{ad_id}", fields={"price": "p"}).name
+        'Redis redis.example.org:6379, hashes ad:{ad_id}'
     """
 
     url: str = field(repr=False)

@@ -15,6 +15,14 @@ class Found(NamedTuple):
         rows: the requested columns, one row per key that exists, in any order.
         at: for each row, the position of its key in the request.
         unreadable: by position, the error of each key that exists but cannot be read.
+
+    Examples:
+        >>> import pyarrow as pa
+        >>> from millpond.lookup import Found
+        >>> rows = pa.RecordBatch.from_pylist([{"name": "Ann"}])
+        >>> found = Found(rows, at=[1])  # Ann has the second key of the request; the first key does not exist
+        >>> found.rows.to_pylist()
+        [{'name': 'Ann'}]
     """
 
     rows: pa.RecordBatch
@@ -23,7 +31,25 @@ class Found(NamedTuple):
 
 
 class Connection(Protocol):
-    """A connection to a table, used by one thread at a time."""
+    """A connection to a table, used by one thread at a time.
+
+    Examples:
+        >>> import pyarrow as pa
+        >>> from millpond.lookup import Found
+        >>> class Names:
+        ...     known = {2: "Ann"}
+        ...
+        ...     def fetch(self, keys):
+        ...         ids = keys.column("id").to_pylist()
+        ...         positions = [position for position, number in enumerate(ids) if number in self.known]
+        ...         rows = [{"name": self.known[ids[position]]} for position in positions]
+        ...         return Found(pa.RecordBatch.from_pylist(rows, pa.schema({"name": pa.string()})), positions)
+        ...
+        ...     def close(self):
+        ...         pass
+        >>> Names().fetch(pa.RecordBatch.from_pylist([{"id": 1}, {"id": 2}])).at
+        [1]
+    """
 
     def fetch(self, keys: pa.RecordBatch) -> Found:
         """Look up keys, if possible in one round trip.
@@ -42,7 +68,27 @@ class Connection(Protocol):
 
 @runtime_checkable
 class LookupTable(Protocol):
-    """The description of an external table. It is pickled, and connected to in each process that looks up keys."""
+    """The description of an external table. It is pickled, and connected to in each process that looks up keys.
+
+    Examples:
+        >>> import pyarrow as pa
+        >>> from millpond.lookup import Found
+        >>> class Squares:
+        ...     name = "squares"
+        ...
+        ...     def connect(self, columns, timeout):
+        ...         return self
+        ...
+        ...     def fetch(self, keys):
+        ...         numbers = keys.column("n").to_pylist()
+        ...         return Found(pa.RecordBatch.from_pydict({"square": [n * n for n in numbers]}), range(len(numbers)))
+        ...
+        ...     def close(self):
+        ...         pass
+        >>> numbers = spark.createDataFrame([(3,)], "n bigint")
+        >>> millpond.enrich(numbers, Squares(), on="n", columns="square bigint").collect()
+        [Row(n=3, square=9)]
+    """
 
     @property
     def name(self) -> str:

@@ -75,6 +75,13 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
 
     Raises:
         UsageError: the session is a Spark Connect session, or its version of Spark was never tested.
+
+    Examples:
+        >>> writer = millpond.writeStream(spark.readStream.format("rate").load()).outputMode("append")
+        >>> query = writer.start(format="noop", checkpointLocation="/tmp/rate")
+        >>> query.isActive
+        True
+        >>> query.stop()
     """
 
     def __init__(self, df: DataFrame) -> None:

@@ -325,6 +325,25 @@ class ProcessorTester(_Tester[Rows, list[Row]]):
         UsageError: an argument is wrong.
 
     Raises exceptions of `init`, `close` and `handleInitialState`.
+
+    Examples:
+        >>> from millpond.testing import ProcessorTester
+        >>> from pyspark.sql import Row
+        >>> from pyspark.sql.streaming import StatefulProcessor
+        >>> class Count(StatefulProcessor):
+        ...     def init(self, handle):
+        ...         self.total = handle.getValueState("total", "n bigint")
+        ...
+        ...     def handleInputRows(self, key, rows, timerValues):
+        ...         total = self.total.get() or (0,)
+        ...         count = total[0] + sum(1 for _ in rows)
+        ...         self.total.update((count,))
+        ...         yield Row(word=key[0], n=count)
+        >>> tester = ProcessorTester(Count(), "word string", "word string", "word string, n bigint", "update")
+        >>> tester.test("a", [Row(word="a"), Row(word="a")])
+        [Row(word='a', n=2)]
+        >>> tester.peekValueState("total", "a")
+        (2,)
     """
 
     _pandas = False
@@ -337,7 +356,26 @@ class ProcessorTester(_Tester[Rows, list[Row]]):
 
 
 class PandasProcessorTester(_Tester[pd.DataFrame, pd.DataFrame]):
-    """Test harness for a pandas processor (`transformWithStateInPandas`); see `ProcessorTester`. Rows are frames."""
+    """Test harness for a pandas processor (`transformWithStateInPandas`); see `ProcessorTester`. Rows are frames.
+
+    Examples:
+        >>> import pandas as pd
+        >>> from millpond.testing import PandasProcessorTester
+        >>> from pyspark.sql.streaming import StatefulProcessor
+        >>> class Sum(StatefulProcessor):
+        ...     def init(self, handle):
+        ...         self.total = handle.getValueState("total", "n bigint")
+        ...
+        ...     def handleInputRows(self, key, rows, timerValues):
+        ...         total = (self.total.get() or (0,))[0] + sum(int(frame["n"].sum()) for frame in rows)
+        ...         self.total.update((total,))
+        ...         yield pd.DataFrame({"word": [key[0]], "n": [total]})
+        >>> columns = "word string, n bigint"
+        >>> tester = PandasProcessorTester(Sum(), "word string", columns, columns, "update")
+        >>> tester.test("a", pd.DataFrame({"n": [2, 3]}))
+          word  n
+        0    a  5
+    """
 
     _pandas = True
 

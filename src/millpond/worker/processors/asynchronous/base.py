@@ -35,19 +35,23 @@ class AsyncStatefulProcessor(StatefulProcessor):  # type: ignore[misc]
 
     Spark itself cannot run such a processor: the query needs `millpond.writeStream`.
 
-    Example:
-        class Count(millpond.AsyncStatefulProcessor):
-            def init(self, handle):
-                self.total = handle.getValueState("total", "n bigint")
-
-            async def handleInputRows(self, key, rows, timerValues):
-                held = await self.total.get()
-                n = (held[0] if held else 0) + sum(1 for _ in rows)
-                await self.total.update((n,))
-                yield Row(word=key[0], n=n)
-
-        counts = words.groupBy("word").transformWithState(Count(), "word string, n bigint", "update", "none")
-        query = millpond.writeStream(counts).outputMode("update").format("console").start()
+    Examples:
+        >>> from millpond.testing import ProcessorTester
+        >>> from pyspark.sql import Row
+        >>> class Count(millpond.AsyncStatefulProcessor):
+        ...     def init(self, handle):
+        ...         self.total = handle.getValueState("total", "n bigint")
+        ...
+        ...     async def handleInputRows(self, key, rows, timerValues):
+        ...         total = await self.total.get() or (0,)
+        ...         count = total[0] + sum(1 for _ in rows)
+        ...         await self.total.update((count,))
+        ...         yield Row(word=key[0], n=count)
+        >>> tester = ProcessorTester(Count(), "word string", "word string", "word string, n bigint", "update")
+        >>> tester.testBatch([Row(word="a"), Row(word="a")])
+        [Row(word='a', n=2)]
+        >>> tester.testBatch([Row(word="a")])
+        [Row(word='a', n=3)]
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -154,15 +154,22 @@ def gather(*reads: Any) -> Gathered:
     Raises:
         UsageError: an argument is not a read of state.
 
-    Example:
-        class Ratio(millpond.AsyncStatefulProcessor):
-            def init(self, handle):
-                self.hits = handle.getValueState("hits", "n bigint")
-                self.misses = handle.getValueState("misses", "n bigint")
-
-            async def handleInputRows(self, key, rows, timerValues):
-                hits, misses = await millpond.gather(self.hits.get(), self.misses.get())
-                yield Row(page=key[0], hits=hits[0] if hits else 0, misses=misses[0] if misses else 0)
+    Examples:
+        >>> from millpond.testing import ProcessorTester
+        >>> from pyspark.sql import Row
+        >>> class Ratio(millpond.AsyncStatefulProcessor):
+        ...     def init(self, handle):
+        ...         self.hits = handle.getValueState("hits", "n bigint")
+        ...         self.misses = handle.getValueState("misses", "n bigint")
+        ...
+        ...     async def handleInputRows(self, key, rows, timerValues):
+        ...         hits, misses = await millpond.gather(self.hits.get(), self.misses.get())
+        ...         yield Row(page=key[0], ratio=hits[0] / (hits[0] + misses[0]))
+        >>> tester = ProcessorTester(Ratio(), "page string", "page string", "page string, ratio double")
+        >>> tester.updateValueState("hits", "/home", (3,))
+        >>> tester.updateValueState("misses", "/home", (1,))
+        >>> tester.test("/home", [Row(page="/home")])
+        [Row(page='/home', ratio=0.75)]
     """
     for read in reads:
         if not isinstance(read, Read | Gathered):
