@@ -8,7 +8,7 @@ from pathlib import Path
 from millpond.plan.catalyst.versions import CALLS_USER_CODE, TESTED
 from millpond.plan.reading.reasons import REASONS
 from millpond.plan.wrong_in_spark import SHAPES
-from millpond.spec.functions import COLLATED, FUNCTIONS, MAX_KEY_COLUMNS, ROWS, key_supported, supported
+from millpond.spec.functions import COLLATED, FUNCTIONS, MAX_KEY_COLUMNS, ROWS, unsupported_key, unsupported_call
 from millpond.spec.operators import AggregateCall
 from millpond.spec.types import parse_type
 
@@ -93,13 +93,13 @@ def runs(function: str, ddl: str, *, distinct: bool = False, ordering: bool = Fa
     if function == "count" and not distinct:
         return True  # only nulls count: the plan sends a flag
     if function == "approx_count_distinct":
-        return key_supported(ddl) is None  # the plan sends Spark's hash of the value
+        return unsupported_key(ddl) is None  # the plan sends Spark's hash of the value
     if function in BINARY and ddl.startswith("decimal"):
         ddl = "double"  # the plan sends it so
     arguments = len(FUNCTIONS[function].arguments) - FUNCTIONS[function].optional
     types = ["int", ddl] if ordering else [ddl, "int"]
     call = AggregateCall(function, tuple(range(arguments)), ddl, distinct=distinct)
-    return supported(call, types[:arguments]) is None
+    return unsupported_call(call, types[:arguments]) is None
 
 
 def page() -> str:
@@ -130,12 +130,12 @@ def _lines() -> Iterator[str]:
     yield from _row("", *TYPES)
     yield "|---" * (len(TYPES) + 1) + "|"
     for function in FUNCTIONS:
-        names = [function, *FUNCTIONS[function].also]
+        names = [function, *FUNCTIONS[function].aliases]
         name = "your functions" if function == ROWS else ", ".join(f"`{one}`" for one in names)
         yield from _row(name, *(cell(function, kind) for kind in TYPES))
     by = ["yes" if runs("min_by", ddl, ordering=True) else _stays("min", kind) for kind, ddl in TYPES.items()]
     yield from _row(f"… by, of {' and '.join(f'`{name}`' for name in ORDERED_BY)}", *by)
-    keys = ["yes" if key_supported(ddl) is None else _note(kind) for kind, ddl in TYPES.items()]
+    keys = ["yes" if unsupported_key(ddl) is None else _note(kind) for kind, ddl in TYPES.items()]
     yield from _row("**key**, also of `dropDuplicates`", *keys)
     yield ""
     yield "`percentile_approx` is exact, as in Spark, while a group has fewer than half as many values as its accuracy"

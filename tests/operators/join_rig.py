@@ -127,7 +127,7 @@ def open_table(
 
 def hints_for(spec: JoinSpec, rows: pa.RecordBatch) -> pa.RecordBatch:
     """Prefetch hints for some rows of the slot stage's input."""
-    return rows.select([0, *(1 + column for column in spec.announced)])
+    return rows.select([0, *(1 + column for column in spec.hint_columns)])
 
 
 Condition = Callable[[Row, Row], bool | None]

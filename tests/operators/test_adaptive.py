@@ -95,7 +95,7 @@ def comparable(one: tuple[Any, ...]) -> str:
 
 def figures(rig: Rig) -> dict[str, float]:
     assert isinstance(rig.operator, AdaptiveAggregate)
-    return rig.operator.figures
+    return rig.operator.extra_metrics
 
 
 @pytest.mark.parametrize(
@@ -164,15 +164,15 @@ def test_when_the_observer_changes_its_mind() -> None:
 
 def test_what_is_observed() -> None:
     spec = shape(CALLS, INPUTS, TUMBLING)
-    assert spec.observed
+    assert spec.adaptive
     assert spec.access_pattern.store == "observed"
     for pattern, store in (("rmw", "read-modify-write"), ("append", "aligned append")):
         asked = spec.with_pattern(pattern)
-        assert not asked.observed
+        assert not asked.adaptive
         assert asked.access_pattern.store == store
-    assert not shape(CALLS[5:], INPUTS, TUMBLING).observed  # partial results are all there is to keep
-    assert not shape([*CALLS, AggregateCall("collect_list", (0,), "array<bigint>")], INPUTS, TUMBLING).observed
-    assert not shape(CALLS, INPUTS, Windows(8 * SECOND, 4 * SECOND, 0)).observed
+    assert not shape(CALLS[5:], INPUTS, TUMBLING).adaptive  # partial results are all there is to keep
+    assert not shape([*CALLS, AggregateCall("collect_list", (0,), "array<bigint>")], INPUTS, TUMBLING).adaptive
+    assert not shape(CALLS, INPUTS, Windows(8 * SECOND, 4 * SECOND, 0)).adaptive
 
 
 def test_a_window_that_is_read_from_both_takes_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +216,7 @@ def test_a_window_that_is_read_from_both_takes_little_memory(tmp_path: Path, mon
                 table: Any = operator.tables[name]
                 if isinstance(table, AlignedTable):
                     table.placed(b"".join(bytes(piece) for piece in delta.pieces))
-        assert operator.figures["appending"] == 0.0  # the one window is closed
+        assert operator.extra_metrics["appending"] == 0.0  # the one window is closed
         counts = [count for piece in operator.output() for count in piece.column(2).to_pylist()]
         assert (len(counts), sum(counts)) == (keys, 9 * 2 * 6000)
         assert len(pieces) > 8

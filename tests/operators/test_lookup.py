@@ -170,7 +170,7 @@ def test_a_key_on_its_way_is_not_asked_for_again(memory: Memory, rigs: list[Rig]
     assert out.num_rows == 300
     assert set(memory.asked.values()) == {1}
     assert memory.at_once == 2
-    figures = rig.operator.figures
+    figures = rig.operator.extra_metrics
     assert figures["fetched_keys"] == 100
     assert figures["fetches"] == memory.requests
     assert figures["cache_misses"] + figures["cache_hits"] == 300
@@ -227,7 +227,7 @@ def test_a_cache_smaller_than_a_request(memory: Memory, rigs: list[Rig], request
         rig.batch(batch(spec, rows))
         operator: Any = rig.operator
         assert operator._cache._table.rows == 20
-    assert rig.operator.figures["cache_hits"] == 20
+    assert rig.operator.extra_metrics["cache_hits"] == 20
 
 
 def test_without_a_life_nothing_is_kept(memory: Memory, rigs: list[Rig], request: Any) -> None:
@@ -273,7 +273,7 @@ class TestHints:
     def prefetch(self, rig: Rig, spec: EnrichSpec, rows: list[dict[str, Any]], needed: int) -> None:
         operator = rig.operator
         assert isinstance(operator, LookupOperator)
-        keys = batch(spec, rows).select([0, *(1 + at for at in spec.announced)])
+        keys = batch(spec, rows).select([0, *(1 + at for at in spec.hint_columns)])
         operator.prefetch_keys(keys, needed)
 
     def test_keys_are_there_when_their_rows_come(self, memory: Memory, rigs: list[Rig], request: Any) -> None:
@@ -286,8 +286,8 @@ class TestHints:
         out = rig.batch(batch(spec, self.ROWS))
         assert plain(as_rows(out)) == plain(joined(spec, self.ROWS, memory.rows))
         assert set(memory.asked.values()) == {1}
-        assert rig.operator.figures["cache_misses"] == 0
-        assert rig.operator.figures["announced_keys"] == 200
+        assert rig.operator.extra_metrics["cache_misses"] == 0
+        assert rig.operator.extra_metrics["announced_keys"] == 200
 
     @pytest.mark.parametrize("kind", ["others", "null", "twice", "many", "late"])
     def test_wrong_ones_change_nothing(self, memory: Memory, rigs: list[Rig], request: Any, kind: str) -> None:
@@ -362,7 +362,7 @@ class TestErrors:
         found = {one["k"]: one for one in out.to_pylist()}
         lost = [key for key, count in memory.asked.items()][:2]
         failed = {key[0] for key in lost} | {2}
-        assert rig.operator.figures["failed_keys"] == len(failed)
+        assert rig.operator.extra_metrics["failed_keys"] == len(failed)
         for number in range(5):
             if number in failed:
                 assert found[number]["price"] is None
@@ -440,8 +440,8 @@ def test_nothing_goes_into_checkpoints(memory: Memory, rigs: list[Rig], request:
     rig.batch(batch(spec, [{"k": 1, "s": "a", "n": 0}]))
     assert not rig.operator.tables
     assert not any(rig._deltas)
-    assert spec.lasting.table == b""
-    assert spec.lasting.name == ""
+    assert spec.compatibility_spec.table == b""
+    assert spec.compatibility_spec.name == ""
     assert repr(spec.table) not in repr(spec)
 
 

@@ -252,7 +252,7 @@ def test_timers_fire_in_order_and_those_set_meanwhile_wait() -> None:
     fired.clear()
     call(rig, fake, rows_of(("c", 45)), Times(4500, 50_000))
     assert sorted(fired) == [("a", 2998), ("a", 5000), ("a", 50_000), ("b", 3998), ("c", 45_000)]
-    assert rig.operator.figures["due_timers"] == 5
+    assert rig.operator.extra_metrics["due_timers"] == 5
     rig.close()
 
 

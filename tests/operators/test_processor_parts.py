@@ -268,7 +268,7 @@ def test_parts_of_an_earlier_type(ttl: int) -> None:
         made = user_processor(Scripted(init=init, rows=rows), mode=mode)
         variables = tuple(msgspec.structs.replace(one, evolves=True) for one in made.spec.variables)
         shape = msgspec.structs.replace(made.spec, variables=variables)
-        return dataclasses.replace(made, spec=shape if before is None else shape.keeping(before))
+        return dataclasses.replace(made, spec=shape if before is None else shape.with_idle_state(before))
 
     def write(start: int, stop: int, *beside: Any) -> Callable[[Any, Any], Any]:
         return lambda list_, map_: (

@@ -12,7 +12,7 @@ from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, items
 from millpond.plan.catalyst.versions import calls_user_code
 from millpond.plan.decide import decide
-from millpond.spec.functions import FUNCTIONS, ROWS, key_supported
+from millpond.spec.functions import FUNCTIONS, ROWS, unsupported_key
 from millpond.spec.kinds.aggregate import AggregateSpec
 
 
@@ -22,7 +22,7 @@ def test_the_page_is_up_to_date() -> None:
 
 def test_no_function_of_spark_is_forgotten(spark: SparkSession) -> None:
     registry = spark._jsparkSession.sessionState().functionRegistry()
-    known = {name for function, record in FUNCTIONS.items() for name in (function, *record.also)} - {ROWS}
+    known = {name for function, record in FUNCTIONS.items() for name in (function, *record.aliases)} - {ROWS}
     staying = [name for names in STAYING.values() for name in names]
     assert len(staying) == len(set(staying))
     assert not known & set(staying)
@@ -101,7 +101,7 @@ def test_what_spark_replaces_is_decided_so(typed: DataFrame, function: str) -> N
 
 
 def test_every_key_it_promises_is_decided_so(typed: DataFrame) -> None:
-    keys = [name for name, ddl in TYPES.items() if key_supported(ddl) is None]
+    keys = [name for name, ddl in TYPES.items() if unsupported_key(ddl) is None]
     (operator,) = decide(typed.groupBy(*(f"`{name}`" for name in keys)).count(), "complete").operators
     assert operator.spec is not None, operator.reason
 

@@ -143,7 +143,7 @@ def test_deduplication_by_a_time_that_nobody_reads(stream: DataFrame) -> None:
         (operator,) = decision.operators
         assert isinstance(operator.spec, DeduplicateSpec)
         assert (operator.spec.time is None, operator.spec.passed) == (df is not rows,) * 2
-        assert operator.closes
+        assert operator.needs_no_data_batches
         pinned.append(state_schema_of(decision, Catalyst(df.sparkSession)).operators)
     assert pinned[0] == pinned[1]  # whether it is read may change, as natively
 
@@ -315,9 +315,9 @@ def test_sessions(stream: DataFrame) -> None:
     assert isinstance(spec, SessionSpec)
     assert [field.name for field in spec.keys] == ["k"]
     assert (spec.window.name, spec.lag_ms, spec.output_mode) == ("w", 0, "append")
-    assert operator.closes
+    assert operator.needs_no_data_batches
     (operator,) = decide(sessions, "complete").operators
-    assert not operator.closes
+    assert not operator.needs_no_data_batches
     (described,) = as_dict(decide(sessions, "append"))["operators"]
     assert described["store"] == "read-modify-write"
     assert described["functions"] == ["sum(bigint): bigint"]
@@ -347,7 +347,7 @@ def test_deduplication_within_the_watermark(stream: DataFrame) -> None:
     (operator,) = decide(stream.withWatermark("ts", "1 minute").dropDuplicatesWithinWatermark(["k"])).operators
     assert isinstance(operator.spec, WithinSpec)
     assert operator.spec.delay_ms == 60_000
-    assert operator.closes
+    assert operator.needs_no_data_batches
 
 
 def test_a_watermark_beside_the_keys_of_an_aggregate_does_not_matter(stream: DataFrame) -> None:

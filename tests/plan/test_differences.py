@@ -17,7 +17,7 @@ Make = Callable[[DataFrame], DataFrame]
 
 def pinned(df: DataFrame, mode: str, changes: str = "upsert") -> dict[str, object]:
     ours = decide(df, mode, changes).ours
-    operators = [OperatorSchema(one.title, plain(one.spec.lasting), {}, one.functions) for one in ours]
+    operators = [OperatorSchema(one.title, plain(one.spec.compatibility_spec), {}, one.functions) for one in ours]
     assert operators
     query: dict[str, object] = plain(StateSchema(1 << 15, tuple(operators)))
     return query

@@ -192,7 +192,7 @@ class TestEveryKind:
     def test_gives_out_its_changes_or_says_why_not(self, spec: OperatorSpec) -> None:
         """An operator that updates rows without their deletes must not stand below another operator."""
         found = changelog(spec.produce_changelog)
-        if not spec.updates:
+        if not spec.emits_updates:
             assert found == spec
         elif isinstance(found, str):
             assert found
@@ -208,7 +208,7 @@ class TestEveryKind:
 
     def test_watermark_comes_with_its_lag(self, spec: OperatorSpec) -> None:
         assert spec.with_lag(7).lag == (None if spec.lag is None else 7)
-        assert spec.lag is not None or not spec.closes
+        assert spec.lag is not None or not spec.needs_no_data_batches
 
     def test_can_run(self, spec: OperatorSpec) -> None:
         assert spec.unsupported is None
@@ -232,7 +232,7 @@ class TestEveryKind:
     ],
 )
 def test_what_is_not_in_the_state_of_a_deduplication_may_change(specs: tuple[OperatorSpec, OperatorSpec]) -> None:
-    before, now = (spec.lasting for spec in specs)
+    before, now = (spec.compatibility_spec for spec in specs)
     assert before == now
     assert state_tables(before)[MAIN].schema == state_tables(specs[1])[MAIN].schema
 
@@ -247,12 +247,12 @@ def test_what_is_not_in_the_state_of_a_deduplication_may_change(specs: tuple[Ope
     ],
 )
 def test_what_is_in_the_state_of_a_deduplication_may_not_change(specs: tuple[OperatorSpec, OperatorSpec]) -> None:
-    before, now = (spec.lasting for spec in specs)
+    before, now = (spec.compatibility_spec for spec in specs)
     assert before != now
 
 
 def test_only_updates_of_operators_of_spark_are_further_rows() -> None:
-    taking = {name for name, spec in EXAMPLES.items() if spec.facts.takes_updates}
+    taking = {name for name, spec in EXAMPLES.items() if spec.facts.reads_updates_as_rows}
     assert taking == {"deduplicate", "processor", "timers", "groups", "groups for ever", "enrich", "updated rows"}
     assert {name for name, spec in EXAMPLES.items() if spec.facts.beyond_spark} == {"rank", "ranks", "over"}
 

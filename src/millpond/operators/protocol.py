@@ -103,7 +103,7 @@ def scratch(make_table: MakeTable) -> MakeRows:
     return lambda name, schema, initial: make_table(name, schema, initial, kind="scratch")
 
 
-NO_FIGURES: Mapping[str, float] = MappingProxyType({})
+NO_EXTRA_METRICS: Mapping[str, float] = MappingProxyType({})
 """The metrics of an operator without metrics of its own."""
 
 
@@ -165,7 +165,7 @@ class KeyPrefetchable(Protocol):
     """An operator that takes prefetch hints with the key columns beside the hashes."""
 
     def prefetch_keys(self, keys: pa.RecordBatch, needed: int) -> None:
-        """As `Prefetchable.prefetch`; `keys`: the column `__hash`, then the columns that `Spec.announced` names."""
+        """As `Prefetchable.prefetch`; `keys`: the column `__hash`, then the columns that `Spec.hint_columns` names."""
 
 
 class Operator(Protocol):
@@ -183,8 +183,8 @@ class Operator(Protocol):
         """The number of the batch's rows that were dropped as late."""
 
     @property
-    def figures(self) -> Mapping[str, float]:
-        """The batch's metrics that only this operator reports (see `Spec.figures`)."""
+    def extra_metrics(self) -> Mapping[str, float]:
+        """The batch's metrics that only this operator reports (see `Spec.extra_metrics`)."""
 
     def begin(self, version: int, times: Times) -> None:
         """Start the batch that reads state `version`."""

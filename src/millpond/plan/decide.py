@@ -191,7 +191,7 @@ class _Decider:
         below = limits_of(node, limits)
         children = tuple(self.visit(child, below) for child in node.children)
         operator = self._operator(node, limits) if node.streaming else None
-        passing = operator.spec.passing() if operator is not None and operator.spec is not None else None
+        passing = operator.spec.over_updates() if operator is not None and operator.spec is not None else None
         if operator is not None and passing is not None:
             # A lookup join passes changes through, row by row.
             if any(updating(child) for child in children):
@@ -200,7 +200,7 @@ class _Decider:
             try:
                 updated = [spec for child in children if (spec := changing(child)) is not None]
                 # As in Spark, deduplication takes an aggregate's updates as further rows.
-                plain = operator.spec.facts.takes_updates and not any(spec.facts.beyond_spark for spec in updated)
+                plain = operator.spec.facts.reads_updates_as_rows and not any(spec.facts.beyond_spark for spec in updated)
                 if updated and not plain:
                     if self.unstable is not None:
                         raise Unsupported(Reason("MP-BETWEEN", self.unstable))
@@ -292,7 +292,7 @@ class _Decider:
 
     def _group_state(self, node: Node) -> tuple[Reading, OperatorSpec]:
         reading, spec = read_group_state(self.catalyst, node)
-        self._check_watermarks(spec.closes)
+        self._check_watermarks(spec.needs_no_data_batches)
         return reading, spec
 
     def _lookup(self, node: Node) -> Operator | None:

@@ -80,7 +80,7 @@ def _operator(operator: Operator, nowhere: bool, ahead: Sequence[str]) -> dict[s
         "index": operator.index,
         "store": pattern.store,
         "why": pattern.why,
-        "keys": [f"{field.name}: {field.type}" for field in operator.spec.shown_keys],
+        "keys": [f"{field.name}: {field.type}" for field in operator.spec.output_keys],
         "functions": [*operator.spec.functions, *_user_functions(operator)],
         "lookaheads": list(ahead),
         "combined": isinstance(how, Combination),

@@ -86,8 +86,8 @@ class _PlanRewriter:
         self.sides = sides
         self.figures = figures
         self.complete = decision.output_mode == "complete"
-        self.ticking = next((operator.index for operator in decision.ours if operator.ticks), None)
-        self.watching = next((operator.index for operator in decision.ours if operator.closes), None)
+        self.ticking = next((operator.index for operator in decision.ours if operator.due_by_processing_time), None)
+        self.watching = next((operator.index for operator in decision.ours if operator.needs_no_data_batches), None)
         self.output_mode = decision.output_mode
         self.tasks = tasks
         self.stores = stores
@@ -160,7 +160,7 @@ class _PlanRewriter:
         if node.kind in MAPS or isinstance(reading, ProcessorReading | LookupReading):
             names = [f"result{index}" for index in range(len(node.output))]
             types: list[DataType] = [column.data_type for column in node.output]
-        elif operator.spec is not None and operator.spec.facts.keeps_columns:
+        elif operator.spec is not None and operator.spec.facts.emits_input_rows:
             names = [column.field.name for column in reading.inputs]
             types = [
                 reading.raw[column.raw[0]].data_type if column.sql == "{0}" else _DERIVED[column.field.type]
@@ -232,7 +232,7 @@ class _PlanRewriter:
         shown_rows = map_in_arrow(received, function, schema, broadcasts)
         figures = self.figures
         if operator.spec is not None:
-            figures += operator.spec.figures
+            figures += operator.spec.extra_metrics
         if self.sides.combination(operator.index) is not None:
             figures += COMBINED
         # Slots send metrics as extra rows with FIGURE_COLUMN set. Spark aggregates them by `observe`, then they are

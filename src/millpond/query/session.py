@@ -49,7 +49,7 @@ def running_settings(settings: Settings, specs: Sequence[OperatorSpec], given: M
         specs: the operators on Millpond.
         given: the settings of the user's session.
     """
-    closing = any(spec.closes for spec in specs)
+    closing = any(spec.needs_no_data_batches for spec in specs)
     fields = [field for spec in specs for field in (*spec.input_fields, *spec.output_fields)]
     of_any_length = any(leaf.machine in (None, "bytes") for f in fields for leaf in leaves(parse_type(f.type)))
     sketches = any(call.function == "approx_count_distinct" for spec in specs for call in spec.calls)

@@ -13,10 +13,10 @@ from millpond.spec.protocol import AccessPattern, Spec
 
 S = TypeVar("S", bound=Spec)
 
-ONCE = "what gives each row out once"
+EMITS_ONCE = "what gives each row out once"
 """Message of a `ChangelogError`: the operator cannot consume a changelog, and its rows never change."""
 
-WINDOWS = "windows of event time"
+EVENT_TIME_WINDOWS = "windows of event time"
 """Message of a `ChangelogError`: the operator cannot emit its changes as a changelog."""
 
 
@@ -25,17 +25,17 @@ def result_fields(calls: Sequence[AggregateCall]) -> tuple[Field, ...]:
     return tuple(Field(f"{call.function}_{number}", call.type) for number, call in enumerate(calls))
 
 
-def described(calls: Iterable[AggregateCall], columns: Sequence[Field]) -> tuple[str, ...]:
+def describe_calls(calls: Iterable[AggregateCall], columns: Sequence[Field]) -> tuple[str, ...]:
     """Describe the calls as `millpond.explain` shows them; user functions are left out.
 
     Args:
         calls: the calls.
         columns: the columns that the calls' inputs are positions in.
     """
-    return tuple(_described(call, columns) for call in calls if call.function != ROWS)
+    return tuple(_describe_call(call, columns) for call in calls if call.function != ROWS)
 
 
-def _described(call: AggregateCall, columns: Sequence[Field]) -> str:
+def _describe_call(call: AggregateCall, columns: Sequence[Field]) -> str:
     inputs = ", ".join(columns[position].type for position in call.inputs) or "*"
     condition = " filter" if call.filter is not None else ""
     return f"{call.function}({'distinct ' if call.distinct else ''}{inputs}){condition}: {call.type}"
@@ -50,10 +50,10 @@ def needs_rows(calls: Iterable[AggregateCall], pattern: Pattern) -> bool:
     functions = [FUNCTIONS[call.function] for call in calls]
     if any(function.whole for function in functions) or pattern == "append":
         return True
-    return pattern == "auto" and any(function.collects and not function.sets for function in functions)
+    return pattern == "auto" and any(function.collects and not function.distinct_only for function in functions)
 
 
-def unkept(call: AggregateCall, inputs: Sequence[Field], width: int, *, whole: bool) -> str | None:
+def unsupported_state(call: AggregateCall, inputs: Sequence[Field], width: int, *, whole: bool) -> str | None:
     """Return the reason code why a call's state cannot be kept; None if it can.
 
     Args:
@@ -67,16 +67,16 @@ def unkept(call: AggregateCall, inputs: Sequence[Field], width: int, *, whole: b
     return WHOLE_WINDOWS if FUNCTIONS[call.function].whole and not whole else None
 
 
-def patterned(spec: S, pattern: Pattern) -> S:
+def with_requested_pattern(spec: S, pattern: Pattern) -> S:
     """Return the spec with the requested store pattern, if that changes the state and is supported."""
     if pattern == "auto":
         return spec
     requested = msgspec.structs.replace(spec, pattern=pattern)
-    differs = (requested.observed, requested.keeps_rows) != (spec.observed, spec.keeps_rows)
+    differs = (requested.adaptive, requested.keeps_rows) != (spec.adaptive, spec.keeps_rows)
     return requested if differs and requested.unsupported is None else spec
 
 
-def asked_for(inferred: AccessPattern, pattern: Pattern) -> AccessPattern:
+def explain_requested_pattern(inferred: AccessPattern, pattern: Pattern) -> AccessPattern:
     """Add to the explanation that the user requested the pattern, unless it is `auto`."""
     if pattern == "auto":
         return inferred

@@ -51,8 +51,8 @@ class Function(NamedTuple):
 
     Attributes:
         arguments: the accepted types of each argument.
-        catalyst: Catalyst's classes for the function.
-        also: SQL aliases.
+        catalyst_classes: Catalyst's classes for the function.
+        aliases: SQL aliases.
         variadic: whether it takes any number of arguments, all typed as the first.
         distinct: whether DISTINCT changes the result (otherwise it is ignored).
         optional: the number of trailing arguments that may be left out.
@@ -60,15 +60,15 @@ class Function(NamedTuple):
         whole: whether it needs all values of a group at once.
         ordered: whether its result depends on the arrival order of rows.
         collects: whether it keeps its input as it is, so that the result is as long as the input.
-        sets: whether only distinct inputs ever count.
+        distinct_only: whether only distinct inputs ever count.
         retractable: whether a row can be retracted in a later batch.
         over: whether it is supported over the last rows of a key (window functions).
         casts: types of the first argument that Spark casts first → the type after the cast; the keys never arrive here.
     """
 
     arguments: tuple[tuple[str, ...], ...]
-    catalyst: tuple[str, ...] = ()
-    also: tuple[str, ...] = ()
+    catalyst_classes: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
     variadic: bool = False
     distinct: bool = True
     optional: int = 0
@@ -76,7 +76,7 @@ class Function(NamedTuple):
     whole: bool = False
     ordered: bool = False
     collects: bool = False
-    sets: bool = False
+    distinct_only: bool = False
     retractable: bool = False
     over: bool = False
     casts: Mapping[str, str] = MappingProxyType({})
@@ -85,58 +85,58 @@ class Function(NamedTuple):
 ROWS = "rows"
 """Pseudo function: all rows of a group as a list of structs, the input of a user's own functions."""
 
-_STRINGS = {"string": "double", COLLATED: "double"}
-_TEXTS = dict.fromkeys((*NUMBERS, "boolean", *TIMES), "string")
-_SUMMED = _STRINGS | {"timestamp": "double"}
-_TRUTHS = {"string": "boolean", COLLATED: "boolean"}  # in ANSI mode; else Spark refuses them
-_DOUBLES = Function(((*INTEGERS, *FLOATS),), over=True, casts={"decimal": "double"} | _STRINGS)
+_STRING_CASTS = {"string": "double", COLLATED: "double"}
+_TEXT_CASTS = dict.fromkeys((*NUMBERS, "boolean", *TIMES), "string")
+_SUM_CASTS = _STRING_CASTS | {"timestamp": "double"}
+_BOOLEAN_CASTS = {"string": "boolean", COLLATED: "boolean"}  # in ANSI mode; else Spark refuses them
+_DOUBLES = Function(((*INTEGERS, *FLOATS),), over=True, casts={"decimal": "double"} | _STRING_CASTS)
 _PAIRS = _DOUBLES._replace(arguments=_DOUBLES.arguments * 2)
 _BITS = Function((INTEGERS,), over=True)
-_BOOLEAN = Function((("boolean",),), distinct=False, over=True, casts=_TRUTHS)
+_BOOLEAN = Function((("boolean",),), distinct=False, over=True, casts=_BOOLEAN_CASTS)
 _KEPT = Function((KEPT,), distinct=False, ordered=True)
 _BY = Function((KEPT, COMPARED), distinct=False, ordered=True)
 
 FUNCTIONS: dict[str, Function] = {
     "count": Function((KEPT,), ("Count",), variadic=True, retractable=True, over=True),
-    "count_if": Function((("boolean",),), ("CountIf",), retractable=True, over=True, casts=_TRUTHS),
-    "sum": Function((NUMBERS,), ("Sum",), ("try_sum",), retractable=True, over=True, casts=_SUMMED),
-    "avg": Function((NUMBERS,), ("Average",), ("mean", "try_avg"), retractable=True, over=True, casts=_SUMMED),
+    "count_if": Function((("boolean",),), ("CountIf",), retractable=True, over=True, casts=_BOOLEAN_CASTS),
+    "sum": Function((NUMBERS,), ("Sum",), ("try_sum",), retractable=True, over=True, casts=_SUM_CASTS),
+    "avg": Function((NUMBERS,), ("Average",), ("mean", "try_avg"), retractable=True, over=True, casts=_SUM_CASTS),
     "min": Function((COMPARED,), ("Min",), distinct=False, over=True),
     "max": Function((COMPARED,), ("Max",), distinct=False, over=True),
-    "bit_and": _BITS._replace(catalyst=("BitAndAgg",), distinct=False),
-    "bit_or": _BITS._replace(catalyst=("BitOrAgg",), distinct=False),
-    "bit_xor": _BITS._replace(catalyst=("BitXorAgg",), retractable=True),
-    "product": _DOUBLES._replace(catalyst=("Product",)),
-    "first": _KEPT._replace(catalyst=("First",), also=("first_value",)),
-    "last": _KEPT._replace(catalyst=("Last",), also=("last_value",)),
-    "any_value": _KEPT._replace(catalyst=("AnyValue",)),
-    "bool_and": _BOOLEAN._replace(catalyst=("BoolAnd",), also=("every",)),
-    "bool_or": _BOOLEAN._replace(catalyst=("BoolOr",), also=("any", "some")),
-    "min_by": _BY._replace(catalyst=("MinBy",)),
-    "max_by": _BY._replace(catalyst=("MaxBy",)),
-    "stddev_samp": _DOUBLES._replace(catalyst=("StddevSamp",), also=("stddev", "std")),
-    "stddev_pop": _DOUBLES._replace(catalyst=("StddevPop",)),
-    "var_samp": _DOUBLES._replace(catalyst=("VarianceSamp",), also=("variance",)),
-    "var_pop": _DOUBLES._replace(catalyst=("VariancePop",)),
-    "skewness": _DOUBLES._replace(catalyst=("Skewness",)),
-    "kurtosis": _DOUBLES._replace(catalyst=("Kurtosis",)),
-    "corr": _PAIRS._replace(catalyst=("Corr",)),
-    "covar_pop": _PAIRS._replace(catalyst=("CovPopulation",)),
-    "covar_samp": _PAIRS._replace(catalyst=("CovSample",)),
-    "regr_sxx": _DOUBLES._replace(catalyst=("RegrReplacement",), also=("regr_syy",)),
-    "regr_sxy": _PAIRS._replace(catalyst=("RegrSXY",)),
-    "regr_slope": _PAIRS._replace(catalyst=("RegrSlope",)),
-    "regr_intercept": _PAIRS._replace(catalyst=("RegrIntercept",)),
-    "regr_r2": _PAIRS._replace(catalyst=("RegrR2",)),
+    "bit_and": _BITS._replace(catalyst_classes=("BitAndAgg",), distinct=False),
+    "bit_or": _BITS._replace(catalyst_classes=("BitOrAgg",), distinct=False),
+    "bit_xor": _BITS._replace(catalyst_classes=("BitXorAgg",), retractable=True),
+    "product": _DOUBLES._replace(catalyst_classes=("Product",)),
+    "first": _KEPT._replace(catalyst_classes=("First",), aliases=("first_value",)),
+    "last": _KEPT._replace(catalyst_classes=("Last",), aliases=("last_value",)),
+    "any_value": _KEPT._replace(catalyst_classes=("AnyValue",)),
+    "bool_and": _BOOLEAN._replace(catalyst_classes=("BoolAnd",), aliases=("every",)),
+    "bool_or": _BOOLEAN._replace(catalyst_classes=("BoolOr",), aliases=("any", "some")),
+    "min_by": _BY._replace(catalyst_classes=("MinBy",)),
+    "max_by": _BY._replace(catalyst_classes=("MaxBy",)),
+    "stddev_samp": _DOUBLES._replace(catalyst_classes=("StddevSamp",), aliases=("stddev", "std")),
+    "stddev_pop": _DOUBLES._replace(catalyst_classes=("StddevPop",)),
+    "var_samp": _DOUBLES._replace(catalyst_classes=("VarianceSamp",), aliases=("variance",)),
+    "var_pop": _DOUBLES._replace(catalyst_classes=("VariancePop",)),
+    "skewness": _DOUBLES._replace(catalyst_classes=("Skewness",)),
+    "kurtosis": _DOUBLES._replace(catalyst_classes=("Kurtosis",)),
+    "corr": _PAIRS._replace(catalyst_classes=("Corr",)),
+    "covar_pop": _PAIRS._replace(catalyst_classes=("CovPopulation",)),
+    "covar_samp": _PAIRS._replace(catalyst_classes=("CovSample",)),
+    "regr_sxx": _DOUBLES._replace(catalyst_classes=("RegrReplacement",), aliases=("regr_syy",)),
+    "regr_sxy": _PAIRS._replace(catalyst_classes=("RegrSXY",)),
+    "regr_slope": _PAIRS._replace(catalyst_classes=("RegrSlope",)),
+    "regr_intercept": _PAIRS._replace(catalyst_classes=("RegrIntercept",)),
+    "regr_r2": _PAIRS._replace(catalyst_classes=("RegrR2",)),
     "approx_count_distinct": Function((("bigint",),), ("HyperLogLogPlusPlus",), distinct=False),
     "percentile_approx": Function(
-        ((*INTEGERS, *FLOATS, *TIMES),), ("ApproximatePercentile",), ("approx_percentile",), casts=_STRINGS
+        ((*INTEGERS, *FLOATS, *TIMES),), ("ApproximatePercentile",), ("approx_percentile",), casts=_STRING_CASTS
     ),
     "count_min_sketch": Function(((*INTEGERS, "string", "binary"),), ("CountMinSketchAgg",)),
     "collect_list": Function((KEPT,), ("CollectList",), ("array_agg",), ordered=True, collects=True),
-    "collect_set": Function((COMPARED,), ("CollectSet",), collects=True, sets=True),
+    "collect_set": Function((COMPARED,), ("CollectSet",), collects=True, distinct_only=True),
     "listagg": Function(
-        (("string", "binary"),), ("ListAgg",), ("string_agg",), sorts=True, ordered=True, collects=True, casts=_TEXTS
+        (("string", "binary"),), ("ListAgg",), ("string_agg",), sorts=True, ordered=True, collects=True, casts=_TEXT_CASTS
     ),
     "percentile": Function(
         (NUMBERS, INTEGERS),
@@ -144,17 +144,17 @@ FUNCTIONS: dict[str, Function] = {
         ("median", "percentile_cont", "percentile_disc"),
         optional=1,
         whole=True,
-        casts=_STRINGS,
+        casts=_STRING_CASTS,
     ),
     "mode": Function((COMPARED,), ("Mode",), whole=True),
     ROWS: Function((KEPT,), variadic=True, distinct=False, whole=True, ordered=True),
 }
 
-BY_CATALYST = {kind: name for name, function in FUNCTIONS.items() for kind in function.catalyst}
+BY_CATALYST = {kind: name for name, function in FUNCTIONS.items() for kind in function.catalyst_classes}
 """Catalyst's class of each function → the function's name here."""
 
 
-def supported(call: AggregateCall, inputs: Sequence[str]) -> str | None:
+def unsupported_call(call: AggregateCall, inputs: Sequence[str]) -> str | None:
     """Return the reason code why a call over inputs of these types (DDL) is not supported; None if it is."""
     function = FUNCTIONS.get(call.function)
     if function is None:
@@ -165,30 +165,30 @@ def supported(call: AggregateCall, inputs: Sequence[str]) -> str | None:
     if function.collects and call.options.get("ignore_nulls") is False:
         return FUNCTION
     for accepted, ddl in zip(arguments[: len(inputs)], inputs, strict=True):
-        reason = key_supported(ddl) if is_distinct(call) else None
+        reason = unsupported_key(ddl) if is_distinct(call) else None
         if reason:
             return reason
         dtype = parse_type(ddl)
-        ordered = function.sorts and "order" in call.options and takes(("struct", *ATOMIC), dtype)
-        if not takes(accepted, dtype) and not ordered:
+        ordered = function.sorts and "order" in call.options and accepts_type(("struct", *ATOMIC), dtype)
+        if not accepts_type(accepted, dtype) and not ordered:
             return INPUT_TYPE
     return None
 
 
-def takes(accepted: Sequence[str], dtype: DataType) -> bool:
+def accepts_type(accepted: Sequence[str], dtype: DataType) -> bool:
     """Whether `accepted` names the type and every type nested in it."""
     name = COLLATED if dtype.collation else dtype.name
     return (
         name in accepted
         and not has_duplicate_fields(dtype)
-        and all(takes(accepted, inner) for _, inner in dtype.fields)
+        and all(accepts_type(accepted, inner) for _, inner in dtype.fields)
     )
 
 
 def is_distinct(call: AggregateCall) -> bool:
     """Whether the accumulator must receive each distinct input once."""
     function = FUNCTIONS[call.function]
-    return function.sets or (call.distinct and bool(call.inputs) and function.distinct)
+    return function.distinct_only or (call.distinct and bool(call.inputs) and function.distinct)
 
 
 def is_by_value(call: AggregateCall, inputs: Sequence[str]) -> bool:
@@ -206,7 +206,7 @@ def is_by_value(call: AggregateCall, inputs: Sequence[str]) -> bool:
     return is_distinct(call) or (not function.distinct and inputs[0] in ("string", "binary"))
 
 
-def counted(calls: Sequence[AggregateCall]) -> set[int]:
+def count_only_inputs(calls: Sequence[AggregateCall]) -> set[int]:
     """Return the positions of inputs that only `count` uses, so that only their null flags matter."""
     used = {position for call in calls for position in call.inputs}
     return used - {position for call in calls if call.function != "count" for position in call.inputs}
@@ -222,14 +222,14 @@ def sketch_words(options: Mapping[str, Any]) -> int:
     return (1 << sketch_precision(options)) // 10 + 1
 
 
-def key_supported(ddl: str) -> str | None:
+def unsupported_key(ddl: str) -> str | None:
     """Return the reason code why values of this type (DDL) cannot be keys; None if they can."""
-    return None if takes(COMPARED, parse_type(ddl)) else KEY_TYPE
+    return None if accepts_type(COMPARED, parse_type(ddl)) else KEY_TYPE
 
 
-def value_supported(ddl: str) -> str | None:
+def unsupported_value(ddl: str) -> str | None:
     """Return the reason code why values of this type (DDL) cannot be stored; None if they can."""
-    return None if takes(KEPT, parse_type(ddl)) else INPUT_TYPE
+    return None if accepts_type(KEPT, parse_type(ddl)) else INPUT_TYPE
 
 
 def key_width(fields: Sequence[Field]) -> int:

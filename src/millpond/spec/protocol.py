@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple, Self
 
 import msgspec
 
-from millpond.spec.functions import KEY_COLUMNS, MAX_KEY_COLUMNS, key_supported, key_width
+from millpond.spec.functions import KEY_COLUMNS, MAX_KEY_COLUMNS, unsupported_key, key_width
 from millpond.spec.operators import AggregateCall, Field, Pattern
 from millpond.spec.traits import Trait
 
@@ -24,21 +24,21 @@ class KindFacts(NamedTuple):
     """Facts that hold for every operator of a kind.
 
     Attributes:
-        keeps_columns: whether input rows are emitted, perhaps with further columns, instead of results.
-        shows_all: whether it can show all its state after each batch, as output mode complete requires.
+        emits_input_rows: whether input rows are emitted, perhaps with further columns, instead of results.
+        supports_complete: whether it can show all its state after each batch, as output mode complete requires.
         beyond_spark: whether Spark has no such operator on streams.
-        takes_updates: whether it treats updates from operators below as further rows, as Spark does.
-        follows: whether its functions may change between runs, and the state is migrated.
-        varies: whether variables may be added, removed and renamed between runs, whatever is set.
+        reads_updates_as_rows: whether it treats updates from operators below as further rows, as Spark does.
+        functions_may_change: whether its functions may change between runs, and the state is migrated.
+        variables_may_change: whether variables may be added, removed and renamed between runs, whatever is set.
         stateful: whether it has state.
     """
 
-    keeps_columns: bool
-    shows_all: bool
+    emits_input_rows: bool
+    supports_complete: bool
     beyond_spark: bool
-    takes_updates: bool
-    follows: bool = False
-    varies: bool = False
+    reads_updates_as_rows: bool
+    functions_may_change: bool = False
+    variables_may_change: bool = False
     stateful: bool = True
 
 
@@ -63,7 +63,7 @@ class Spec(msgspec.Struct, frozen=True):
         """The key columns, as they arrive and are stored (for sessions, without an ordinal)."""
 
     @property
-    def shown_keys(self) -> tuple[Field, ...]:
+    def output_keys(self) -> tuple[Field, ...]:
         """The key columns as the query shows them."""
         return self.key_fields
 
@@ -87,15 +87,15 @@ class Spec(msgspec.Struct, frozen=True):
     def traits(self) -> Mapping[str, Trait]:
         """The operator's behaviour in a user's terms, by aspect; functions are described by their own texts.
 
-        Two specs that differ in `lasting` differ in a trait, or in their functions (`tests/spec/test_traits.py`).
+        Two specs that differ in `compatibility_spec` differ in a trait, or in their functions (`tests/spec/test_traits.py`).
         """
 
     @property
-    def lasting(self) -> Self:
+    def compatibility_spec(self) -> Self:
         """The part of the spec that must not change between starts."""
         return self
 
-    def keeping(self, before: Spec) -> Self:
+    def with_idle_state(self, before: Spec) -> Self:
         """Return the spec with state that an earlier run has kept and this run does not use."""
         return self
 
@@ -108,7 +108,7 @@ class Spec(msgspec.Struct, frozen=True):
         """Return the name of the part that a table belongs to; None if it belongs to no part."""
         return next((name for name, part_table in self.parts.items() if part_table == table), None)
 
-    def shown(self, table: str) -> tuple[Field, ...]:
+    def table_columns(self, table: str) -> tuple[Field, ...]:
         """Return the columns of a table's rows as a user reads them."""
         return self.state_fields
 
@@ -122,22 +122,22 @@ class Spec(msgspec.Struct, frozen=True):
         """Return the spec for a watermark that lags `lag_ms` behind the query's."""
 
     @property
-    def closes(self) -> bool:
+    def needs_no_data_batches(self) -> bool:
         """Whether the watermark closes state of the operator, so that no-data batches have work to do."""
         return self.lag is not None
 
     @property
-    def ticks(self) -> bool:
+    def due_by_processing_time(self) -> bool:
         """Whether processing time makes state due, so that there is always another batch."""
         return False
 
     @property
     @abstractmethod
-    def updates(self) -> bool:
+    def emits_updates(self) -> bool:
         """Whether emitted rows may change later."""
 
     @property
-    def uncombined(self) -> str | None:
+    def why_not_combined(self) -> str | None:
         """Why rows cannot be combined before the exchange, whatever the functions; None if they can."""
         return "only rows of groups without sessions are combined"
 
@@ -191,29 +191,29 @@ class Spec(msgspec.Struct, frozen=True):
         return False
 
     @property
-    def keyed(self) -> bool:
+    def located_by_hash(self) -> bool:
         """Whether the hash alone locates a row's state, so that prefetch hints need only the hash."""
         return True
 
     @property
-    def observed(self) -> bool:
+    def adaptive(self) -> bool:
         """Whether the best layout of state depends on the data and is chosen while the operator runs."""
         return False
 
     @property
-    def announced(self) -> tuple[int, ...]:
+    def hint_columns(self) -> tuple[int, ...]:
         """Positions of the columns that a prefetch hint carries besides the hash.
 
-        An operator that is not `keyed` and has no such columns cannot be prefetched.
+        An operator that is not `located_by_hash` and has no such columns cannot be prefetched.
         """
         return ()
 
-    def passing(self) -> Self | None:
+    def over_updates(self) -> Self | None:
         """Return the spec over rows that change, if each row is emitted by itself; None if rows are combined."""
         return None
 
     @property
-    def figures(self) -> tuple[str, ...]:
+    def extra_metrics(self) -> tuple[str, ...]:
         """Additional metrics that slots report for the operator (see `millpond.metrics`)."""
         return ()
 
@@ -237,7 +237,7 @@ class Spec(msgspec.Struct, frozen=True):
         """The reason code why the operator cannot run here; None if it can."""
         keys = self.key_fields
         for field in keys:
-            if reason := key_supported(field.type):
+            if reason := unsupported_key(field.type):
                 return reason
         return KEY_COLUMNS if key_width(keys) > MAX_KEY_COLUMNS else self.unsupported_values
 

@@ -188,7 +188,7 @@ _WIDER = ("tinyint", "smallint", "int", "bigint", "float", "double")
 _TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)*`)|('(?:[^'\\]|\\.)*')|([A-Za-z_0-9.]+)|([^\s]))")
 
 
-def has_full_fields(fields: str) -> bool:
+def has_not_null_fields(fields: str) -> bool:
     """Whether a field of a DDL list (`a int, b string not null`) is declared NOT NULL."""
     depth = 0
     before = ""

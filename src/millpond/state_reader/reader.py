@@ -77,7 +77,7 @@ class StateOperator:
                 action=f"Name one: {', '.join(parts)}." if parts else "Name no variable: its state is read as one.",
                 operator=str(self.index),
             )
-        return parts[variable], self.spec.shown(parts[variable])
+        return parts[variable], self.spec.table_columns(parts[variable])
 
 
 def _renamed(field: Field, name: str) -> Field:

@@ -165,7 +165,7 @@ class _Tester(ABC, Generic[Given, Shown]):
         """
         self._check_moves("processing time", self._processing, currentTimeMs)
         self._processing = currentTimeMs
-        return self._batch(self._nothing()) if self._spec.ticks else self._shown(self._none())
+        return self._batch(self._nothing()) if self._spec.due_by_processing_time else self._shown(self._none())
 
     def setWatermark(self, currentWatermarkMs: int) -> Shown:
         """Advance the watermark, in milliseconds (initially 0), and fire the timers that are due by it.
@@ -181,7 +181,7 @@ class _Tester(ABC, Generic[Given, Shown]):
         """
         self._check_moves("watermark", self._watermark, currentWatermarkMs)
         late, self._watermark = self._watermark, currentWatermarkMs
-        if self._spec.closes or self._spec.ticks:
+        if self._spec.needs_no_data_batches or self._spec.due_by_processing_time:
             return self._batch(self._nothing(), late)
         return self._shown(self._none())
 

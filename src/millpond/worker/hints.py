@@ -81,7 +81,7 @@ class HintSender:
     def send(self, partition: int, rows: pa.RecordBatch) -> None:
         """Send hints for rows of one partition: the column `__hash`, then the columns of the spec."""
         if partition in self._asked:
-            self._send(partition, rows.select([0, *(1 + column for column in self._task.spec.announced)]))
+            self._send(partition, rows.select([0, *(1 + column for column in self._task.spec.hint_columns)]))
 
     def spread(self, keys: pa.RecordBatch) -> None:
         """Send hints for keys of any partitions: the column of hashes, then other columns that the operator needs."""

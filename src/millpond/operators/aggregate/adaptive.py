@@ -69,7 +69,7 @@ class AdaptiveAggregate(WindowedAggregate):
         return any(part.appends for part in self._parts.live.values())
 
     @property
-    def figures(self) -> Mapping[str, float]:
+    def extra_metrics(self) -> Mapping[str, float]:
         """The observer's choice and its progress.
 
         `appending` is 1 if new rows are appended. `moved_rows` counts the rows that the batch turned into groups, and

@@ -33,7 +33,7 @@ from millpond.operators.functions.whole_groups import Gathered
 from millpond.operators.protocol import MAIN, MakeRows
 from millpond.operators.tables.keyed import Keyed
 from millpond.operators.tables.partial_rows import partial_rows
-from millpond.spec.functions import counted
+from millpond.spec.functions import count_only_inputs
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.operators import GLOBAL_HASH, AggregateCall
 from millpond.spec.types import parse_type
@@ -90,7 +90,7 @@ class Groups:
         ]
         # Partial states that are merged only for output are not final at the end of a batch.
         windows = None if spec.time is None else spec.time.windows
-        self._settles = not (windows is not None and windows.shared) and not spec.observed
+        self._settles = not (windows is not None and windows.shared) and not spec.adaptive
         self._version = 0
 
     def begin(self, version: int) -> None:
@@ -262,7 +262,7 @@ class _Folds:
         self.sides = list(dict.fromkeys(fold.side for fold in folds if fold.side is not None))
         loaded = [fold.call for fold in folds if not isinstance(fold.accumulator, Gathered)]
         self.used = {position for call in loaded for position in call.inputs}
-        self.counted = counted(loaded)
+        self.counted = count_only_inputs(loaded)
         self.filters = {fold.call.filter for fold in folds if fold.call.filter is not None}
 
 

@@ -36,7 +36,7 @@ def _load() -> Callable[[AggregateSpec, Opening], Operator]:
         make_table, existing = opening.make_table, opening.existing
         if spec.keeps_rows:
             return BufferedAggregate(spec, make_table, existing)
-        if spec.observed:
+        if spec.adaptive:
             return AdaptiveAggregate(spec, make_table, existing, memory=opening.memory)
         if spec.time is not None:
             return WindowedAggregate(spec, make_table, existing)
@@ -53,7 +53,7 @@ def _tables(spec: AggregateSpec) -> dict[str, StateTable]:
     tables = {MAIN: main_table(spec)[0].state}
     for distinct, table, _ in distincts(spec):
         tables[distinct.table] = table.state._replace(axis="group", shown=False)
-    if spec.observed:
+    if spec.adaptive:
         markers = {SAMPLE: sample_table(), BACKFILLED: backfill_table()}
         for name, table in markers.items():
             tables[name] = table.state._replace(axis="none", shown=False, counted=False)
@@ -83,7 +83,7 @@ def _window(start: pa.Array, length: int, type_: pa.StructType) -> pa.Array:
 def _read_stored(spec: AggregateSpec, table: str, rows: Rows) -> Iterator[pa.RecordBatch]:
     if table == ROWS or (table == MAIN and spec.keeps_rows):
         stored = StoredRows(spec.key_fields, spec.inputs).decode(rows).drop_columns(["__hash"])
-        yield _beside(spec, stored, rows=True) if spec.observed else stored
+        yield _beside(spec, stored, rows=True) if spec.adaptive else stored
     elif table == MAIN:
         main, calls = main_table(spec)
         for call in calls:
@@ -91,7 +91,7 @@ def _read_stored(spec: AggregateSpec, table: str, rows: Rows) -> Iterator[pa.Rec
         changelog = images(spec, main)
         fields = spec.key_fields + result_fields(spec.calls)
         for batch in decode_rows(main, calls, fields, rows if changelog is None else changelog.there(rows)):
-            yield _beside(spec, batch, rows=False) if spec.observed else batch
+            yield _beside(spec, batch, rows=False) if spec.adaptive else batch
     else:
         for distinct, side, _ in distincts(spec):
             if distinct.table == table:

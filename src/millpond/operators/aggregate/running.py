@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from millpond.layout import HashRange, Rows, Words
 from millpond.operators.aggregate.groups import Groups, combined_rows
-from millpond.operators.protocol import NO_FIGURES, MakeTable, Times
+from millpond.operators.protocol import NO_EXTRA_METRICS, MakeTable, Times
 from millpond.operators.tables.keyed import decode_rows
 from millpond.spec.kinds.aggregate import AggregateSpec
 
@@ -28,7 +28,7 @@ class AggregateOperator:
             every batch even before any input.
     """
 
-    figures = NO_FIGURES
+    extra_metrics = NO_EXTRA_METRICS
     late_rows = 0
 
     def __init__(self, spec: AggregateSpec, make_table: MakeTable, *, owns_global: bool = True) -> None:

@@ -14,7 +14,7 @@ from millpond.operators.aggregate.groups import Groups, combined_rows
 from millpond.operators.aggregate.panes import combined, spread_by
 from millpond.operators.columns.encode import hashes_of
 from millpond.operators.event_time_slices import SlicedState, times_of
-from millpond.operators.protocol import NO_FIGURES, MakeTable, Times
+from millpond.operators.protocol import NO_EXTRA_METRICS, MakeTable, Times
 from millpond.operators.tables.keyed import decode_rows
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.operators import Windows
@@ -64,9 +64,9 @@ class WindowedAggregate:
         return self._parts.tables
 
     @property
-    def figures(self) -> Mapping[str, float]:
+    def extra_metrics(self) -> Mapping[str, float]:
         """The operator's own metrics: none."""
-        return NO_FIGURES
+        return NO_EXTRA_METRICS
 
     def begin(self, version: int, times: Times) -> None:
         """Start the batch that reads state `version`."""

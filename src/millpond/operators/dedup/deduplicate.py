@@ -14,7 +14,7 @@ from millpond.operators.columns.encode import hashes_of, portions
 from millpond.operators.dedup.tables import seen_table
 from millpond.operators.event_time_slices import SlicedState, UnslicedState, times_of
 from millpond.operators.functions.accumulators import BLOCK
-from millpond.operators.protocol import MAIN, NO_FIGURES, PIECE, MakeRows, Times
+from millpond.operators.protocol import MAIN, NO_EXTRA_METRICS, PIECE, MakeRows, Times
 from millpond.spec.kinds.deduplicate import DeduplicateSpec
 from millpond.spec.types import parse_type
 
@@ -82,7 +82,7 @@ class Seen:
 class DeduplicateOperator:
     """A `DeduplicateSpec` on one partition. Keys with event time are dropped when the watermark has passed it."""
 
-    figures = NO_FIGURES
+    extra_metrics = NO_EXTRA_METRICS
 
     def __init__(self, spec: DeduplicateSpec, make_table: MakeRows, existing: Iterable[str]) -> None:
         self.spec = spec

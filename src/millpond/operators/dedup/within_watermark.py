@@ -13,7 +13,7 @@ from millpond.layout import HashRange, Rows, Words
 from millpond.operators.columns.encode import hashes_of, numbers, plain, portions, validity
 from millpond.operators.dedup.tables import within_table
 from millpond.operators.functions.accumulators import BLOCK
-from millpond.operators.protocol import MAIN, NO_FIGURES, PIECE, MakeRows, Times
+from millpond.operators.protocol import MAIN, NO_EXTRA_METRICS, PIECE, MakeRows, Times
 from millpond.spec.kinds.deduplicate import WithinSpec
 from millpond.spec.types import parse_type
 from millpond.stores.rmw.expiry import Expiry
@@ -30,7 +30,7 @@ class WithinWatermarkOperator:
     counts as the epoch.
     """
 
-    figures = NO_FIGURES
+    extra_metrics = NO_EXTRA_METRICS
 
     def __init__(self, spec: WithinSpec, make_table: MakeRows) -> None:
         self.spec = spec

@@ -16,7 +16,7 @@ from millpond.layout import HASH, NEVER, HashRange, Rows, Words
 from millpond.operators.columns.encode import hashes_of, plain, portions
 from millpond.operators.joins import condition
 from millpond.operators.joins.rows import LEFT, RIGHT, SideRows, is_marked, side_table, times
-from millpond.operators.protocol import NO_FIGURES, PIECE, MakeTable, Times
+from millpond.operators.protocol import NO_EXTRA_METRICS, PIECE, MakeTable, Times
 from millpond.spec.kinds.join import JoinSpec
 from millpond.stores.ordered.ahead import PrefetchKeys, Wanted, bring
 from millpond.stores.ordered.parts import BEGINNING, Part
@@ -66,7 +66,7 @@ class JoinOperator:
         make_table: opens the partition's tables.
     """
 
-    figures = NO_FIGURES
+    extra_metrics = NO_EXTRA_METRICS
 
     def __init__(self, spec: JoinSpec, make_table: MakeTable) -> None:
         self.spec = spec

@@ -112,7 +112,7 @@ class LookupOperator:
         self._version = 0
         # Counts since the last batch ended, because hints of the next batch may come before it begins.
         self._counts = Counter[str]()
-        self._figures: dict[str, float] = {}
+        self._extra_metrics: dict[str, float] = {}
         self.late_rows = 0
 
     @property
@@ -121,9 +121,9 @@ class LookupOperator:
         return {}
 
     @property
-    def figures(self) -> dict[str, float]:
+    def extra_metrics(self) -> dict[str, float]:
         """The batch's cache accesses and requests."""
-        return self._figures
+        return self._extra_metrics
 
     def begin(self, version: int, times: Times) -> None:
         """Start the batch that reads state `version`."""
@@ -231,8 +231,8 @@ class LookupOperator:
         while self._waiting:
             self._show(self._waiting.popleft())
         self._take_answers()
-        self._figures = {name: float(self._counts[name]) for name in ("cache_hits", "cache_misses", *LOOKUPS)}
-        self._figures["hot_bytes"] = float(self._cache.memory)
+        self._extra_metrics = {name: float(self._counts[name]) for name in ("cache_hits", "cache_misses", *LOOKUPS)}
+        self._extra_metrics["hot_bytes"] = float(self._cache.memory)
         self._counts.clear()
         return {}
 

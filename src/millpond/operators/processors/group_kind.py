@@ -23,7 +23,7 @@ def _load() -> Callable[[GroupStateSpec, Opening], Operator]:
 
 
 def _read(spec: GroupStateSpec, table: str, rows: Rows) -> Iterator[pa.RecordBatch]:
-    names = [field.name for field in spec.shown(table)]
+    names = [field.name for field in spec.table_columns(table)]
     for *columns, state in read_columns(variables(spec)[table], rows):
         shown = [pc.struct_field(state, name) for name in (STATE, TIMEOUT)] if spec.expires else [state]
         yield pa.RecordBatch.from_arrays([*columns, *shown], names=names)

@@ -92,7 +92,7 @@ class ProcessorOperator:
         return {name: variable.table for name, variable in self._variables.items()} | self._parts.tables
 
     @property
-    def figures(self) -> dict[str, float]:
+    def extra_metrics(self) -> dict[str, float]:
         """The number of keys with rows, and of timers that were due."""
         return {"called_keys": float(self._called), "due_timers": float(self._fired)}
 
@@ -157,7 +157,7 @@ class ProcessorOperator:
         if self.spec.timed:
             self._fire()
         self._ask("end", {}, lambda table, asked: pa.nulls(len(asked)))
-        if self.spec.ticks:
+        if self.spec.due_by_processing_time:
             for name, stored in self._variables.items():
                 if name != TIMERS:
                     stored.evict(self._times.processing)

@@ -28,7 +28,7 @@ def read(spec: ProcessorSpec, table: str, rows: Rows) -> Iterator[pa.RecordBatch
     variable = (variables(spec) | parts(spec))[table]
     names = [field.name for field in variable.keyed.fields]
     for columns in read_columns(variable, rows):
-        yield pa.RecordBatch.from_arrays(columns, names=[*names, spec.shown(table)[-1].name])
+        yield pa.RecordBatch.from_arrays(columns, names=[*names, spec.table_columns(table)[-1].name])
 
 
 def read_columns(one: Variable, rows: Rows) -> Iterator[list[pa.Array]]:
@@ -61,7 +61,7 @@ def read_whole(
     """
     variable = variables(spec)[table]
     beside = _Beside(others, parts(spec)[next(v.parts for v in spec.variables if v.table == table)])
-    names = [field.name for field in spec.shown(table)]
+    names = [field.name for field in spec.table_columns(table)]
     for rows in pieces:
         headed = (rows.words[:, variable.keyed.values[-1].offset] & LENGTH) != 0
         yield from read(spec, table, Rows(rows.words[~headed], rows.heap))

@@ -18,7 +18,7 @@ from millpond.kernels.ranking.packed_rows import read_slots, write_slots
 from millpond.kernels.runs.sort import order_by_hash
 from millpond.layout import HashRange, Rows, Words
 from millpond.operators.columns.encode import NO_HEAP, Operand, hashes_of, operand
-from millpond.operators.protocol import MAIN, NO_FIGURES, PIECE, MakeRows, Times
+from millpond.operators.protocol import MAIN, NO_EXTRA_METRICS, PIECE, MakeRows, Times
 from millpond.operators.ranking.frames import Frames
 from millpond.operators.ranking.packed_rows import PackedRows
 from millpond.operators.ranking.tables import rows_table
@@ -40,7 +40,7 @@ class OverRowsOperator:
     A batch is held in memory until it is complete, because its rows have to be sorted.
     """
 
-    figures = NO_FIGURES
+    extra_metrics = NO_EXTRA_METRICS
     late_rows = 0
 
     def __init__(self, spec: OverSpec, make_table: MakeRows) -> None:

@@ -21,7 +21,7 @@ from millpond.kernels.ranking.grouping import KeyBlock, group
 from millpond.kernels.ranking.packed_rows import BORN, long_slots, put_best, read_slots, write_slots
 from millpond.layout import HashRange, Rows, Words
 from millpond.operators.columns.encode import hashes_of, portions
-from millpond.operators.protocol import MAIN, NO_FIGURES, PIECE, MakeRows, Times
+from millpond.operators.protocol import MAIN, NO_EXTRA_METRICS, PIECE, MakeRows, Times
 from millpond.operators.ranking.packed_rows import PackedRows
 from millpond.operators.ranking.tables import rank_table
 from millpond.operators.retraction import unknown_retraction
@@ -40,7 +40,7 @@ FUNCTIONS = {"row_number": ranking.ROW_NUMBER, "rank": ranking.RANK, "dense_rank
 class TopNOperator:
     """A `RankSpec` on one partition."""
 
-    figures = NO_FIGURES
+    extra_metrics = NO_EXTRA_METRICS
     late_rows = 0
 
     def __init__(self, spec: RankSpec, make_table: MakeRows) -> None:

@@ -21,12 +21,12 @@ from millpond.layout import HashRange, Ints, Rows, Words
 from millpond.operators.columns.encode import ALL, both, hashes_of, numbers, operand, plain, portions
 from millpond.operators.columns.offsets import bounds_of
 from millpond.operators.functions.accumulators import BLOCK
-from millpond.operators.protocol import MAIN, NO_FIGURES, PIECE, MakeTable, Times
+from millpond.operators.protocol import MAIN, NO_EXTRA_METRICS, PIECE, MakeTable, Times
 from millpond.operators.sessions.pieces import Pieces, own_windows
 from millpond.operators.sessions.tables import main_table
 from millpond.operators.tables.keyed import decode_rows
 from millpond.operators.tables.partial_rows import partial_rows
-from millpond.spec.functions import counted
+from millpond.spec.functions import count_only_inputs
 from millpond.spec.kinds.session import SessionSpec
 from millpond.spec.types import DataType, parse_type
 from millpond.stores.memory.spooled import spooled
@@ -45,7 +45,7 @@ _MANY = 8192  # maximum sessions, of keys with several, that are merged together
 class SessionOperator:
     """A `SessionSpec` on one partition."""
 
-    figures = NO_FIGURES
+    extra_metrics = NO_EXTRA_METRICS
 
     def __init__(self, spec: SessionSpec, make_table: MakeTable) -> None:
         self.spec = spec
@@ -61,7 +61,7 @@ class SessionOperator:
         self._bounds = len(spec.window_bounds)
         self._input_types = [parse_type(field.type) for field in spec.inputs]
         self._used = {position for call in spec.calls for position in call.inputs}
-        self._counted = counted(spec.calls)
+        self._counted = count_only_inputs(spec.calls)
         self._filters = {call.filter for call in spec.calls if call.filter is not None}
         self._version = 0
         self._times = Times()

@@ -28,7 +28,7 @@ def changing(decided: Decided) -> OperatorSpec | None:
         (below,) = below.children
     if below.operator is not None and below.operator.spec is not None:
         _emits(below.operator)
-        return below.operator.spec if below.operator.spec.updates else None
+        return below.operator.spec if below.operator.spec.emits_updates else None
     if any(_updates(operator) for operator in below.operators()):
         raise Unsupported(Reason("MP-CHANGES", below.node.kind))
     return None
@@ -59,7 +59,7 @@ def leave_updating(decided: Decided) -> Decided:
 
 
 def _updates(operator: Operator) -> bool:
-    return operator.spec is not None and operator.spec.updates
+    return operator.spec is not None and operator.spec.emits_updates
 
 
 def emitting(decided: Decided) -> Decided:

@@ -229,8 +229,8 @@ def combine(spec: OperatorSpec, reading: Reading | JoinReading | None) -> Combin
         spec: the spec that a slot runs.
         reading: the reading of the operator's node.
     """
-    if spec.uncombined is not None:
-        return spec.uncombined
+    if spec.why_not_combined is not None:
+        return spec.why_not_combined
     assert isinstance(reading, Reading)
     partials, flags, keys = [], [], len(spec.key_fields)
     for call, aggregate in zip(spec.calls, reading.aggregates, strict=False):  # all user functions share one call

@@ -96,11 +96,11 @@ def _found(catalyst: Catalyst, decided: Decided, operator: Operator) -> _Placeme
     spec = operator.spec
     if spec is None:
         return _none(decided.children, "it does not run on Millpond")
-    if not (spec.keyed or spec.announced) or decided.node.kind in MAPS:
+    if not (spec.located_by_hash or spec.hint_columns) or decided.node.kind in MAPS:
         return _none(decided.children, "its state is read as a whole, not key by key")
     reading = operator.reading
     below = decided.children
-    needed = 1 + len(spec.announced)
+    needed = 1 + len(spec.hint_columns)
     if isinstance(reading, JoinReading):
         needed = 2  # without its time, a row could match rows of any time
         sides = zip(decided.node.children, joined_sides(catalyst, reading), strict=True)
@@ -120,7 +120,7 @@ def _found(catalyst: Catalyst, decided: Decided, operator: Operator) -> _Placeme
                 below = below[0].children
             below = below[0].children
         hashed = prepared(catalyst, below[0].node, reading.raw, reading.columns, reading.hash)
-        announced = [spec.input_fields[position].name for position in spec.announced]
+        announced = [spec.input_fields[position].name for position in spec.hint_columns]
         plans = [catalyst.analyzed(hashed.select("__hash", *(F.col(f"`{name}`") for name in announced)))]
     branches = []
     for child, plan in zip(below, plans, strict=True):

@@ -58,7 +58,7 @@ def announced(decision: Decision) -> dict[int, tuple[str, ...]]:
         if (
             operator.index is not None
             and operator.spec is not None
-            and (operator.spec.keyed or operator.spec.announced)
+            and (operator.spec.located_by_hash or operator.spec.hint_columns)
         ):
             stages = sorted(
                 stage.announces[operator.index][:2] for stage in decision.stages if operator.index in stage.announces
@@ -83,12 +83,12 @@ def fed_by_source(decision: Decision) -> dict[int, Decided]:
     fed = {}
     for decided in decision.root.walk():
         operator = decided.operator
-        if operator is None or operator.spec is None or operator.index is None or not operator.spec.keyed:
+        if operator is None or operator.spec is None or operator.index is None or not operator.spec.located_by_hash:
             continue
         below = (inner for child in decided.children for inner in child.operators())
         reading = operator.reading
         # Hints from the source carry the hash only; for joins, also the side and the time.
-        if operator.spec.announced and not isinstance(reading, JoinReading):
+        if operator.spec.hint_columns and not isinstance(reading, JoinReading):
             continue
         plain = isinstance(reading, JoinReading) or (isinstance(reading, Reading) and reading.assigned is None)
         if plain and decided.node.kind not in MAPS and next(below, None) is None and _may_be_repeated(decided):

@@ -20,7 +20,7 @@ from millpond.plan.reading.functions import read_function
 from millpond.plan.reading.reading import Derived, Reading, calls_user, unique
 from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.plan.reading.windows import Session, assigned, constant_gap
-from millpond.spec.functions import key_supported
+from millpond.spec.functions import unsupported_key
 from millpond.spec.kinds.aggregate import PANE_TYPE
 from millpond.spec.operators import EventTime, Field
 
@@ -141,7 +141,7 @@ def _label(node: Node, grouping: Expression) -> str:
 
 def check_key(expression: Expression) -> None:
     """Refuse a key of a type that operators cannot compare."""
-    reason = key_supported(expression.type)
+    reason = unsupported_key(expression.type)
     if reason is not None:
         raise Unsupported(Reason(reason, f"{expression.name} ({expression.type})"))
 

@@ -37,14 +37,14 @@ class Operator:
     reason: Reason | None = None
 
     @property
-    def closes(self) -> bool:
+    def needs_no_data_batches(self) -> bool:
         """Whether the watermark closes state of this operator, which may emit results without new rows."""
-        return self.spec is not None and self.spec.closes
+        return self.spec is not None and self.spec.needs_no_data_batches
 
     @property
-    def ticks(self) -> bool:
+    def due_by_processing_time(self) -> bool:
         """Whether processing time has work for this operator, so that there is always another batch."""
-        return self.spec is not None and self.spec.ticks
+        return self.spec is not None and self.spec.due_by_processing_time
 
     @property
     def stateful(self) -> bool:

@@ -13,7 +13,7 @@ from millpond.plan.catalyst.nodes import Expression, percentile_options, sketch_
 from millpond.plan.catalyst.versions import merges_empty_moments
 from millpond.plan.reading.reading import Reading
 from millpond.plan.reading.reasons import Reason, Unsupported
-from millpond.spec.functions import BY_CATALYST, key_supported, sketch_precision, supported
+from millpond.spec.functions import BY_CATALYST, unsupported_key, sketch_precision, unsupported_call
 from millpond.spec.operators import AggregateCall
 
 SMALL = frozenset({"tinyint", "smallint", "int", "bigint", "float", "double", "boolean", "date"})
@@ -72,7 +72,7 @@ def read_function(reading: Reading, expression: Expression) -> AggregateCall:
     position = None if condition is None else reading.add_input([condition])
     type_ = reader.result(aggregate)
     call = AggregateCall(name, tuple(inputs), type_, position, distinct, reader.options(aggregate))
-    reason = supported(call, [reading.inputs[index].field.type for index in inputs])
+    reason = unsupported_call(call, [reading.inputs[index].field.type for index in inputs])
     if reason is not None:
         types = ", ".join(operand.type for operand in operands)
         mode = "try_" if call.options.get("eval_mode") == "try" else ""
@@ -122,7 +122,7 @@ def _hashed(reading: Reading, operands: list[Expression]) -> list[int]:
     Collations and nested types are refused: Spark hashes them in its own way.
     """
     (operand,) = operands
-    if "collate" in operand.type or key_supported(operand.type):
+    if "collate" in operand.type or unsupported_key(operand.type):
         raise Unsupported(Reason("MP-INPUT-TYPE", f"approx_count_distinct({operand.type})"))
     return [reading.add_input([operand], "if(isnull({0}), null, xxhash64({0}))", "bigint")]
 

@@ -14,7 +14,7 @@ from millpond.plan.catalyst.versions import semi_join_has_right_first, semi_join
 from millpond.plan.reading.join_condition import LEFT, RIGHT, Sides, TimeRange, compiled, conjuncts
 from millpond.plan.reading.reading import unique
 from millpond.plan.reading.reasons import Reason, Unsupported
-from millpond.spec.functions import KEY_COLUMNS, MAX_KEY_COLUMNS, key_supported, key_width, value_supported
+from millpond.spec.functions import KEY_COLUMNS, MAX_KEY_COLUMNS, unsupported_key, key_width, unsupported_value
 from millpond.spec.kinds.join import FROM_TIME, JoinSide, JoinSpec
 from millpond.spec.operators import Field
 from millpond.spec.types import holds_floats, parse_type
@@ -65,7 +65,7 @@ class SideReading:
         for number, known in enumerate(self.values):
             if known.means(expression):
                 return number
-        reason = value_supported(expression.type)
+        reason = unsupported_value(expression.type)
         if reason is not None:
             raise Unsupported(Reason(reason, f"{expression.name} ({expression.type})"))
         self.values.append(expression)
@@ -103,7 +103,7 @@ def read_join(catalyst: Catalyst, node: Node) -> JoinReading:
     if equal is None or not equal.left:
         raise Unsupported(Reason("MP-OPERATOR", "a join of streams without equal keys"))
     for key in equal.left:
-        reason = key_supported(key.type)
+        reason = unsupported_key(key.type)
         if reason is not None:
             raise Unsupported(Reason(reason, f"{key.name} ({key.type})"))
     children = dict(zip((LEFT, RIGHT), node.children, strict=True))

@@ -22,7 +22,7 @@ def joined_sides(catalyst: Catalyst, reading: JoinReading) -> list[tuple[list[Ex
 
 def hint_columns(reading: JoinReading, columns: list[str]) -> list[str]:
     """Return the columns of a side's input that a prefetch hint carries, the hash first."""
-    return [columns[-1], *(columns[position] for position in reading.spec.announced)]
+    return [columns[-1], *(columns[position] for position in reading.spec.hint_columns)]
 
 
 def _side(

@@ -11,7 +11,7 @@ from millpond.plan.reading.aggregate import check_key
 from millpond.plan.reading.functions import read_function
 from millpond.plan.reading.reading import Derived, Reading, unique
 from millpond.plan.reading.reasons import Reason, Unsupported
-from millpond.spec.functions import FUNCTIONS, key_supported, value_supported
+from millpond.spec.functions import FUNCTIONS, unsupported_key, unsupported_value
 from millpond.spec.kinds.over import OverSpec
 from millpond.spec.kinds.rank import RankSpec
 from millpond.spec.operators import AggregateCall, Field, Order
@@ -189,7 +189,7 @@ def _read_rows(node: Node, needed: Needed) -> tuple[Reading, tuple[Field, ...], 
         by = sort.children[0]
         if by.foldable:  # a constant orders no rows
             continue
-        if key_supported(by.type):
+        if unsupported_key(by.type):
             raise Unsupported(Reason("MP-INPUT-TYPE", f"{by.name} ({by.type})"))
         descending = str(sort.get("direction").toString()) == "Descending"
         nulls_last = str(sort.get("nullOrdering").toString()) == "NullsLast"
@@ -226,6 +226,6 @@ def _position(columns: Sequence[Expression], column: Expression) -> int:
 
 def check_travels(attribute: Expression) -> None:
     """Refuse a row's column that cannot be stored as state."""
-    reason = value_supported(attribute.type)
+    reason = unsupported_value(attribute.type)
     if reason:
         raise Unsupported(Reason(reason, f"{attribute.name} ({attribute.type})"))

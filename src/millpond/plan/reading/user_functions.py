@@ -23,7 +23,7 @@ from millpond.plan.catalyst.python import (
 )
 from millpond.plan.catalyst.versions import calls_user_code
 from millpond.plan.reading.reasons import Reason, Unsupported
-from millpond.spec.functions import ROWS, supported
+from millpond.spec.functions import ROWS, unsupported_call
 from millpond.spec.operators import AggregateCall, Field
 from millpond.tasks.user_functions import UserFunction, UserFunctions
 
@@ -90,7 +90,7 @@ class UserCalls:
         types = [inputs[position].type for position in self.inputs]
         struct = ",".join(f"c{number}:{type_}" for number, type_ in enumerate(types))
         call = AggregateCall(ROWS, tuple(self.inputs), f"array<struct<{struct}>>")
-        reason = supported(call, types)
+        reason = unsupported_call(call, types)
         if reason is not None:
             raise Unsupported(Reason(reason, f"{self.functions[0].name}({', '.join(types)})"))
         return call

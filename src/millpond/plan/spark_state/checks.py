@@ -64,7 +64,7 @@ def check_groups(
         StateIncompatibleError: another query has made the state.
     """
     checks: list[Check] = []
-    closed = times.watermark - spec.lag if spec.lag is not None and spec.closes else None
+    closed = times.watermark - spec.lag if spec.lag is not None and spec.needs_no_data_batches else None
     groupings = node.output if node.kind == "Distinct" else node.list("groupingExpressions")
     for number, grouping in enumerate(groupings):
         column, marked = f"{place}{number}", WATERMARK_DELAY in metadata(grouping)

@@ -186,7 +186,7 @@ def _replacement(catalyst: Catalyst, decided: Decided, *, consumed: bool = False
     node, spec = decided.node, decided.operator.spec if decided.operator is not None else None
     below = consumed if decided.operator is None else spec is not None and spec.retracts
     children = [_replacement(catalyst, child, consumed=below) for child in decided.children]
-    if spec is not None and (spec.facts.beyond_spark or (consumed and spec.updates)):
+    if spec is not None and (spec.facts.beyond_spark or (consumed and spec.emits_updates)):
         known = {column.expr_id for column in children[0].output} if node.kind == "Window" else set()
         columns = [
             column if column.expr_id in known else catalyst.replacement(catalyst.null(column), column)

@@ -63,7 +63,7 @@ def lasting(spec: OperatorSpec) -> dict[str, Any]:
     Three things may change: the reaction to overflow, the gap of sessions, and options that depend on the version of
     Spark, which may be upgraded. A change from or to `try_sum` is not allowed, because its state holds more.
     """
-    plain_spec: dict[str, Any] = plain(spec.lasting)
+    plain_spec: dict[str, Any] = plain(spec.compatibility_spec)
     plain_spec.pop("gap", None)
     for call in plain_spec.get("calls", ()):
         if call["options"].get("eval_mode") != "try":
@@ -83,7 +83,7 @@ def named(spec: OperatorSpec, before: OperatorSchema) -> OperatorSpec:
         earlier = msgspec.convert(before.spec, OperatorSpec)
     except msgspec.ValidationError:
         raise differing([f"{before.name}: {OTHER_VERSION}"], NAME, follows=False) from None
-    spec = spec.keeping(earlier)
+    spec = spec.with_idle_state(earlier)
     calls = before.spec.get("calls") or []
     return _with_fields(spec, [call.get("field") for call in calls]) if len(calls) == len(spec.calls) else spec
 
@@ -201,7 +201,7 @@ def _but_texts(old: OperatorSchema, new: OperatorSchema, spec: OperatorSpec) -> 
     """Return an operator with its old calls of functions, if only these have changed and may change."""
     if _VARIABLES in new.spec:
         return _but_variables(old, new, spec)
-    same = spec.facts.follows and new.spec == old.spec
+    same = spec.facts.functions_may_change and new.spec == old.spec
     return msgspec.structs.replace(new, functions=old.functions) if same else new
 
 
@@ -211,7 +211,7 @@ def _but_functions(old: OperatorSchema, new: OperatorSchema, spec: OperatorSpec)
         return new
     if _VARIABLES in new.spec:
         return _but_variables(old, new, spec)
-    if not spec.facts.follows:
+    if not spec.facts.functions_may_change:
         return msgspec.structs.replace(new, fields=old.fields)
     kept: dict[str, Any] = {name: old.spec[name] for name in ("calls", "inputs") if name in old.spec}
     as_before = {**new.spec, **kept}
@@ -226,7 +226,7 @@ def _keep(old: OperatorSchema, new: OperatorSchema, spec: OperatorSpec) -> tuple
     if _VARIABLES in new.spec:
         return _varied(old, new, spec)
     kept = repinned(new, named(spec, old), old.fields)
-    if old.functions == new.functions or not spec.facts.follows or len(old.functions) != len(new.functions):
+    if old.functions == new.functions or not spec.facts.functions_may_change or len(old.functions) != len(new.functions):
         return kept, []
     _check_kind(msgspec.convert(old.spec, OperatorSpec), spec)
     messages = []
@@ -246,7 +246,7 @@ def _follow(old: OperatorSchema, new: OperatorSchema, spec: OperatorSpec) -> tup
     kept = repinned(new, named(spec, old), old.fields)
     texts_moved = old.functions != new.functions
     same = kept.spec.get("calls") == old.spec.get("calls") and kept.spec.get("inputs") == old.spec.get("inputs")
-    if not spec.facts.follows or old.spec.get("type") != new.spec.get("type"):
+    if not spec.facts.functions_may_change or old.spec.get("type") != new.spec.get("type"):
         return kept, []
     if same and not texts_moved:
         return kept, []
@@ -289,7 +289,7 @@ def _check_kind(before: OperatorSpec, now: OperatorSpec) -> None:
         )
     if before.keeps_rows or now.keeps_rows:
         raise _RefusedError("its functions have changed, and all rows of a group are kept, with what these read")
-    if before.observed or now.observed:
+    if before.adaptive or now.adaptive:
         raise _RefusedError("its functions have changed, and rows of groups may be kept, with what these read")
 
 

@@ -223,7 +223,7 @@ def _pin(
             if before != (before := renamed(before, query)):
                 write_document(files, schema_name(shape), before)
             return shape, before
-        if changed != "error" or any(spec.facts.varies for spec in specs):
+        if changed != "error" or any(spec.facts.variables_may_change for spec in specs):
             # The newest schema may have no committed batch. Only `settle` knows which schema made the state.
             tries = [
                 evolved(schema, number, query, specs, changed) for number, schema in read_schemas(files, shape).items()

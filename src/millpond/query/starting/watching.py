@@ -29,11 +29,11 @@ def note_watching(files: FileSystem, operators: Iterable[Operator]) -> None:
         operators: the operators of the query.
     """
     ours = tuple(operators)
-    if any(operator.spec is None or operator.ticks for operator in ours):
+    if any(operator.spec is None or operator.due_by_processing_time for operator in ours):
         return  # Spark checks its own operators; a query by processing time has another one, which it always has
     names = {info.name for info in files.list(_FOLDER)}
     noted = _NOTE in names and _NAME in files.get(_NOTE)
-    wanted = any(operator.closes for operator in ours)
+    wanted = any(operator.needs_no_data_batches for operator in ours)
     if noted == wanted:
         return
     for name in (

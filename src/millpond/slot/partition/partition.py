@@ -360,7 +360,7 @@ class Partition:
                     figures[name] = max(figures.get(name, 0.0), value)
                 elif counted or name != "keys":
                     figures[name] = figures.get(name, 0.0) + value
-        figures |= operator.figures
+        figures |= operator.extra_metrics
         for name, value in self._hints.figures().items() if self.task.lookaheads else ():
             figures[name] = figures.get(name, 0.0) + value
         return figures | {

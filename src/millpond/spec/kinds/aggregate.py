@@ -8,8 +8,8 @@ from typing import ClassVar, Self
 import msgspec
 
 from millpond.metrics import OBSERVED
-from millpond.spec.calls import WINDOWS, asked_for, described, needs_rows, patterned, result_fields, unkept
-from millpond.spec.functions import FUNCTIONS, is_by_value, is_distinct, key_width, supported
+from millpond.spec.calls import EVENT_TIME_WINDOWS, explain_requested_pattern, describe_calls, needs_rows, with_requested_pattern, result_fields, unsupported_state
+from millpond.spec.functions import FUNCTIONS, is_by_value, is_distinct, key_width, unsupported_call
 from millpond.spec.operators import OP, AggregateCall, EventTime, Field, Pattern
 from millpond.spec.protocol import AccessPattern, ChangelogError, KindFacts, Spec
 from millpond.spec.traits import Trait, changelog_traits, columns_trait, lag_trait
@@ -28,7 +28,7 @@ class AggregateSpec(Spec, frozen=True, tag="aggregate"):
     """
 
     facts: ClassVar[KindFacts] = KindFacts(
-        keeps_columns=False, shows_all=True, beyond_spark=False, takes_updates=False, follows=True
+        emits_input_rows=False, supports_complete=True, beyond_spark=False, reads_updates_as_rows=False, functions_may_change=True
     )
 
     keys: tuple[Field, ...]
@@ -67,7 +67,7 @@ class AggregateSpec(Spec, frozen=True, tag="aggregate"):
         return (*self.keys[:position], Field(self.keys[position].name, PANE_TYPE), *self.keys[position + 1 :])
 
     @property
-    def shown_keys(self) -> tuple[Field, ...]:
+    def output_keys(self) -> tuple[Field, ...]:
         """The key columns as the query shows them; windows arrive and are stored as numbers."""
         return self.keys
 
@@ -86,11 +86,11 @@ class AggregateSpec(Spec, frozen=True, tag="aggregate"):
         """The key columns, then the columns of the state.
 
         Windows have a start and an end, and so have the panes that sliding windows share. If rows are kept until their
-        window closes, each row shows its inputs. If the state may hold both groups and rows (`observed`), both are
+        window closes, each row shows its inputs. If the state may hold both groups and rows (`adaptive`), both are
         shown: groups without inputs, rows without results.
         """
         fields = self.keys + (self.inputs if self.keeps_rows else result_fields(self.calls))
-        return fields + self.inputs if self.observed else fields
+        return fields + self.inputs if self.adaptive else fields
 
     @property
     def lag(self) -> int | None:
@@ -104,19 +104,19 @@ class AggregateSpec(Spec, frozen=True, tag="aggregate"):
         return msgspec.structs.replace(self, time=msgspec.structs.replace(self.time, lag_ms=lag_ms))
 
     @property
-    def updates(self) -> bool:
+    def emits_updates(self) -> bool:
         """Whether emitted rows may change later."""
         return self.output_mode != "append"
 
     @property
-    def keyed(self) -> bool:
+    def located_by_hash(self) -> bool:
         """Whether the hash alone locates a row's groups; with event time, the slice does so, too."""
         return self.time is None
 
     @property
-    def announced(self) -> tuple[int, ...]:
+    def hint_columns(self) -> tuple[int, ...]:
         """The event time, for groups updated in place: it says which slice of the state holds a group."""
-        if self.time is None or self.keeps_rows or self.observed:
+        if self.time is None or self.keeps_rows or self.adaptive:
             return ()
         return (self.time.column,)
 
@@ -140,8 +140,8 @@ class AggregateSpec(Spec, frozen=True, tag="aggregate"):
             ChangelogError: the operator updates windows of event time.
         """
         if self.time is not None:
-            if self.updates:
-                raise ChangelogError(WINDOWS)
+            if self.emits_updates:
+                raise ChangelogError(EVENT_TIME_WINDOWS)
             return self
         return msgspec.structs.replace(self, changes=True, output_mode="update")
 
@@ -151,7 +151,7 @@ class AggregateSpec(Spec, frozen=True, tag="aggregate"):
         return self.time is not None and self.output_mode == "append" and needs_rows(self.calls, self.pattern)
 
     @property
-    def observed(self) -> bool:
+    def adaptive(self) -> bool:
         """Whether the best layout of groups depends on the data and is chosen while the operator runs.
 
         This holds for distinct inputs. If they repeat within a window, groups and a table of inputs are small. If not,
@@ -163,9 +163,9 @@ class AggregateSpec(Spec, frozen=True, tag="aggregate"):
         return overlap == 1 and any(map(is_distinct, self.calls))
 
     @property
-    def uncombined(self) -> str | None:
+    def why_not_combined(self) -> str | None:
         """Why rows cannot be combined before the exchange, whatever the functions; None if they can."""
-        if self.keeps_rows or self.observed:
+        if self.keeps_rows or self.adaptive:
             return "the state keeps single rows"
         if self.retracts:
             return "its input is a changelog"
@@ -186,24 +186,24 @@ class AggregateSpec(Spec, frozen=True, tag="aggregate"):
         )
 
     @property
-    def figures(self) -> tuple[str, ...]:
+    def extra_metrics(self) -> tuple[str, ...]:
         """Additional metrics that slots report for the operator."""
-        return OBSERVED if self.observed else ()
+        return OBSERVED if self.adaptive else ()
 
     @property
     def access_pattern(self) -> AccessPattern:
         """The statically chosen store."""
-        return asked_for(self._inferred(), self.pattern)
+        return explain_requested_pattern(self._inferred(), self.pattern)
 
     def with_pattern(self, pattern: Pattern) -> Self:
         """Return the spec with the requested store pattern, where its functions leave a choice."""
-        return patterned(self, pattern)
+        return with_requested_pattern(self, pattern)
 
     def _inferred(self) -> AccessPattern:
         if self.keeps_rows:
             why = "all rows of a group are needed at once: they are appended to their window, and read when it closes"
             return AccessPattern("aligned append", why)
-        if self.observed:
+        if self.adaptive:
             why = "it depends on how often DISTINCT inputs repeat: groups in memory first, with one row per key and "
             why += "value; if that outgrows it and values are mostly new, rows are appended to their window, and read "
             why += "when it closes"
@@ -226,7 +226,7 @@ class AggregateSpec(Spec, frozen=True, tag="aggregate"):
     @property
     def functions(self) -> tuple[str, ...]:
         """The calls, as `millpond.explain` shows them."""
-        return described(self.calls, self.inputs)
+        return describe_calls(self.calls, self.inputs)
 
     @property
     def unsupported_values(self) -> str | None:
@@ -234,8 +234,8 @@ class AggregateSpec(Spec, frozen=True, tag="aggregate"):
         width = key_width(self.key_fields)
         for call in self.calls:
             inputs = [self.inputs[position] for position in call.inputs]
-            reason = supported(call, [field.type for field in inputs])
-            reason = reason or unkept(call, inputs, width, whole=self.keeps_rows)
+            reason = unsupported_call(call, [field.type for field in inputs])
+            reason = reason or unsupported_state(call, inputs, width, whole=self.keeps_rows)
             if reason:
                 return reason
         return None

@@ -21,23 +21,23 @@ class DeduplicateSpec(FirstRows, frozen=True, tag="deduplicate"):
         passed: whether the input has a watermark by which no row is late, because no operator above reads its column.
     """
 
-    facts: ClassVar[KindFacts] = KindFacts(keeps_columns=True, shows_all=False, beyond_spark=False, takes_updates=True)
+    facts: ClassVar[KindFacts] = KindFacts(emits_input_rows=True, supports_complete=False, beyond_spark=False, reads_updates_as_rows=True)
 
     time: EventTime | None = None
     passed: bool = False
 
     @property
-    def lasting(self) -> Self:
+    def compatibility_spec(self) -> Self:
         """The key, and the key column that expires it; the column that defines lateness may change."""
-        time = None if self.time is None or self.keyed else self.time
+        time = None if self.time is None or self.located_by_hash else self.time
         if time is not None:
             time = msgspec.structs.replace(time, column=self.keys.index(time.column))
-        return msgspec.structs.replace(super().lasting, time=time, passed=False)
+        return msgspec.structs.replace(super().compatibility_spec, time=time, passed=False)
 
     @property
     def traits(self) -> Mapping[str, Trait]:
         """The key columns, and how long keys are kept."""
-        time = None if self.keyed else self.time
+        time = None if self.located_by_hash else self.time
         until = "for ever" if time is None else f"until the watermark passes their {self.columns[time.column].name}"
         return {
             **super().traits,
@@ -51,7 +51,7 @@ class DeduplicateSpec(FirstRows, frozen=True, tag="deduplicate"):
         return None if self.time is None else self.time.lag_ms
 
     @property
-    def closes(self) -> bool:
+    def needs_no_data_batches(self) -> bool:
         """Whether the input has a watermark: Spark then runs a no-data batch when it moves, even if nothing expires."""
         return self.time is not None or self.passed
 
@@ -62,14 +62,14 @@ class DeduplicateSpec(FirstRows, frozen=True, tag="deduplicate"):
         return msgspec.structs.replace(self, time=msgspec.structs.replace(self.time, lag_ms=lag_ms))
 
     @property
-    def keyed(self) -> bool:
+    def located_by_hash(self) -> bool:
         """Whether the hash alone locates a key; an event time in the key selects the slice."""
         return self.time is None or self.time.column not in self.keys
 
     @property
-    def announced(self) -> tuple[int, ...]:
+    def hint_columns(self) -> tuple[int, ...]:
         """The event time, if it is part of the key: it says which slice of the state holds the key."""
-        return () if self.keyed or self.time is None else (self.time.column,)
+        return () if self.located_by_hash or self.time is None else (self.time.column,)
 
     @property
     def access_pattern(self) -> AccessPattern:
@@ -84,15 +84,15 @@ class WithinSpec(FirstRows, frozen=True, tag="within"):
     are dropped.
     """
 
-    facts: ClassVar[KindFacts] = KindFacts(keeps_columns=True, shows_all=False, beyond_spark=False, takes_updates=False)
+    facts: ClassVar[KindFacts] = KindFacts(emits_input_rows=True, supports_complete=False, beyond_spark=False, reads_updates_as_rows=False)
 
     time: EventTime
     delay_ms: int
 
     @property
-    def lasting(self) -> Self:
+    def compatibility_spec(self) -> Self:
         """The key: the state holds each key's expiry time, however it was computed."""
-        return msgspec.structs.replace(super().lasting, time=EventTime(0), delay_ms=0)
+        return msgspec.structs.replace(super().compatibility_spec, time=EventTime(0), delay_ms=0)
 
     @property
     def lag(self) -> int | None:

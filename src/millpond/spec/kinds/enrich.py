@@ -15,7 +15,7 @@ from millpond.spec.traits import Trait, columns_trait
 ERROR = Field("_error", "struct<kind:string,message:string>")
 """Column with the reason why a row could not be enriched."""
 
-LATER = "enrich (a row that is taken back may find something else by then)"
+LOOKUP_MAY_CHANGE = "enrich (a row that is taken back may find something else by then)"
 
 
 class EnrichSpec(Spec, frozen=True, tag="enrich"):
@@ -41,7 +41,7 @@ class EnrichSpec(Spec, frozen=True, tag="enrich"):
     """
 
     facts: ClassVar[KindFacts] = KindFacts(
-        keeps_columns=False, shows_all=True, beyond_spark=False, takes_updates=True, stateful=False
+        emits_input_rows=False, supports_complete=True, beyond_spark=False, reads_updates_as_rows=True, stateful=False
     )
 
     columns: tuple[Field, ...]
@@ -70,7 +70,7 @@ class EnrichSpec(Spec, frozen=True, tag="enrich"):
         return {"keys": columns_trait("looks up by", self.key_fields)}
 
     @property
-    def lasting(self) -> Self:
+    def compatibility_spec(self) -> Self:
         """The key. The rest is read again at each start, and may contain passwords that must not be stored."""
         return type(self)(self.key_fields, tuple(range(len(self.keys))))
 
@@ -95,7 +95,7 @@ class EnrichSpec(Spec, frozen=True, tag="enrich"):
         return self.key_fields
 
     @property
-    def announced(self) -> tuple[int, ...]:
+    def hint_columns(self) -> tuple[int, ...]:
         """The key columns: the table outside needs their values, since it does not know hashes."""
         return self.keys
 
@@ -109,17 +109,17 @@ class EnrichSpec(Spec, frozen=True, tag="enrich"):
         return self
 
     @property
-    def updates(self) -> bool:
+    def emits_updates(self) -> bool:
         """Whether input rows may change: each row is emitted by itself."""
         return self.updating
 
-    def passing(self) -> Self:
+    def over_updates(self) -> Self:
         """Return the spec over rows that change."""
         return msgspec.structs.replace(self, updating=True)
 
     def consume_changelog(self) -> Self:
         """Refuse: a retracted row may look up another value than it did at first."""
-        raise ChangelogError(LATER)
+        raise ChangelogError(LOOKUP_MAY_CHANGE)
 
     def produce_changelog(self) -> Self:
         """Return the same spec, or refuse if input rows change: a retracted row may look up another value.
@@ -128,7 +128,7 @@ class EnrichSpec(Spec, frozen=True, tag="enrich"):
             ChangelogError: input rows may change.
         """
         if self.updating:
-            raise ChangelogError(LATER)
+            raise ChangelogError(LOOKUP_MAY_CHANGE)
         return self
 
     @property
@@ -143,7 +143,7 @@ class EnrichSpec(Spec, frozen=True, tag="enrich"):
         return tuple(f"{field.name}: {field.type}" for field in self.found)
 
     @property
-    def figures(self) -> tuple[str, ...]:
+    def extra_metrics(self) -> tuple[str, ...]:
         """Additional metrics that slots report for the operator."""
         return LOOKUPS
 

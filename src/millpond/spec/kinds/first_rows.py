@@ -7,7 +7,7 @@ from typing import Self
 
 import msgspec
 
-from millpond.spec.calls import ONCE
+from millpond.spec.calls import EMITS_ONCE
 from millpond.spec.operators import Field
 from millpond.spec.protocol import ChangelogError, Spec
 from millpond.spec.traits import Trait, columns_trait
@@ -35,7 +35,7 @@ class FirstRows(Spec, frozen=True):
         return tuple(self.columns[k] for k in self.keys)
 
     @property
-    def lasting(self) -> Self:
+    def compatibility_spec(self) -> Self:
         """The key: other columns are not in the state, so they may be added and removed, as in Spark."""
         return msgspec.structs.replace(self, columns=self.key_fields, keys=tuple(range(len(self.keys))))
 
@@ -55,13 +55,13 @@ class FirstRows(Spec, frozen=True):
         return self.key_fields
 
     @property
-    def updates(self) -> bool:
+    def emits_updates(self) -> bool:
         """False: each row is emitted once."""
         return False
 
     def consume_changelog(self) -> Self:
         """Refuse: an emitted row cannot be retracted."""
-        raise ChangelogError(ONCE)
+        raise ChangelogError(EMITS_ONCE)
 
     def produce_changelog(self) -> Self:
         """Return the same spec: emitted rows never change."""

@@ -40,14 +40,14 @@ class GroupStateSpec(ProcessorSpec, frozen=True, tag="group_state"):
             "timeouts": Trait(f"has timeouts of {self.time_mode} time" if self.expires else "has no timeouts"),
         }
 
-    def keeping(self, before: Spec) -> Self:
+    def with_idle_state(self, before: Spec) -> Self:
         """Return the same spec: no variables of earlier runs are kept."""
         return self
 
     @property
-    def lasting(self) -> Self:
+    def compatibility_spec(self) -> Self:
         """The key, the state's type and the clock of time-outs; not the output mode, as in Spark."""
-        return msgspec.structs.replace(super().lasting, output_mode="")
+        return msgspec.structs.replace(super().compatibility_spec, output_mode="")
 
     @property
     def timed(self) -> bool:
@@ -88,12 +88,12 @@ class GroupStateSpec(ProcessorSpec, frozen=True, tag="group_state"):
         """Empty: the state is read as a whole."""
         return {}
 
-    def shown(self, table: str) -> tuple[Field, ...]:
+    def table_columns(self, table: str) -> tuple[Field, ...]:
         """Return the columns of the table's rows as a user reads them."""
         return self.state_fields
 
     @property
-    def closes(self) -> bool:
+    def needs_no_data_batches(self) -> bool:
         """Whether no-data batches follow a moved watermark: for event-time time-outs, as in Spark."""
         return self.time_mode == "event"
 

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Self
 
 import msgspec
 
-from millpond.spec.calls import ONCE
-from millpond.spec.functions import INPUT_TYPE, value_supported
+from millpond.spec.calls import EMITS_ONCE
+from millpond.spec.functions import INPUT_TYPE, unsupported_value
 from millpond.spec.operators import Field
 from millpond.spec.protocol import AccessPattern, ChangelogError, KindFacts, Spec
 from millpond.spec.traits import Trait, columns_trait, lag_trait
@@ -101,7 +101,7 @@ class JoinSpec(Spec, frozen=True, tag="join"):
     """
 
     facts: ClassVar[KindFacts] = KindFacts(
-        keeps_columns=False, shows_all=False, beyond_spark=False, takes_updates=False
+        emits_input_rows=False, supports_complete=False, beyond_spark=False, reads_updates_as_rows=False
     )
 
     kind: str
@@ -163,7 +163,7 @@ class JoinSpec(Spec, frozen=True, tag="join"):
         return self.earliest is not None or self.latest is not None
 
     @property
-    def announced(self) -> tuple[int, ...]:
+    def hint_columns(self) -> tuple[int, ...]:
         """The row's side, and its time if there is a time range: they limit the rows it may match."""
         return (0, 1) if self.ranged else (0,)
 
@@ -205,18 +205,18 @@ class JoinSpec(Spec, frozen=True, tag="join"):
         return msgspec.structs.replace(self, lag_ms=lag_ms)
 
     @property
-    def closes(self) -> bool:
+    def needs_no_data_batches(self) -> bool:
         """Whether the watermark expires rows of the state."""
         return self.expires
 
     @property
-    def updates(self) -> bool:
+    def emits_updates(self) -> bool:
         """False: each row is emitted once."""
         return False
 
     def consume_changelog(self) -> Self:
         """Refuse: an emitted pair cannot be retracted."""
-        raise ChangelogError(ONCE)
+        raise ChangelogError(EMITS_ONCE)
 
     def produce_changelog(self) -> Self:
         """Return the same spec: emitted rows never change."""
@@ -237,7 +237,7 @@ class JoinSpec(Spec, frozen=True, tag="join"):
     def unsupported_values(self) -> str | None:
         """The reason code why rows of a side cannot be stored; None if they can."""
         values = self.left.values + self.right.values
-        return INPUT_TYPE if any(value_supported(field.type) for field in values) else None
+        return INPUT_TYPE if any(unsupported_value(field.type) for field in values) else None
 
 
 def _range(earliest: int | None, latest: int | None) -> str:

@@ -21,7 +21,7 @@ class OrderedRows(Spec, frozen=True):
         order: the order of rows within a key.
     """
 
-    facts: ClassVar[KindFacts] = KindFacts(keeps_columns=True, shows_all=False, beyond_spark=True, takes_updates=False)
+    facts: ClassVar[KindFacts] = KindFacts(emits_input_rows=True, supports_complete=False, beyond_spark=True, reads_updates_as_rows=False)
 
     columns: tuple[Field, ...]
     keys: tuple[int, ...]

@@ -7,7 +7,7 @@ from typing import Self
 
 import msgspec
 
-from millpond.spec.calls import described, result_fields
+from millpond.spec.calls import describe_calls, result_fields
 from millpond.spec.kinds.ordered_rows import OrderedRows
 from millpond.spec.operators import OP, AggregateCall, Field
 from millpond.spec.protocol import AccessPattern
@@ -44,13 +44,13 @@ class OverSpec(OrderedRows, frozen=True, tag="over"):
         return (*self.columns, *result_fields(self.calls), *([OP] if self.changes else []))
 
     @property
-    def updates(self) -> bool:
+    def emits_updates(self) -> bool:
         """Whether emitted rows may change, because rows before them may be added or retracted."""
         return self.retracts
 
     def produce_changelog(self) -> Self:
         """Return the spec with a changelog as output, if its rows change."""
-        return msgspec.structs.replace(self, changes=True) if self.updates else self
+        return msgspec.structs.replace(self, changes=True) if self.emits_updates else self
 
     @property
     def access_pattern(self) -> AccessPattern:
@@ -69,4 +69,4 @@ class OverSpec(OrderedRows, frozen=True, tag="over"):
     @property
     def functions(self) -> tuple[str, ...]:
         """The calls, as `millpond.explain` shows them."""
-        return described(self.calls, self.columns)
+        return describe_calls(self.calls, self.columns)

@@ -10,7 +10,7 @@ import msgspec
 
 from millpond.errors import UsageError
 from millpond.metrics import PROCESSORS
-from millpond.spec.calls import ONCE
+from millpond.spec.calls import EMITS_ONCE
 from millpond.spec.functions import INPUT_TYPE
 from millpond.spec.operators import EventTime, Field
 from millpond.spec.protocol import AccessPattern, ChangelogError, KindFacts, Spec
@@ -91,7 +91,7 @@ class Variable(msgspec.Struct, frozen=True):
         return self._of(f"versions<{','.join((*self.earlier, self.value))}>" if self.evolves else self.value)
 
     @property
-    def shown(self) -> str:
+    def user_type(self) -> str:
         """The stored type as a user reads it."""
         return self._of(self.value)
 
@@ -137,7 +137,7 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
     """
 
     facts: ClassVar[KindFacts] = KindFacts(
-        keeps_columns=False, shows_all=True, beyond_spark=False, takes_updates=True, varies=True
+        emits_input_rows=False, supports_complete=True, beyond_spark=False, reads_updates_as_rows=True, variables_may_change=True
     )
 
     columns: tuple[Field, ...]
@@ -166,7 +166,7 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
             "mode": Trait(f"runs in output mode {self.output_mode}"),
         }
 
-    def keeping(self, before: Spec) -> Self:
+    def with_idle_state(self, before: Spec) -> Self:
         """Return the spec with the idle variables of an earlier run added, in the order of their names.
 
         Raises:
@@ -185,14 +185,14 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
                 action="Leave NOT NULL out.",
             )
         own = (
-            _followed(known.get(variable.name), msgspec.structs.replace(variable, evolves=evolves))
+            _with_earlier_types(known.get(variable.name), msgspec.structs.replace(variable, evolves=evolves))
             for variable in self.variables
         )
         variables = sorted([*own, *idle], key=lambda one: one.name)
         return msgspec.structs.replace(self, variables=tuple(variables))
 
     @property
-    def lasting(self) -> Self:
+    def compatibility_spec(self) -> Self:
         """The key, the modes, and each variable's types and whether it has a time to live.
 
         The other input columns and the output may change between runs, as in Spark.
@@ -237,7 +237,7 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
 
     @property
     def state_fields(self) -> tuple[Field, ...]:
-        """The key columns; `shown` has the further columns of each table."""
+        """The key columns; `table_columns` has the further columns of each table."""
         return self.key_fields
 
     @property
@@ -251,9 +251,9 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
         beside = (variable.name for variable in self.variables if variable.parts == table)
         return super().part_of(table) or next(beside, None)
 
-    def shown(self, table: str) -> tuple[Field, ...]:
+    def table_columns(self, table: str) -> tuple[Field, ...]:
         """Return the columns of a table's rows as a user reads them: the key, then the variable under its name."""
-        name, stored = next(((v.name, v.shown) for v in self.variables if v.table == table), (TIMERS, "array<bigint>"))
+        name, stored = next(((v.name, v.user_type) for v in self.variables if v.table == table), (TIMERS, "array<bigint>"))
         taken = {field.name for field in self.key_fields}
         while name in taken:
             name += "_state"
@@ -269,23 +269,23 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
         return msgspec.structs.replace(self, lag_ms=lag_ms)
 
     @property
-    def closes(self) -> bool:
+    def needs_no_data_batches(self) -> bool:
         """Whether no-data batches follow a moved watermark: also without timers, as in Spark."""
-        return self.marked and not self.ticks and self.output_mode != "complete"
+        return self.marked and not self.due_by_processing_time and self.output_mode != "complete"
 
     @property
-    def ticks(self) -> bool:
+    def due_by_processing_time(self) -> bool:
         """Whether processing-time timers make further batches necessary."""
         return self.time_mode == "processing"
 
     @property
-    def updates(self) -> bool:
+    def emits_updates(self) -> bool:
         """False: emitted rows count as final."""
         return False
 
     def consume_changelog(self) -> Self:
         """Refuse: a row that a processor has seen cannot be retracted."""
-        raise ChangelogError(ONCE)
+        raise ChangelogError(EMITS_ONCE)
 
     def produce_changelog(self) -> Self:
         """Return the same spec: emitted rows never change."""
@@ -307,7 +307,7 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
         )
 
     @property
-    def figures(self) -> tuple[str, ...]:
+    def extra_metrics(self) -> tuple[str, ...]:
         """Additional metrics that slots report for the operator."""
         return PROCESSORS
 
@@ -316,10 +316,10 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
         """The reason code why a type cannot be stored; None if all can."""
         columns = self.columns + (self.initial.columns if self.initial else ())
         types = [parse_type(item.stored) for item in self.variables] + [parse_type(item.type) for item in columns]
-        return None if all(_held(dtype) for dtype in types) else INPUT_TYPE
+        return None if all(_is_storable(dtype) for dtype in types) else INPUT_TYPE
 
 
-def _followed(before: Variable | None, now: Variable) -> Variable:
+def _with_earlier_types(before: Variable | None, now: Variable) -> Variable:
     """Return the variable with the earlier types of its values."""
     if before is None or not now.evolves:
         return now
@@ -327,7 +327,7 @@ def _followed(before: Variable | None, now: Variable) -> Variable:
     return msgspec.structs.replace(now, earlier=(*before.earlier, *new))
 
 
-def _held(dtype: DataType) -> bool:
+def _is_storable(dtype: DataType) -> bool:
     if dtype.nested:
-        return not has_duplicate_fields(dtype) and all(_held(inner) for _, inner in dtype.fields)
+        return not has_duplicate_fields(dtype) and all(_is_storable(inner) for _, inner in dtype.fields)
     return dtype.machine is not None

@@ -46,7 +46,7 @@ class RankSpec(OrderedRows, frozen=True, tag="rank"):
         return self.function == "row_number" and self.limit == 1 and not self.retracts and not self.changes
 
     @property
-    def updates(self) -> bool:
+    def emits_updates(self) -> bool:
         """True: a better row outranks an emitted one."""
         return True
 

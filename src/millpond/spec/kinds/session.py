@@ -8,8 +8,8 @@ from typing import ClassVar, Self
 import msgspec
 
 from millpond.metrics import READ_AHEAD
-from millpond.spec.calls import ONCE, WINDOWS, asked_for, described, needs_rows, patterned, result_fields, unkept
-from millpond.spec.functions import SESSION_DISTINCT, is_distinct, key_width, supported
+from millpond.spec.calls import EMITS_ONCE, EVENT_TIME_WINDOWS, explain_requested_pattern, describe_calls, needs_rows, with_requested_pattern, result_fields, unsupported_state
+from millpond.spec.functions import SESSION_DISTINCT, is_distinct, key_width, unsupported_call
 from millpond.spec.operators import AggregateCall, Field, Pattern
 from millpond.spec.protocol import AccessPattern, ChangelogError, KindFacts, Spec
 from millpond.spec.traits import Trait, columns_trait, lag_trait
@@ -31,7 +31,7 @@ class SessionSpec(Spec, frozen=True, tag="session"):
     """
 
     facts: ClassVar[KindFacts] = KindFacts(
-        keeps_columns=False, shows_all=True, beyond_spark=False, takes_updates=False, follows=True
+        emits_input_rows=False, supports_complete=True, beyond_spark=False, reads_updates_as_rows=False, functions_may_change=True
     )
 
     keys: tuple[Field, ...]
@@ -93,18 +93,18 @@ class SessionSpec(Spec, frozen=True, tag="session"):
         return self if self.lag_ms is None else msgspec.structs.replace(self, lag_ms=lag_ms)
 
     @property
-    def closes(self) -> bool:
+    def needs_no_data_batches(self) -> bool:
         """Whether the watermark closes sessions; complete mode shows all sessions in every batch."""
         return self.lag is not None and self.output_mode != "complete"
 
     @property
-    def updates(self) -> bool:
+    def emits_updates(self) -> bool:
         """Whether emitted rows may change later."""
         return self.output_mode != "append"
 
     def consume_changelog(self) -> Self:
         """Refuse: sessions cannot retract rows."""
-        raise ChangelogError(ONCE)
+        raise ChangelogError(EMITS_ONCE)
 
     def produce_changelog(self) -> Self:
         """Return the same spec, or refuse if its rows change: sessions cannot emit a changelog.
@@ -112,8 +112,8 @@ class SessionSpec(Spec, frozen=True, tag="session"):
         Raises:
             ChangelogError: emitted rows may change.
         """
-        if self.updates:
-            raise ChangelogError(WINDOWS)
+        if self.emits_updates:
+            raise ChangelogError(EVENT_TIME_WINDOWS)
         return self
 
     @property
@@ -124,7 +124,7 @@ class SessionSpec(Spec, frozen=True, tag="session"):
         return needs_rows(self.calls, self.pattern) or any(map(is_distinct, self.calls))
 
     @property
-    def figures(self) -> tuple[str, ...]:
+    def extra_metrics(self) -> tuple[str, ...]:
         """Additional metrics that slots report for the operator."""
         return READ_AHEAD if self.keeps_rows else ()
 
@@ -133,13 +133,13 @@ class SessionSpec(Spec, frozen=True, tag="session"):
         """The statically chosen store."""
         if self.keeps_rows:
             why = "all rows of a session are needed at once: they are appended to it, and read when it closes"
-            return asked_for(AccessPattern("unaligned append", why), self.pattern)
+            return explain_requested_pattern(AccessPattern("unaligned append", why), self.pattern)
         why = "one row per open session, updated in place; those that meet are merged, closed ones found by their end"
-        return asked_for(AccessPattern("read-modify-write", why), self.pattern)
+        return explain_requested_pattern(AccessPattern("read-modify-write", why), self.pattern)
 
     def with_pattern(self, pattern: Pattern) -> Self:
         """Return the spec with the requested store pattern, where its functions leave a choice."""
-        return patterned(self, pattern)
+        return with_requested_pattern(self, pattern)
 
     @property
     def arguments(self) -> tuple[Field, ...]:
@@ -149,7 +149,7 @@ class SessionSpec(Spec, frozen=True, tag="session"):
     @property
     def functions(self) -> tuple[str, ...]:
         """The calls, as `millpond.explain` shows them."""
-        return described(self.calls, self.inputs)
+        return describe_calls(self.calls, self.inputs)
 
     @property
     def unsupported_values(self) -> str | None:
@@ -157,10 +157,10 @@ class SessionSpec(Spec, frozen=True, tag="session"):
         width = key_width(self.keys)
         for call in self.calls:
             inputs = [self.inputs[position] for position in call.inputs]
-            if reason := supported(call, [field.type for field in inputs]):
+            if reason := unsupported_call(call, [field.type for field in inputs]):
                 return reason
             if is_distinct(call) and not self.keeps_rows:
                 return SESSION_DISTINCT
-            if reason := unkept(call, inputs, width, whole=self.keeps_rows):
+            if reason := unsupported_state(call, inputs, width, whole=self.keeps_rows):
                 return reason
         return None

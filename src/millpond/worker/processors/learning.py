@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 from millpond.ddl import ddl
 from millpond.errors import UsageError
 from millpond.spec.kinds.processor import TimeMode, Variable
-from millpond.spec.types import has_full_fields, parse_type
+from millpond.spec.types import has_not_null_fields, parse_type
 from millpond.worker.processors.handle import CheckedHandle
 from millpond.worker.processors.state.refusals import refused, wrong_handle_state
 from millpond.worker.processors.state.schemas import spark_type
@@ -71,7 +71,7 @@ class LearningHandle(CheckedHandle):
         self.purged.append(stateName)
 
     def _learnt(self, kind: Any, name: str, value: StructType | str, key: StructType | str, ttl_ms: int) -> Any:
-        if has_full_fields(value) if isinstance(value, str) else not all(field.nullable for field in value.fields):
+        if has_not_null_fields(value) if isinstance(value, str) else not all(field.nullable for field in value.fields):
             self.full.append(name)
         self.variables.append(Variable(name, kind, _written(value), _written(key) if kind == "map" else "", ttl_ms))
         return _unusable(kind, name)
