@@ -8,7 +8,7 @@ from pathlib import Path
 from millpond.plan.catalyst.versions import CALLS_USER_CODE, TESTED
 from millpond.plan.reading.reasons import REASONS
 from millpond.plan.wrong_in_spark import SHAPES
-from millpond.spec.functions import COLLATED, FUNCTIONS, MAX_KEY_COLUMNS, ROWS, unsupported_key, unsupported_call
+from millpond.spec.functions import COLLATED, FUNCTIONS, MAX_KEY_COLUMNS, ROWS, unsupported_call, unsupported_key
 from millpond.spec.operators import AggregateCall
 from millpond.spec.types import parse_type
 

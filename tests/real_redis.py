@@ -60,7 +60,7 @@ def redis_server() -> Path:
 
 
 class Server:
-    """A server on a port of its own, which keeps nothing on disk; it may be killed and started again, empty.
+    """A server on a port of its own; it may be killed and started again, empty or with a snapshot.
 
     Attributes:
         port: of the server. url: how to connect.
@@ -70,11 +70,12 @@ class Server:
         self._folder = folder
         (self.port,) = free_ports(1)
         self.url = f"redis://127.0.0.1:{self.port}/0"
+        self._snapshot = folder / "dump.rdb"
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
     def start(self) -> None:
-        """Start it, and wait until it answers."""
+        """Start it, with the snapshot if there is one, and wait until it answers."""
         command = [str(redis_server()), "--port", str(self.port), "--bind", "127.0.0.1"]
         command += ["--save", "", "--appendonly", "no", "--dir", str(self._folder)]
         with (self._folder / "log").open("wb") as log:
@@ -83,10 +84,18 @@ class Server:
         while time.monotonic() < until:
             with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1) as asked:
                 asked.sendall(b"PING\r\n")
+                # While Redis loads a snapshot, it refuses commands, also this one.
                 if asked.recv(7) == b"+PONG\r\n":
+                    self._snapshot.unlink(missing_ok=True)
                     return
             time.sleep(0.05)
         raise TimeoutError(f"Redis does not come up: {(self._folder / 'log').read_text()[-2000:]}")
+
+    def save(self) -> None:
+        """Write a snapshot, which the next start loads before it serves any request."""
+        with socket.create_connection(("127.0.0.1", self.port), 30) as client:
+            client.sendall(b"SAVE\r\n")
+            assert client.recv(5) == b"+OK\r\n"
 
     def kill(self) -> None:
         """End it without a word."""

@@ -81,9 +81,15 @@ def small(most_deltas: int = 2, many_slices: int = 32) -> Iterator[None]:
         patch.setattr(ordered_files, "_MOST_DELTAS", most_deltas)
         patch.setattr(aligned, "_MOST_SEGMENTS", most_deltas)
         patch.setattr(hash_intervals, "_LEAST_PIECE", 256)
-        for name, value in {"SAMPLED": 0, "_ENOUGH": 4, "_REPEATING": 2, "_GROWN": 1 << 13, "_SMALL": 1 << 12}.items():
+        for name, value in {
+            "SAMPLING_BITS": 0,
+            "_MIN_ACCESSES": 4,
+            "_REPEATING_DIVISOR": 2,
+            "_GROWN_DIVISOR": 1 << 13,
+            "_SMALL_DIVISOR": 1 << 12,
+        }.items():
             patch.setattr(cardinality_observer, name, value)
-        patch.setattr(processor_input, "KEYS", 3)
+        patch.setattr(processor_input, "MAX_KEYS", 3)
         patch.setattr(retry, "_PAUSE", 0.0)
         for module in (deltas, run_store, append_files):
             patch.setattr(module, "ThreadPoolExecutor", at_once)

@@ -123,8 +123,8 @@ def user(mode: TimeMode, column: str, pandas: bool, due: list[Operation], lives:
 
 @pytest.fixture(autouse=True)
 def few_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processor_input, "KEYS", 3)
-    monkeypatch.setattr(processor_operator, "MOST_KEYS", 3)
+    monkeypatch.setattr(processor_input, "MAX_KEYS", 3)
+    monkeypatch.setattr(processor_operator, "MAX_KEYS", 3)
 
 
 @pytest.mark.parametrize("at_once", [None, 0, 200], ids=["whole", "piece by piece", "parts"])

@@ -12,7 +12,7 @@ import pytest
 from millpond.errors import TransientError
 from millpond.lookup import function
 from millpond.lookup.function import Lookup
-from millpond.lookup.rows import distinct
+from millpond.lookup.rows import distinct_keys
 from millpond.spec.kinds.enrich import EnrichSpec
 from tests.lookup.tables import Memory, MemoryTable
 from tests.operators.rig import fields
@@ -26,8 +26,8 @@ def memory(request: pytest.FixtureRequest) -> Memory:
 @pytest.fixture(autouse=True)
 def _forgotten() -> Iterator[None]:
     yield
-    while function._kept:
-        function._kept.popitem()[1].fetcher.close()
+    while function._workers:
+        function._workers.popitem()[1].fetcher.close()
 
 
 def lookup(test: Any, /, **more: Any) -> Lookup:
@@ -106,7 +106,7 @@ def test_few_tables_are_kept(memory: Memory, request: Any) -> None:
     rows = pa.record_batch({"k": [1], "s": ["a"], "n": pa.array([0], pa.int32())})
     for retries in range(20):
         next(lookup(request, retries=retries)(iter([rows])))
-    assert len(function._kept) == 8
+    assert len(function._workers) == 8
     assert memory.open == 8
 
 
@@ -114,13 +114,13 @@ def test_keys_are_told_apart() -> None:
     rng = np.random.default_rng(7)
     for columns in (1, 2, 4):
         keys = [pa.array([str(n) if n else None for n in rng.integers(0, 6, 500).tolist()]) for _ in range(columns)]
-        firsts, numbers = distinct(keys)
+        firsts, numbers = distinct_keys(keys)
         rows = list(zip(*(one.to_pylist() for one in keys), strict=True))
         whole = [row for row in rows if None not in row]
         assert len(firsts) == len(set(whole))
         for row, number in zip(rows, numbers.tolist(), strict=True):
             assert (number < 0) == (None in row)
             assert number < 0 or rows[firsts[number]] == row
-    firsts, numbers = distinct([pa.array([], pa.int64())])
+    firsts, numbers = distinct_keys([pa.array([], pa.int64())])
     assert not len(firsts)
     assert not len(numbers)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from millpond.operators.processors.calls import Ask, Changed, Phase
+from millpond.operators.processors.calls import Changes, FetchState, Phase
 from millpond.slot.process.messages import Call
 from millpond.tasks.user_processor import UserProcessor
 from millpond.worker.processors.processor import Running
@@ -25,7 +25,7 @@ class Called:
         self._user = user
         self._before = before
         self._running: Running | None = None
-        self._answer: Ask | None = None
+        self._answer: FetchState | None = None
 
     def __call__(
         self,
@@ -33,8 +33,8 @@ class Called:
         times: tuple[int, int],
         tables: Mapping[str, pa.RecordBatch],
         take: Callable[[pa.RecordBatch], None],
-        answer: Ask,
-    ) -> Changed:
+        answer: FetchState,
+    ) -> Changes:
         """See `Caller`."""
         self._before()
         self._answer = answer

@@ -52,8 +52,8 @@ MEMORY = 1_000_000
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every input is looked at, a few say something, and little is read at once."""
-    monkeypatch.setattr(cardinality_observer, "SAMPLED", 0)
-    monkeypatch.setattr(cardinality_observer, "_ENOUGH", 16)
+    monkeypatch.setattr(cardinality_observer, "SAMPLING_BITS", 0)
+    monkeypatch.setattr(cardinality_observer, "_MIN_ACCESSES", 16)
     monkeypatch.setattr(blocks, "RUN_BLOCK", 1024)
     monkeypatch.setattr(hash_intervals, "_LEAST_PIECE", 1024)
 
@@ -147,19 +147,19 @@ def test_small_state_stays_in_groups() -> None:
 def test_when_the_observer_changes_its_mind() -> None:
     mind = Observer(1 << 20)
     large, small = 1 << 19, 1 << 14
-    assert mind.appends(Observation(1000, 900, large, 100))
-    assert not mind.appends(Observation(1000, 900, small, 100))  # it fits in memory
-    assert not mind.appends(Observation(1000, 100, large, 100))  # inputs repeat
-    assert not mind.appends(Observation(1000, 900, large, 2))  # all rows of a group will have to be in memory
-    assert not mind.appends(Observation())
-    assert mind.groups(Observation(1000, 10, small, 0), 0)
-    assert not mind.groups(Observation(1000, 900, small, 0), 0)
-    assert not mind.groups(Observation(1000, 10, large, 0), 0)  # it would not fit
-    assert not mind.groups(Observation(10, 0, small, 0), 0)  # too few to say
-    assert mind.groups(Observation(1000, 900, small, 0), 1 << 18)  # a group has got heavy
+    assert mind.should_append(Observation(1000, 900, large, 100))
+    assert not mind.should_append(Observation(1000, 900, small, 100))  # it fits in memory
+    assert not mind.should_append(Observation(1000, 100, large, 100))  # inputs repeat
+    assert not mind.should_append(Observation(1000, 900, large, 2))  # all rows of a group will have to be in memory
+    assert not mind.should_append(Observation())
+    assert mind.should_group(Observation(1000, 10, small, 0), 0)
+    assert not mind.should_group(Observation(1000, 900, small, 0), 0)
+    assert not mind.should_group(Observation(1000, 10, large, 0), 0)  # it would not fit
+    assert not mind.should_group(Observation(10, 0, small, 0), 0)  # too few to say
+    assert mind.should_group(Observation(1000, 900, small, 0), 1 << 18)  # a group has got heavy
     for asked, made, size in [(1000, made, size) for made in range(0, 1001, 50) for size in (small, 1 << 17, large)]:
         seen = Observation(asked, made, size, 1000)
-        assert not (mind.appends(seen) and mind.groups(seen, 0))
+        assert not (mind.should_append(seen) and mind.should_group(seen, 0))
 
 
 def test_what_is_observed() -> None:
@@ -177,7 +177,7 @@ def test_what_is_observed() -> None:
 
 def test_a_window_that_is_read_from_both_takes_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups and rows of one window, several times the memory: they close in pieces, each small."""
-    monkeypatch.setattr(cardinality_observer, "SAMPLED", 6)
+    monkeypatch.setattr(cardinality_observer, "SAMPLING_BITS", 6)
     spec = shape(CALLS[:1], "n bigint", TUMBLING, keys="k bigint")
     pieces: list[int] = []
     together = AdaptiveSlice._merge_rows

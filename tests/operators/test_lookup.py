@@ -418,8 +418,8 @@ class TestErrors:
         memory.gate.clear()
         rigs.append(rig := Rig(spec))
         with monkeypatch.context() as hasty:
-            hasty.setattr(fetch, "_GRACE", 0.1)
-            hasty.setattr(fetch, "_HANG_CHECK_INTERVAL", 0.05)
+            hasty.setattr(fetch, "_GRACE_SECONDS", 0.1)
+            hasty.setattr(fetch, "_HANG_CHECK_SECONDS", 0.05)
             with pytest.raises(TransientError, match=r"hangs: it was given 0.02 s to answer, and has not for 0.14 s"):
                 rig.batch(batch(spec, self.ROWS))
         rig.operator.close()

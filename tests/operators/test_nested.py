@@ -274,7 +274,7 @@ def batches(ddl: str) -> st.SearchStrategy[list[list[tuple[int, Any]]]]:
 
 def test_of_counted_values_nothing_is_packed() -> None:
     array = pa.array([[1], None], pa.list_(pa.int32()))
-    column = operand(array, parse_type("array<int>"), counted=True)
+    column = operand(array, parse_type("array<int>"), nulls_only=True)
     assert column.valid.tolist() == [1, 0]
     assert not column.values.size
     assert column.array is None

@@ -8,7 +8,7 @@ import pytest
 
 from millpond.errors import UsageError
 from millpond.operators.kinds.registry import read_rows
-from millpond.operators.processors.calls import Ask, Changed, Phase
+from millpond.operators.processors.calls import Changes, FetchState, Phase
 from millpond.operators.protocol import Times
 from millpond.spec.kinds.processor import TIMERS, InitialState, ProcessorSpec, Variable
 from millpond.spec.operators import EventTime
@@ -45,8 +45,8 @@ class Fake:
         times: tuple[int, int],
         tables: Mapping[str, pa.RecordBatch],
         take: Callable[[pa.RecordBatch], None],
-        answer: Ask,
-    ) -> Changed:
+        answer: FetchState,
+    ) -> Changes:
         self.phases.append(phase)
         self.times = times
         if phase == "end":
@@ -287,7 +287,7 @@ def test_what_has_expired_is_evicted_part_by_part() -> None:
 
 def test_what_is_due_at_once_may_be_more_than_a_column_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("millpond.operators.columns.decode.LIMIT", 50_000)
-    monkeypatch.setattr("millpond.operators.processors.stored._MOST", 10_000)
+    monkeypatch.setattr("millpond.operators.processors.stored_variable._MAX_BYTES", 10_000)
     rig = Rig(shape(SEEN, time_mode="processing"))
 
     def handle(phase: str, key: Any, things: list[Row], held: dict[str, Any]) -> list[tuple[Any, ...]]:

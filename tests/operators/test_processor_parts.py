@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from millpond.operators.processors.calls import Ask, Changed, Phase
+from millpond.operators.processors.calls import Changes, FetchState, Phase
 from millpond.operators.protocol import Times
 from millpond.spec.kinds.processor import HEAD, ProcessorSpec, Variable
 from millpond.spec.types import parse_type
@@ -64,8 +64,8 @@ class Parted:
         times: tuple[int, int],
         tables: Mapping[str, pa.RecordBatch],
         take: Callable[[pa.RecordBatch], None],
-        answer: Ask,
-    ) -> Changed:
+        answer: FetchState,
+    ) -> Changes:
         if phase == "end":
             return []
         variable = self.variable
@@ -209,7 +209,7 @@ class Lists:
         """Run a batch with these keys and return its reports; `calls` then has the calls with their numbers of keys."""
         self.step, self.told, called = step, list[Any](), Called(self.user)
 
-        def counted(phase: Phase, times: Any, tables: Any, take: Any, answer: Ask) -> Any:
+        def counted(phase: Phase, times: Any, tables: Any, take: Any, answer: FetchState) -> Any:
             self.calls += [(phase, tables["keys"].num_rows)] if tables else []
             return called(phase, times, tables, take, answer)
 
@@ -220,7 +220,7 @@ class Lists:
 
 
 def test_parts_that_are_much_larger_than_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millpond.operators.processors.stored._MOST", 64 << 10)
+    monkeypatch.setattr("millpond.operators.processors.stored_variable._MAX_BYTES", 64 << 10)
     monkeypatch.setattr("millpond.worker.processors.state.lists._MOST", 1)
     lists = Lists()
     wanted = [(str(n),) for n in range(100)] + [("x" * 40_000,), ("y" * 40_000,)]
@@ -235,7 +235,7 @@ def test_calls_are_cut_by_the_bytes_of_parts(monkeypatch: pytest.MonkeyPatch) ->
 
     Calls for rows, which ask for nothing, are no measure of those for timers, which do.
     """
-    monkeypatch.setattr("millpond.operators.processors.operator._STATE", 1 << 20)
+    monkeypatch.setattr("millpond.operators.processors.operator._STATE_BYTES_PER_CALL", 1 << 20)
     lists = Lists(timed=True)
     keys = [str(n) for n in range(900)]
     long = [(f"{n}" * 30,) for n in range(300)]

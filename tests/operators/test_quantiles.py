@@ -86,8 +86,8 @@ def test_partial_states(kind: str) -> None:
 
 def test_integers_that_order_as_doubles_do() -> None:
     doubles = np.array([-np.inf, -1.5, -5e-324, -0.0, 0.0, 5e-324, 1.0, 1e300, np.inf, -np.nan])
-    ordered = quantiles._ordered(doubles)
+    ordered = quantiles._to_ordered_ints(doubles)
     assert (np.diff(ordered) > 0).all()
-    back = quantiles._doubles(ordered)
+    back = quantiles._from_ordered_ints(ordered)
     assert np.array_equal(back, doubles, equal_nan=True)
     assert np.signbit(back[3])

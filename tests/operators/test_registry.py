@@ -1,6 +1,6 @@
 import pytest
 
-from millpond.operators.functions.registry import FOLDED
+from millpond.operators.functions.registry import ACCUMULATORS
 from millpond.operators.kinds.registry import state_tables
 from millpond.plan.reading.functions import READERS
 from millpond.spec.functions import (
@@ -12,9 +12,9 @@ from millpond.spec.functions import (
     KEY_TYPE,
     ROWS,
     is_distinct,
-    unsupported_key,
     sketch_precision,
     unsupported_call,
+    unsupported_key,
 )
 from millpond.spec.kinds.deduplicate import DeduplicateSpec
 from millpond.spec.operators import AggregateCall
@@ -26,10 +26,10 @@ def call(function: str, inputs: int = 1, **more: object) -> AggregateCall:
 
 
 def test_every_function_is_folded_as_its_record_says() -> None:
-    assert FUNCTIONS.keys() == FOLDED.keys()
+    assert FUNCTIONS.keys() == ACCUMULATORS.keys()
     assert READERS.keys() < FUNCTIONS.keys()
     for name, function in FUNCTIONS.items():
-        folded = FOLDED[name]
+        folded = ACCUMULATORS[name]
         assert (folded.by_row is None) == function.whole, name
         assert folded.by_row or folded.of_group, name
         assert (folded.retracting is not None) == function.retractable, name
@@ -37,7 +37,7 @@ def test_every_function_is_folded_as_its_record_says() -> None:
 
 def test_a_class_of_catalyst_means_one_function() -> None:
     assert len(BY_CATALYST) == sum(len(function.catalyst_classes) for function in FUNCTIONS.values())
-    assert {name for name, function in FUNCTIONS.items() if not function.catalyst} == {ROWS}
+    assert {name for name, function in FUNCTIONS.items() if not function.catalyst_classes} == {ROWS}
 
 
 @pytest.mark.parametrize(

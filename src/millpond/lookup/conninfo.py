@@ -15,7 +15,7 @@ _HOST = re.compile(r"[/@][^@]*|[\w.-]*|[0-9a-fA-F:.]+(%\w+)?")
 """One host: a socket's folder or name, a host name, or an IPv4 or IPv6 address."""
 
 
-def parts_of(conninfo: str, table: str) -> dict[str, str] | None:
+def parse_conninfo(conninfo: str, table: str) -> dict[str, str] | None:
     """Parse a connection string.
 
     Returns:
@@ -34,7 +34,7 @@ def parts_of(conninfo: str, table: str) -> dict[str, str] | None:
         pass
     except Exception:  # the error's text may contain a part of the password
         good = False
-    if good and (parts is None or _sure(parts)):
+    if good and (parts is None or _is_unambiguous(parts)):
         return parts
     jdbc = "Drop `jdbc:`. " if str(conninfo).startswith("jdbc:") else ""
     raise UsageError(
@@ -45,14 +45,14 @@ def parts_of(conninfo: str, table: str) -> dict[str, str] | None:
     )
 
 
-def _sure(parts: dict[str, str]) -> bool:
+def _is_unambiguous(parts: dict[str, str]) -> bool:
     """Check that hosts, ports and database look like such, and not like a part of a password."""
     hosts = [host for name in ("host", "hostaddr") for host in parts.get(name, "").split(",")]
     ports = re.fullmatch(r"[0-9,]*", parts.get("port", ""))
     return all(_HOST.fullmatch(host) for host in hosts) and bool(ports) and "://" not in parts.get("dbname", "")
 
 
-def secrets_of(conninfo: str) -> list[str]:
+def secret_values(conninfo: str) -> list[str]:
     """Return the values of a connection string that libpq marks as secret (it shows them as asterisks)."""
     from psycopg.pq import Conninfo
 

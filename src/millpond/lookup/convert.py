@@ -12,31 +12,31 @@ from millpond.spec.types import spark_name
 
 Convert = Callable[[Sequence[Any], pa.DataType], pa.Array]
 
-_WRONG = (pa.ArrowException, OverflowError, TypeError, ValueError)
+_CONVERSION_ERRORS = (pa.ArrowException, OverflowError, TypeError, ValueError)
 
 
-def texts(values: Sequence[bytes | None], dtype: pa.DataType) -> pa.Array:
+def from_text(values: Sequence[bytes | None], dtype: pa.DataType) -> pa.Array:
     """Convert UTF-8 text: numbers, `true` and `false`, dates and times in ISO 8601."""
     raw = pa.array(values, pa.binary())
     if pa.types.is_binary(dtype):
         return raw
     text = raw.cast(pa.string())
     if pa.types.is_float32(dtype):
-        return _single(text.cast(pa.float64()))
+        return _to_float32(text.cast(pa.float64()))
     return text if pa.types.is_string(dtype) else text.cast(dtype)
 
 
-def objects(values: Sequence[Any], dtype: pa.DataType) -> pa.Array:
+def from_objects(values: Sequence[Any], dtype: pa.DataType) -> pa.Array:
     """Convert Python objects; reject fractions for integer columns."""
     if pa.types.is_integer(dtype):
         # Infer the type first: unlike the constructor, a safe cast is sure to raise for fractions.
         inferred = pa.array(values)
         if pa.types.is_floating(inferred.type) or pa.types.is_decimal(inferred.type):
             return inferred.cast(dtype)
-    return _single(pa.array(values, pa.float64())) if pa.types.is_float32(dtype) else pa.array(values, dtype)
+    return _to_float32(pa.array(values, pa.float64())) if pa.types.is_float32(dtype) else pa.array(values, dtype)
 
 
-def _single(values: pa.Array) -> pa.Array:
+def _to_float32(values: pa.Array) -> pa.Array:
     """Cast to single precision.
 
     Raises:
@@ -48,7 +48,7 @@ def _single(values: pa.Array) -> pa.Array:
     return singles
 
 
-def column(values: Sequence[Any], field: pa.Field, convert: Convert) -> tuple[pa.Array, dict[int, str]]:
+def convert_column(values: Sequence[Any], field: pa.Field, convert: Convert) -> tuple[pa.Array, dict[int, str]]:
     """Convert values to a column; if that fails, convert them one by one.
 
     Args:
@@ -61,18 +61,18 @@ def column(values: Sequence[Any], field: pa.Field, convert: Convert) -> tuple[pa
     """
     try:
         return convert(values, field.type), {}
-    except _WRONG:
+    except _CONVERSION_ERRORS:
         pass
     wrong: dict[int, str] = {}
     for position, value in enumerate(values):  # rare path: a value has the wrong type
         try:
             convert([value], field.type)
-        except _WRONG:
-            wrong[position] = f"{field.name} is {_shown(value)}, which is no {spark_name(field.type)}"
+        except _CONVERSION_ERRORS:
+            wrong[position] = f"{field.name} is {_shorten(value)}, which is no {spark_name(field.type)}"
     kept = [None if position in wrong else value for position, value in enumerate(values)]
     return convert(kept, field.type), wrong
 
 
-def _shown(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = repr(value.decode(errors="replace") if isinstance(value, bytes) else value)
     return text if len(text) <= 60 else f"{text[:57]}…"

@@ -16,28 +16,28 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from millpond.errors import MillpondError, TransientError, UsageError
-from millpond.lookup.mistakes import check_connection, check_found, find_bug
 from millpond.lookup.table import Connection, Found, LookupTable
+from millpond.lookup.user_errors import check_connection, check_found, find_bug
 from millpond.spec.kinds.enrich import EnrichSpec
 from millpond.spec.types import parse_type
 
 _log = logging.getLogger("millpond")
 
-ABSENT, THERE, FAILED = 0, 1, 2
+ABSENT, PRESENT, FAILED = 0, 1, 2
 """State of a looked-up key."""
 
 States = NDArray[np.uint8]
 
-_FIRST_PAUSE, _BACKOFF_FACTOR, _LONGEST_PAUSE = 0.1, 3.0, 10.0
+_FIRST_PAUSE_SECONDS, _BACKOFF_FACTOR, _MAX_PAUSE_SECONDS = 0.1, 3.0, 10.0
 """Backoff: first pause and longest pause in seconds, and the factor between two pauses."""
 
-_JITTER = 0.75, 1.25
+_JITTER_FACTORS = 0.75, 1.25
 """Random factors of a pause, lower and upper bound, so that slots do not retry at the same moment."""
 
-_HANG_CHECK_INTERVAL = 0.5
+_HANG_CHECK_SECONDS = 0.5
 """Seconds between two checks for hanging requests."""
 
-_GRACE = 30.0
+_GRACE_SECONDS = 30.0
 """Seconds beyond its time-outs after which a request counts as hanging."""
 
 
@@ -46,13 +46,13 @@ class Failure(Exception):
 
     Attributes:
         kind: `timeout`, `unreachable` or `failed`; `unreadable` if it concerns one key.
-        said: the table's message.
+        message: the table's message.
     """
 
-    def __init__(self, kind: str, said: str) -> None:
-        super().__init__(kind, said)
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(kind, message)
         self.kind = kind
-        self.said = said
+        self.message = message
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class Answer:
 
     Attributes:
         values: the requested columns, one row per key, null where the key is absent or failed.
-        states: `ABSENT`, `THERE` or `FAILED` for each key.
+        states: `ABSENT`, `PRESENT` or `FAILED` for each key.
         failures: the failures of single keys, by position; empty if `failure` is set.
         failure: the failure of the whole request.
         seconds: duration, retries included.
-        asked: time of the last try, by the monotonic clock, in seconds; the values may be as old as that.
+        requested_at: time of the last try, by the monotonic clock, in seconds; the values may be as old as that.
     """
 
     values: pa.RecordBatch
@@ -73,19 +73,19 @@ class Answer:
     failures: dict[int, Failure] = field(default_factory=dict)
     failure: Failure | None = None
     seconds: float = 0.0
-    asked: float = 0.0
+    requested_at: float = 0.0
 
-    def why(self, position: int) -> Failure | None:
+    def failure_of(self, position: int) -> Failure | None:
         """Return the failure of a key; None if it did not fail."""
         return self.failure or self.failures.get(position)
 
 
-def wanted(spec: EnrichSpec) -> pa.Schema:
+def looked_up_schema(spec: EnrichSpec) -> pa.Schema:
     """Return the schema of the columns that are looked up."""
     return pa.schema([(field.name, parse_type(field.type).arrow) for field in spec.found])
 
 
-def table_of(spec: EnrichSpec) -> LookupTable:
+def load_table(spec: EnrichSpec) -> LookupTable:
     """Unpickle the table of a lookup join.
 
     Raises:
@@ -113,8 +113,8 @@ class Fetcher:
 
     def __init__(self, spec: EnrichSpec) -> None:
         self._spec = spec
-        self._table = table_of(spec)
-        self._columns = wanted(spec)
+        self._table = load_table(spec)
+        self._columns = looked_up_schema(spec)
         self._threads = ThreadPoolExecutor(spec.concurrency, "millpond-lookup")
         self._idle: list[Connection] = []
         self._lock = threading.Lock()
@@ -141,8 +141,8 @@ class Fetcher:
             TransientError: the table exceeds its time-out without failing.
         """
         while not answer.done():
-            wait([answer], _HANG_CHECK_INTERVAL)
-            limit = 2 * self._spec.timeout_ms / 1000 + _GRACE  # one time-out to connect, and one to fetch
+            wait([answer], _HANG_CHECK_SECONDS)
+            limit = 2 * self._spec.timeout_ms / 1000 + _GRACE_SECONDS  # one time-out to connect, and one to fetch
             now = time.monotonic()
             if any(now - begun > limit for begun in self._request_starts.copy().values()):
                 raise TransientError(
@@ -154,9 +154,9 @@ class Fetcher:
 
     def _fetch(self, keys: pa.RecordBatch) -> Answer:
         started = time.monotonic()
-        pause = _FIRST_PAUSE
+        pause = _FIRST_PAUSE_SECONDS
         for last in [False] * self._spec.retries + [True]:
-            asked = time.monotonic()
+            requested_at = time.monotonic()
             try:
                 result = self._timed_request(keys)
             except MillpondError as error:
@@ -164,22 +164,24 @@ class Fetcher:
                     raise
                 failure = Failure("failed", str(error))
             except Exception as error:  # clients raise errors of all kinds, and a retry may help
-                mistake = find_bug(self._table, error)
-                if mistake is not None:
-                    raise mistake from error
-                failure = Failure(_kind_of(error), f"{type(error).__name__}: {str(error).strip()}".removesuffix(": "))
+                bug = find_bug(self._table, error)
+                if bug is not None:
+                    raise bug from error
+                failure = Failure(
+                    _failure_kind(error), f"{type(error).__name__}: {str(error).strip()}".removesuffix(": ")
+                )
             else:
-                answer = self._aligned(keys, result)
+                answer = self._align(keys, result)
                 break
             # The pause, which ends early when the fetcher is closed.
-            if last or self._closed.wait(pause * random.uniform(*_JITTER)):
-                answer = self._failed(keys.num_rows, failure)
+            if last or self._closed.wait(pause * random.uniform(*_JITTER_FACTORS)):
+                answer = self._failed_answer(keys.num_rows, failure)
                 break
-            pause = min(_LONGEST_PAUSE, _BACKOFF_FACTOR * pause)
+            pause = min(_MAX_PAUSE_SECONDS, _BACKOFF_FACTOR * pause)
         self._warn(answer)
-        return replace(answer, seconds=time.monotonic() - started, asked=asked)
+        return replace(answer, seconds=time.monotonic() - started, requested_at=requested_at)
 
-    def _failed(self, count: int, failure: Failure) -> Answer:
+    def _failed_answer(self, count: int, failure: Failure) -> Answer:
         columns = [pa.nulls(count, field.type) for field in self._columns]
         nothing = pa.RecordBatch.from_arrays(columns, schema=self._columns)
         return Answer(nothing, np.full(count, FAILED, np.uint8), failure=failure)
@@ -191,23 +193,23 @@ class Fetcher:
             return
         with self._lock:
             warned, self._warned = self._warned, True
-        why = answer.why(int(failed[0]))
+        why = answer.failure_of(int(failed[0]))
         if why is not None and not warned:
             _log.warning(
                 "the table '%s' could not be asked for %d keys (%s: %s): their rows come out with nulls, as "
                 "on_error='null' says. This is logged once; the metric failed_keys counts further keys",
-                *(self._spec.name, len(failed), why.kind, why.said),
+                *(self._spec.name, len(failed), why.kind, why.message),
             )
 
     def _timed_request(self, keys: pa.RecordBatch) -> Found:
         thread = threading.get_ident()
         self._request_starts[thread] = time.monotonic()
         try:
-            return self._ask(keys)
+            return self._request(keys)
         finally:
             del self._request_starts[thread]
 
-    def _ask(self, keys: pa.RecordBatch) -> Found:
+    def _request(self, keys: pa.RecordBatch) -> Found:
         with self._lock:
             connection = self._idle.pop() if self._idle else None
         if connection is None:
@@ -238,7 +240,7 @@ class Fetcher:
             with suppress(Exception):
                 connection.close()
 
-    def _aligned(self, keys: pa.RecordBatch, found: Found) -> Answer:
+    def _align(self, keys: pa.RecordBatch, found: Found) -> Answer:
         """Align found rows with the keys of the request."""
         count = keys.num_rows
         positions = np.asarray(found.at, np.int64)
@@ -255,7 +257,7 @@ class Fetcher:
         places = np.full(count, -1)
         places[positions] = np.arange(len(positions))
         indices = pa.array(places, mask=places < 0)
-        states = np.where(places < 0, ABSENT, THERE).astype(np.uint8)
+        states = np.where(places < 0, ABSENT, PRESENT).astype(np.uint8)
         failures = {int(position): Failure("unreadable", str(why)) for position, why in found.unreadable.items()}
         states[list(failures)] = FAILED
         return Answer(found.rows.take(indices), states, failures)
@@ -267,7 +269,7 @@ class Fetcher:
         self._close_connections(*self._take_idle())
 
 
-def _kind_of(error: BaseException) -> str:
+def _failure_kind(error: BaseException) -> str:
     name = type(error).__name__.lower()
     if isinstance(error, TimeoutError) or "timeout" in name or "timeout" in str(error).lower():
         return "timeout"
@@ -293,7 +295,7 @@ def _shown(part: pa.Array) -> str:
         )
 
 
-def error_of(spec: EnrichSpec, failure: Failure, key: pa.RecordBatch, count: int) -> MillpondError:
+def lookup_error(spec: EnrichSpec, failure: Failure, key: pa.RecordBatch, count: int) -> MillpondError:
     """Make the error of a batch in which `count` keys could not be looked up; `key` is the first of them."""
     shown = ", ".join(f"{name} = {_shown(part)}" for name, part in zip(key.schema.names, key.columns, strict=True))
     advice = (
@@ -302,10 +304,10 @@ def error_of(spec: EnrichSpec, failure: Failure, key: pa.RecordBatch, count: int
     )
     more = f" and {count - 1} other{'s' * (count > 2)}" if count > 1 else ""
     if failure.kind == "unreadable":
-        message = f"The table '{spec.name}' has for {shown}{more} what cannot be read: {failure.said}."
+        message = f"The table '{spec.name}' has for {shown}{more} what cannot be read: {failure.message}."
         return UsageError(message, action=advice)
     tries = f" in {spec.retries + 1} tries" if spec.retries else ""
     return TransientError(
-        f"The table '{spec.name}' could not be asked for {shown}{more}{tries} ({failure.kind}: {failure.said}).",
+        f"The table '{spec.name}' could not be asked for {shown}{more}{tries} ({failure.kind}: {failure.message}).",
         action=advice,
     )

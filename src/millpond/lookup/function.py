@@ -11,19 +11,19 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from millpond.lookup.fetch import FAILED, Fetcher, wanted
-from millpond.lookup.rows import Values, check, distinct, enriched, put_together, whole
+from millpond.lookup.fetch import FAILED, Fetcher, looked_up_schema
+from millpond.lookup.rows import Values, all_values, concat_values, distinct_keys, join_values, raise_if_failed
 from millpond.spec.kinds.enrich import EnrichSpec
 
-_MOST = 10_000
+_MAX_CACHED_KEYS = 10_000
 """Limit of keys that a worker caches: each batch is compared with all of them."""
 
-_MOST_TABLES = 8
+_MAX_WORKERS = 8
 
 PREFIX = "enrich by "
 """Prefix of the names of these functions in Spark's plans."""
 
-_kept: dict[EnrichSpec, _Worker] = {}
+_workers: dict[EnrichSpec, _Worker] = {}
 _lock = threading.Lock()
 
 
@@ -45,17 +45,17 @@ class Lookup:
             MillpondError: the lookup failed.
         """
         for batch in batches:
-            yield _worker(self.spec).enrich(batch)
+            yield _worker_of(self.spec).enrich(batch)
 
 
-def _worker(spec: EnrichSpec) -> _Worker:
+def _worker_of(spec: EnrichSpec) -> _Worker:
     with _lock:
-        worker = _kept.pop(spec, None)
+        worker = _workers.pop(spec, None)
         if worker is None:
             worker = _Worker(spec)
-            if len(_kept) >= _MOST_TABLES:
-                _kept.pop(next(iter(_kept))).fetcher.close()
-        _kept[spec] = worker
+            if len(_workers) >= _MAX_WORKERS:
+                _workers.pop(next(iter(_workers))).fetcher.close()
+        _workers[spec] = worker
         return worker
 
 
@@ -73,72 +73,72 @@ class _Worker:
     def __init__(self, spec: EnrichSpec) -> None:
         self._spec = spec
         self.fetcher = Fetcher(spec)
-        self._most = min(_MOST, spec.most)
-        self._known: _CachedKeys | None = None
+        self._max_keys = min(_MAX_CACHED_KEYS, spec.most)
+        self._cache: _CachedKeys | None = None
 
     def enrich(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Join a batch's rows with the values of their keys."""
         spec = self._spec
-        unique = distinct([batch.column(index) for index in spec.keys])
+        unique = distinct_keys([batch.column(index) for index in spec.keys])
         firsts = pa.array(unique.firsts)
         columns = [batch.column(index).take(firsts) for index in spec.keys]
         keys = pa.RecordBatch.from_arrays(columns, names=list(spec.named))
         values = self._look_up(keys)
-        check(spec, values, keys)
-        return enriched(spec, batch.columns, unique.numbers, values)
+        raise_if_failed(spec, values, keys)
+        return join_values(spec, batch.columns, unique.numbers, values)
 
     def _look_up(self, keys: pa.RecordBatch) -> Values:
         now = time.monotonic()
-        places = self._places(keys, now)
+        places = self._cache_positions(keys, now)
         missing = np.flatnonzero(places < 0)
         requests = [missing[start : start + self._spec.request] for start in range(0, len(missing), self._spec.request)]
         answers = [self.fetcher.fetch(keys.take(pa.array(chunk))) for chunk in requests]
         parts = []
         cached = np.flatnonzero(places >= 0)
         if len(cached):
-            assert self._known is not None
-            parts.append((cached, _some(self._known.values, places[cached])))
+            assert self._cache is not None
+            parts.append((cached, _take(self._cache.values, places[cached])))
         for chunk, answer in zip(requests, answers, strict=True):
-            parts.append((chunk, whole(self.fetcher.wait(answer))))
+            parts.append((chunk, all_values(self.fetcher.wait(answer))))
         if not parts:
-            columns = wanted(self._spec)
+            columns = looked_up_schema(self._spec)
             return Values(pa.RecordBatch.from_pylist([], columns), np.empty(0, np.uint8), {})
-        values = put_together(parts, keys.num_rows)
-        self._keep(keys, values, places, now)
+        values = concat_values(parts, keys.num_rows)
+        self._update_cache(keys, values, places, now)
         return values
 
-    def _places(self, keys: pa.RecordBatch, now: float) -> NDArray[np.int64]:
+    def _cache_positions(self, keys: pa.RecordBatch, now: float) -> NDArray[np.int64]:
         """Return the position of each key in the cache; -1 if it is not cached or has expired."""
-        if self._known is None:
+        if self._cache is None:
             return np.full(keys.num_rows, -1)
-        both = pa.concat_batches([self._known.keys, keys])
-        numbers = distinct(both.columns).numbers
-        count = self._known.keys.num_rows
+        both = pa.concat_batches([self._cache.keys, keys])
+        numbers = distinct_keys(both.columns).numbers
+        count = self._cache.keys.num_rows
         positions = np.full(len(numbers), -1)
-        valid = np.flatnonzero(self._known.until > now)
+        valid = np.flatnonzero(self._cache.until > now)
         positions[numbers[valid]] = valid
         return positions[numbers[count:]]
 
-    def _keep(self, keys: pa.RecordBatch, values: Values, places: NDArray[np.int64], now: float) -> None:
+    def _update_cache(self, keys: pa.RecordBatch, values: Values, places: NDArray[np.int64], now: float) -> None:
         """Update the cache with a batch's keys, and evict the oldest beyond the limit."""
         ttl = self._spec.ttl_ms
-        if ttl == 0 or not self._most:
+        if ttl == 0 or not self._max_keys:
             return
         until = np.full(keys.num_rows, np.inf if ttl < 0 else now + ttl / 1000)
-        cached = self._known
+        cached = self._cache
         if cached is not None:
             hits = places >= 0
             until[hits] = cached.until[places[hits]]
             older = np.setdiff1d(np.arange(cached.keys.num_rows), places)
             keys = pa.concat_batches([cached.keys.take(pa.array(older)), keys])
-            remaining = _some(cached.values, older)
+            remaining = _take(cached.values, older)
             parts = [(np.arange(len(older)), remaining), (np.arange(len(values.states)) + len(older), values)]
-            values = put_together(parts, keys.num_rows)
+            values = concat_values(parts, keys.num_rows)
             until = np.concatenate([cached.until[older], until])
-        kept = np.flatnonzero((values.states != FAILED) & (until > now))[-self._most :]
-        self._known = _CachedKeys(keys.take(pa.array(kept)), _some(values, kept), until[kept])
+        kept = np.flatnonzero((values.states != FAILED) & (until > now))[-self._max_keys :]
+        self._cache = _CachedKeys(keys.take(pa.array(kept)), _take(values, kept), until[kept])
 
 
-def _some(values: Values, places: NDArray[np.int64]) -> Values:
+def _take(values: Values, places: NDArray[np.int64]) -> Values:
     """Take the values of keys that did not fail."""
     return Values(values.columns.take(pa.array(places)), values.states[places], {})

@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 
 from millpond.errors import UsageError
-from millpond.lookup.conninfo import parts_of, secrets_of
-from millpond.lookup.convert import column, objects
-from millpond.lookup.secrets import hide
+from millpond.lookup.conninfo import parse_conninfo, secret_values
+from millpond.lookup.convert import convert_column, from_objects
+from millpond.lookup.secrets import redact_error
 from millpond.lookup.table import Found
 from millpond.spec.types import spark_name
 
@@ -53,12 +53,12 @@ class PostgresTable:
         Raises:
             UsageError: the string is malformed or ambiguous.
         """
-        parts_of(self.conninfo, self.table)
+        parse_conninfo(self.conninfo, self.table)
 
     @property
     def name(self) -> str:
         """Server and table, without secrets."""
-        parts = parts_of(self.conninfo, self.table)
+        parts = parse_conninfo(self.conninfo, self.table)
         if parts is None:  # psycopg is not installed in this process
             return f"PostgreSQL {self.table}"
         place = parts.get("host") or parts.get("hostaddr") or "localhost"
@@ -79,40 +79,40 @@ class PostgresTable:
                 action="Install millpond[postgres] there.",
             ) from error
 
-        parts = parts_of(self.conninfo, self.table) or {}
+        parts = parse_conninfo(self.conninfo, self.table) or {}
 
-        class Limited(psycopg.Connection[Any]):
-            """A connection that fails when the server has not answered by `until`."""
+        class DeadlineConnection(psycopg.Connection[Any]):
+            """A connection that fails when the server has not answered by `deadline`."""
 
-            until = time.monotonic() + timeout
+            deadline = time.monotonic() + timeout
 
             def wait(self, gen: Any, *_: Any, **__: Any) -> Any:
-                return super().wait(_limited(gen, self.until), interval=0.05)
+                return super().wait(_with_deadline(gen, self.deadline), interval=0.05)
 
         try:
-            client = Limited.connect(
+            client = DeadlineConnection.connect(
                 self.conninfo,
                 autocommit=True,
                 connect_timeout=max(2, round(timeout)),
                 options=f"{_options(parts)} -c statement_timeout={max(1, round(timeout * 1000))}",
             )
         except psycopg.OperationalError as error:
-            hide(error, secrets_of(self.conninfo))
+            redact_error(error, secret_values(self.conninfo))
             if "FATAL" in str(error) and any(fragment in str(error) for fragment in _PERMANENT_ERRORS):
-                raise self._refused(error) from error
+                raise self._refusal(error) from error
             raise
         except psycopg.ProgrammingError as error:
-            raise self._refused(error) from error
+            raise self._refusal(error) from error
         connection = _PostgresConnection(self, client, columns, timeout)
         try:
-            connection.learn()
+            connection.read_column_types()
         except BaseException:
             connection.close()
             raise
         return connection
 
-    def _refused(self, error: Exception) -> UsageError:
-        hide(error, secrets_of(self.conninfo))
+    def _refusal(self, error: Exception) -> UsageError:
+        redact_error(error, secret_values(self.conninfo))
         return UsageError(
             f"'{self.name}' refuses the request: {str(error).strip().splitlines()[0]}.",
             action="Mend the connection's parameters, the table's name, the columns, or the user's rights.",
@@ -133,13 +133,13 @@ def _time_of(dtype: pa.DataType) -> str | None:
     return "timestamp_ntz" if dtype.tz is None else "timestamp"
 
 
-def _limited(gen: Generator[Any, Any, Any], until: float) -> Generator[Any, Any, Any]:
+def _with_deadline(gen: Generator[Any, Any, Any], deadline: float) -> Generator[Any, Any, Any]:
     """Run psycopg's protocol generator until a deadline by the monotonic clock."""
     try:
         request = next(gen)
         while True:
             ready = yield request
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise TimeoutError("no answer")
             request = gen.send(ready)
     except StopIteration as end:
@@ -186,10 +186,10 @@ class _PostgresConnection:
         self._types: dict[str, str] = {}
         self._statement: Any = None
 
-    def learn(self) -> None:
+    def read_column_types(self) -> None:
         """Read the types of the table's columns, to which keys are cast for the comparison."""
-        self._client.until = time.monotonic() + self._timeout
-        rows = self._ask(
+        self._client.deadline = time.monotonic() + self._timeout
+        rows = self._query(
             # Without lengths, because a cast to them truncates keys. Only `character` keeps one, and domains may.
             "SELECT attname, format_type(CASE typtype WHEN 'd' THEN typbasetype ELSE atttypid END, -1) "
             "FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid "
@@ -198,7 +198,7 @@ class _PostgresConnection:
         )
         self._types = dict(rows)
 
-    def _ask(self, statement: Any, parameters: Any) -> list[Any]:
+    def _query(self, statement: Any, parameters: Any) -> list[Any]:
         import psycopg
 
         try:
@@ -206,21 +206,21 @@ class _PostgresConnection:
         except psycopg.errors.QueryCanceled as error:
             raise TimeoutError("no answer") from error
         except (psycopg.ProgrammingError, psycopg.NotSupportedError) as error:
-            raise self._table._refused(error) from error
+            raise self._table._refusal(error) from error
 
     def fetch(self, keys: pa.RecordBatch) -> Found:
         """Read the rows of all keys with one statement; bisect if a single key or row makes it fail."""
-        self._client.until = time.monotonic() + self._timeout
+        self._client.deadline = time.monotonic() + self._timeout
         if self._statement is None:
-            self._statement = self._select(keys.schema)
+            self._statement = self._compose_statement(keys.schema)
         unreadable: dict[int, str] = {}
         lists = [_values(part, unreadable) for part in keys.columns]
         rows = self._rows(lists, 0, unreadable)
         names, *values = zip(*rows, strict=True) if rows else ((), *(() for _ in self._columns))
         positions = [int(position) - 1 for position in names]
         arrays: list[pa.Array] = []
-        for wanted, raw in zip(self._columns, values, strict=True):
-            array, wrong = column(raw, wanted, objects)
+        for column_field, raw in zip(self._columns, values, strict=True):
+            array, wrong = convert_column(raw, column_field, from_objects)
             arrays.append(array)
             unreadable |= {positions[position]: why for position, why in wrong.items()}
         return Found(pa.RecordBatch.from_arrays(arrays, schema=self._columns), positions, unreadable)
@@ -239,7 +239,7 @@ class _PostgresConnection:
         import psycopg
 
         try:
-            rows = self._ask(self._statement, [*lists, *lists])
+            rows = self._query(self._statement, [*lists, *lists])
         except psycopg.DataError as error:
             count = len(lists[0])
             if count == 1:
@@ -249,7 +249,7 @@ class _PostgresConnection:
             return left + self._rows([values[count // 2 :] for values in lists], start + count // 2, unreadable)
         return [(start + position, *values) for position, *values in rows] if start else rows
 
-    def _select(self, schema: pa.Schema) -> Any:
+    def _compose_statement(self, schema: pa.Schema) -> Any:
         """Compose the statement: keys are passed as arrays, and each row contains its key's position, from 1."""
         from psycopg import sql
 
@@ -260,11 +260,11 @@ class _PostgresConnection:
                 f"'{self._table.name}' has no column {', '.join(missing)}.",
                 action=f"It has {', '.join(self._types)}: name those in `on` and `columns`.",
             )
-        for wanted in schema:
-            self._check_key(wanted)
-        for wanted in self._columns:
-            self._check_column(wanted)
-        arrays = [sql.SQL("%s::") + sql.SQL(self._compared(wanted) + "[]") for wanted in schema]
+        for column_field in schema:
+            self._check_key(column_field)
+        for column_field in self._columns:
+            self._check_column(column_field)
+        arrays = [sql.SQL("%s::") + sql.SQL(self._comparison_type(column_field) + "[]") for column_field in schema]
         numbered = sql.SQL(", ").join(sql.Identifier(f"k{number}") for number in range(len(keys)))
         equal = [
             sql.SQL("t.{} = asked.{}").format(sql.Identifier(name), sql.Identifier(f"k{number}"))
@@ -279,7 +279,7 @@ class _PostgresConnection:
             "SELECT asked.i, {columns} FROM {table} AS t "
             "JOIN unnest({arrays}) WITH ORDINALITY AS asked({numbered}, i) ON {equal} WHERE {among}"
         ).format(
-            columns=sql.SQL(", ").join(self._column(wanted) for wanted in self._columns),
+            columns=sql.SQL(", ").join(self._column(column_field) for column_field in self._columns),
             table=sql.Identifier(*self._table.table.split(".")),
             arrays=sql.SQL(", ").join(arrays),
             numbered=numbered,
@@ -287,7 +287,7 @@ class _PostgresConnection:
             among=sql.SQL(" AND ").join(among),
         )
 
-    def _compared(self, key: pa.Field) -> str:
+    def _comparison_type(self, key: pa.Field) -> str:
         """Choose the type to which keys are cast for the comparison; casts must keep different keys different.
 
         Raises:
@@ -301,7 +301,7 @@ class _PostgresConnection:
         if kind in ("name", '"char"'):
             return "text"
         if kind in _FLOATS or (kind == "boolean" and not pa.types.is_boolean(key.type)):
-            raise self._unlike(key, "Look up by another column, or by a view that has it as the query does.")
+            raise self._type_mismatch(key, "Look up by another column, or by a view that has it as the query does.")
         return kind
 
     def _check_key(self, key: pa.Field) -> None:
@@ -315,32 +315,34 @@ class _PostgresConnection:
         kind = self._types[key.name]
         if _time_of(key.type) != _TIMES.get(kind) or pa.types.is_binary(key.type) != (kind == "bytea"):
             spark = _TIMES.get(kind) or ("binary" if kind == "bytea" else "string")
-            raise self._unlike(key, f"Make a {spark} of it in the query, or take a view that has the query's type.")
+            raise self._type_mismatch(
+                key, f"Make a {spark} of it in the query, or take a view that has the query's type."
+            )
 
-    def _check_column(self, wanted: pa.Field) -> None:
+    def _check_column(self, column_field: pa.Field) -> None:
         """Check that a column's requested type does not need the server to convert times, zones or bytes."""
-        kind, dtype = self._types[wanted.name], wanted.type
+        kind, dtype = self._types[column_field.name], column_field.type
         while pa.types.is_list(dtype):
             kind, dtype = kind.removesuffix("[]"), dtype.value_type
         expected, actual = _time_of(dtype), _TIMES.get(kind)
         if expected is not None and expected != actual:
             action = f"Ask for {actual}" if actual else "Ask for the type that it has"
-            raise self._unlike(wanted, f"{action}, or take a view that has a {expected}.")
+            raise self._type_mismatch(column_field, f"{action}, or take a view that has a {expected}.")
         if kind == "bytea" and pa.types.is_string(dtype):
-            raise self._unlike(wanted, "Ask for binary.")
+            raise self._type_mismatch(column_field, "Ask for binary.")
 
-    def _unlike(self, one: pa.Field, action: str) -> UsageError:
-        kind, type_ = self._types[one.name], spark_name(one.type)
-        message = f"'{self._table.name}' has {one.name} as {kind}, which does not go with {type_}."
+    def _type_mismatch(self, column_field: pa.Field, action: str) -> UsageError:
+        kind, type_ = self._types[column_field.name], spark_name(column_field.type)
+        message = f"'{self._table.name}' has {column_field.name} as {kind}, which does not go with {type_}."
         return UsageError(message, action=action)
 
-    def _column(self, wanted: pa.Field) -> Any:
+    def _column(self, column_field: pa.Field) -> Any:
         from psycopg import sql
 
-        name = sql.SQL("t.") + sql.Identifier(wanted.name)
-        if pa.types.is_string(wanted.type):
+        name = sql.SQL("t.") + sql.Identifier(column_field.name)
+        if pa.types.is_string(column_field.type):
             return name + sql.SQL("::text")
-        return name + sql.SQL("::double precision") if pa.types.is_floating(wanted.type) else name
+        return name + sql.SQL("::double precision") if pa.types.is_floating(column_field.type) else name
 
     def close(self) -> None:
         """Close the connection."""

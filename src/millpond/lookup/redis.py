@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.errors import UsageError
-from millpond.lookup.convert import column, texts
-from millpond.lookup.secrets import hidden, hide
+from millpond.lookup.convert import convert_column, from_text
+from millpond.lookup.secrets import redact, redact_error
 from millpond.lookup.table import Found
 from millpond.spec.types import spark_name
 
-_PLAIN = 6
+_MAX_PLAIN_SCALE = 6
 """Largest scale at which Arrow writes every decimal without an exponent."""
 
 
@@ -66,7 +66,7 @@ class RedisTable:
                 "number; in a password, write what is no letter or number with a per cent sign: %23 for #, %2F for /, "
                 "%40 for @.",
             )
-        parts_of(self.key)
+        parse_key_pattern(self.key)
         with suppress(ImportError):  # `connect` reports a missing redis-py
             self._check_options()
 
@@ -115,14 +115,14 @@ class RedisTable:
                 f"'{self.name}' needs the package redis, which is not installed where keys are looked up.",
                 action="Install millpond[redis] there.",
             ) from error
-        for wanted in columns:
-            if pa.types.is_nested(wanted.type):
+        for column_field in columns:
+            if pa.types.is_nested(column_field.type):
                 raise UsageError(
-                    f"'{self.name}' has strings, which cannot be converted to {spark_name(wanted.type)} "
-                    f"(column {wanted.name}).",
+                    f"'{self.name}' has strings, which cannot be converted to {spark_name(column_field.type)} "
+                    f"(column {column_field.name}).",
                     action="Ask for a string, and take it apart in the query (from_json).",
                 )
-        parts = parts_of(self.key)
+        parts = parse_key_pattern(self.key)
         try:
             client = redis.Redis.from_url(
                 self.url,
@@ -132,9 +132,9 @@ class RedisTable:
                 single_connection_client=True,
             )
         except redis.RedisError as error:
-            hide(error, self._secrets())
+            redact_error(error, self._secrets())
             if isinstance(error, redis.AuthenticationError | AuthorizationError) or "DB index" in str(error):
-                raise self._refused(error) from error
+                raise self._refusal(error) from error
             raise
         return _RedisConnection(self, client, columns, parts, timeout)
 
@@ -143,14 +143,14 @@ class RedisTable:
         passwords = [parts.password or "", *parse_qs(parts.query).get("password", [])]
         return [*passwords, unquote(passwords[0])]
 
-    def _refused(self, said: object) -> UsageError:
+    def _refusal(self, reason: object) -> UsageError:
         return UsageError(
-            f"'{self.name}' refuses the request: {hidden(str(said), self._secrets()).rstrip('.')}.",
+            f"'{self.name}' refuses the request: {redact(str(reason), self._secrets()).rstrip('.')}.",
             action="Mend the URL's user, password and database, or the user's rights.",
         )
 
 
-def parts_of(key: str) -> list[tuple[str, str | None]]:
+def parse_key_pattern(key: str) -> list[tuple[str, str | None]]:
     """Split a key pattern into pairs of a text and the column that follows it; None after the last text.
 
     Raises:
@@ -204,15 +204,17 @@ class _RedisConnection:
                 if time.monotonic() > deadline:  # redis-py's time-out covers each part of an answer, not the whole
                     raise TimeoutError(f"{position + 1} of {keys.num_rows} answers in {self._timeout:g} s")
         except (redis.AuthenticationError, AuthorizationError) as error:
-            raise self._table._refused(error) from error
+            raise self._table._refusal(error) from error
         positions = [
             position
             for position, answer in enumerate(answers)
             if answer is not None and answer.count(None) < len(self._fields)
         ]
         arrays = []
-        for index, wanted in enumerate(self._columns):
-            values, wrong = column([answers[position][index] for position in positions], wanted, texts)
+        for index, column_field in enumerate(self._columns):
+            values, wrong = convert_column(
+                [answers[position][index] for position in positions], column_field, from_text
+            )
             arrays.append(values)
             unreadable |= {positions[position]: why for position, why in wrong.items()}
         return Found(pa.RecordBatch.from_arrays(arrays, schema=self._columns), positions, unreadable)
@@ -223,11 +225,11 @@ class _RedisConnection:
 
         message = str(error)
         if isinstance(error, NoPermissionError):  # redis-py has removed the code from the message
-            raise self._table._refused(message)
+            raise self._table._refusal(message)
         if message.startswith("WRONGTYPE"):
             return "what it has there is no hash"
         if message.startswith(("NOPERM", "NOAUTH", "MOVED", "unknown command")):
-            raise self._table._refused(message)
+            raise self._table._refusal(message)
         raise error
 
     def _requests(self, keys: pa.Array) -> pa.Buffer:
@@ -235,7 +237,7 @@ class _RedisConnection:
         sizes = pc.binary_length(keys).cast(pa.string()).cast(pa.binary())
         head = f"*{2 + len(self._fields)}\r\n$5\r\nHMGET\r\n$"
         tail = "".join(f"\r\n${len(name.encode())}\r\n{name}" for name in self._fields)
-        requests = _joined([_bytes(head), sizes, _bytes("\r\n"), keys, _bytes(f"{tail}\r\n")])
+        requests = _concat([_bytes(head), sizes, _bytes("\r\n"), keys, _bytes(f"{tail}\r\n")])
         everything = pa.ListArray.from_arrays(pa.array([0, len(requests)], pa.int32()), requests)
         return pc.binary_join(everything, _bytes(""))[0].as_buffer()
 
@@ -253,8 +255,8 @@ class _RedisConnection:
                     action="Name in braces the key's columns, as the table has them.",
                 )
             column = keys.column(name)
-            pieces.append(column if pa.types.is_binary(column.type) else _written(column).cast(pa.binary()))
-        return _joined(pieces)
+            pieces.append(column if pa.types.is_binary(column.type) else _to_text(column).cast(pa.binary()))
+        return _concat(pieces)
 
     def close(self) -> None:
         """Close the connection."""
@@ -265,11 +267,11 @@ def _bytes(text: str) -> pa.Scalar:
     return pa.scalar(text.encode(), pa.binary())
 
 
-def _joined(pieces: Sequence[pa.Array | pa.Scalar]) -> pa.Array:
+def _concat(pieces: Sequence[pa.Array | pa.Scalar]) -> pa.Array:
     return pc.binary_join_element_wise(*pieces, _bytes(""))
 
 
-def _written(column: pa.Array) -> pa.Array:
-    if pa.types.is_decimal(column.type) and column.type.scale > _PLAIN:
+def _to_text(column: pa.Array) -> pa.Array:
+    if pa.types.is_decimal(column.type) and column.type.scale > _MAX_PLAIN_SCALE:
         return pa.array([format(value, "f") for value in column.to_pylist()], pa.string())
     return column.cast(pa.string())

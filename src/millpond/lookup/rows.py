@@ -10,14 +10,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from millpond.lookup.fetch import ABSENT, FAILED, THERE, Answer, Failure, States, error_of
+from millpond.lookup.fetch import ABSENT, FAILED, PRESENT, Answer, Failure, States, lookup_error
 from millpond.spec.kinds.enrich import ERROR, EnrichSpec
 from millpond.spec.types import parse_type
 
 _ERROR = parse_type(ERROR.type).arrow
 
 
-class Distinct(NamedTuple):
+class DistinctKeys(NamedTuple):
     """The distinct keys of a batch.
 
     Attributes:
@@ -29,7 +29,7 @@ class Distinct(NamedTuple):
     numbers: NDArray[np.int64]
 
 
-def distinct(columns: Sequence[pa.Array]) -> Distinct:
+def distinct_keys(columns: Sequence[pa.Array]) -> DistinctKeys:
     """Number the distinct keys of rows.
 
     Args:
@@ -46,7 +46,7 @@ def distinct(columns: Sequence[pa.Array]) -> Distinct:
     rows = np.flatnonzero(numbers >= 0)[::-1]
     firsts = np.empty(count, np.int64)
     firsts[numbers[rows]] = rows  # rows are in descending order, and the last assignment wins
-    return Distinct(firsts, numbers)
+    return DistinctKeys(firsts, numbers)
 
 
 class Values(NamedTuple):
@@ -54,7 +54,7 @@ class Values(NamedTuple):
 
     Attributes:
         columns: the looked-up columns, one row per key.
-        states: `ABSENT`, `THERE` or `FAILED` for each key.
+        states: `ABSENT`, `PRESENT` or `FAILED` for each key.
         failures: failures by the position of the key.
     """
 
@@ -63,15 +63,15 @@ class Values(NamedTuple):
     failures: dict[int, Failure]
 
 
-def whole(answer: Answer) -> Values:
+def all_values(answer: Answer) -> Values:
     """Return the values of all keys of an answer."""
     return Values(answer.values, answer.states, _failures(answer, answer.states, None))
 
 
-def part_of(answer: Answer, places: NDArray[np.int64]) -> Values:
+def values_at(answer: Answer, places: NDArray[np.int64]) -> Values:
     """Return the values of the keys at some positions of an answer."""
-    if _in_order(places, len(answer.states)):
-        return whole(answer)
+    if _is_identity(places, len(answer.states)):
+        return all_values(answer)
     states = answer.states[places]
     return Values(answer.values.take(pa.array(places)), states, _failures(answer, states, places))
 
@@ -80,15 +80,15 @@ def _failures(answer: Answer, states: States, places: NDArray[np.int64] | None) 
     if answer.failure is None and not answer.failures:
         return {}
     failed = np.flatnonzero(states == FAILED)
-    why = {int(row): answer.why(int(row if places is None else places[row])) for row in failed}
+    why = {int(row): answer.failure_of(int(row if places is None else places[row])) for row in failed}
     return {row: failure for row, failure in why.items() if failure is not None}
 
 
-def _in_order(places: NDArray[np.int64], count: int) -> bool:
+def _is_identity(places: NDArray[np.int64], count: int) -> bool:
     return len(places) == count and bool((places == np.arange(count)).all())
 
 
-def put_together(parts: Sequence[tuple[NDArray[np.int64], Values]], count: int) -> Values:
+def concat_values(parts: Sequence[tuple[NDArray[np.int64], Values]], count: int) -> Values:
     """Concatenate the values of disjoint sets of keys, in the order of the keys.
 
     Args:
@@ -96,7 +96,7 @@ def put_together(parts: Sequence[tuple[NDArray[np.int64], Values]], count: int) 
         count: number of keys.
     """
     filled = [part for part in parts if len(part[0])] or parts[:1]
-    if len(filled) == 1 and _in_order(filled[0][0], count):
+    if len(filled) == 1 and _is_identity(filled[0][0], count):
         return filled[0][1]
     order = np.empty(count, np.int64)
     order[np.concatenate([numbers for numbers, _ in filled])] = np.arange(count)
@@ -106,7 +106,7 @@ def put_together(parts: Sequence[tuple[NDArray[np.int64], Values]], count: int) 
     return Values(columns.take(pa.array(order)), states, failures)
 
 
-def check(spec: EnrichSpec, found: Values, keys: pa.RecordBatch) -> None:
+def raise_if_failed(spec: EnrichSpec, found: Values, keys: pa.RecordBatch) -> None:
     """Raise if a key failed and the join's `on_error` is `fail`.
 
     Args:
@@ -119,10 +119,10 @@ def check(spec: EnrichSpec, found: Values, keys: pa.RecordBatch) -> None:
     """
     if found.failures and spec.on_error == "fail":
         position = min(found.failures)
-        raise error_of(spec, found.failures[position], keys.slice(position, 1), len(found.failures))
+        raise lookup_error(spec, found.failures[position], keys.slice(position, 1), len(found.failures))
 
 
-def enriched(
+def join_values(
     spec: EnrichSpec, columns: Sequence[pa.Array], numbers: NDArray[np.int64], found: Values
 ) -> pa.RecordBatch:
     """Join rows with the values of their keys.
@@ -136,7 +136,7 @@ def enriched(
     keyed = numbers >= 0
     states = np.full(len(numbers), ABSENT, np.uint8)
     states[keyed] = found.states[numbers[keyed]]
-    indices = pa.array(numbers, mask=states != THERE)
+    indices = pa.array(numbers, mask=states != PRESENT)
     results = [*columns, *(column.take(indices) for column in found.columns.columns)]
     if spec.on_error == "side":
         results.append(_errors(numbers, states, found))
@@ -152,6 +152,8 @@ def _errors(numbers: NDArray[np.int64], states: States, found: Values) -> pa.Arr
         return pa.nulls(len(numbers), _ERROR)
     places = np.full(len(found.states), -1)
     places[list(found.failures)] = np.arange(len(found.failures))
-    errors = pa.array([{"kind": failure.kind, "message": failure.said} for failure in found.failures.values()], _ERROR)
+    errors = pa.array(
+        [{"kind": failure.kind, "message": failure.message} for failure in found.failures.values()], _ERROR
+    )
     failed = states == FAILED
     return errors.take(pa.array(np.where(failed, places[numbers], 0), mask=~failed))

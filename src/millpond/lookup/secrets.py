@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection
 
 
-def hidden(text: str, secrets: Collection[str]) -> str:
+def redact(text: str, secrets: Collection[str]) -> str:
     """Replace the secrets in a text."""
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, "…")
     return text
 
 
-def hide(error: BaseException, secrets: Collection[str]) -> None:
+def redact_error(error: BaseException, secrets: Collection[str]) -> None:
     """Redact secrets in an error, and in its causes and contexts, which are shown with it."""
     chain: BaseException | None = error
     while chain is not None:
-        chain.args = tuple(hidden(arg, secrets) if isinstance(arg, str) else arg for arg in chain.args)
+        chain.args = tuple(redact(arg, secrets) if isinstance(arg, str) else arg for arg in chain.args)
         chain = chain.__cause__ or chain.__context__

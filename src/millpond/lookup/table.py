@@ -58,7 +58,7 @@ class Connection(Protocol):
             keys: distinct keys without nulls; columns have the table's names.
 
         Raises:
-            UsageError: a retry cannot help. Bugs in the code are not retried either (see `millpond.lookup.mistakes`).
+            UsageError: a retry cannot help. Bugs in the code are not retried either (see `lookup.user_errors`).
             Exception: any other error closes the connection, and the keys are requested again on a new one.
         """
 

@@ -21,8 +21,8 @@ from millpond.time_slices import SLICE, TimeSlice
 if TYPE_CHECKING:
     from millpond.stores.protocol import SlicedTable, TableDelta
 
-_SECOND = 1_000_000
-_MAINTAINED = 4  # slices that each batch begins even if no rows come to them
+_SECOND_MICROS = 1_000_000
+_MAINTAINED_PER_BATCH = 4  # slices that each batch begins even if no rows come to them
 
 
 class SliceState(Protocol):
@@ -59,30 +59,30 @@ class SlicedState(Generic[P]):
         reach: microseconds from the beginning of a window to that of the last slice that has rows of it.
 
     Attributes:
-        begun: the parts that take part in the running batch, some of them only for maintenance.
-        over: the parts that the running batch's watermark has closed; they live until the next batch.
-        closing: the parts that it has closed in full or in part, those of `over` included.
+        active: the parts that take part in the running batch, some of them only for maintenance.
+        dropped: the parts that the running batch's watermark has closed; they live until the next batch.
+        closing: the parts that it has closed in full or in part, those of `dropped` included.
     """
 
     def __init__(self, time: EventTime, make: Callable[[str], P], existing: Iterable[str], *, reach: int = 0) -> None:
         self._windows = time.windows
         self._reach = reach
-        self._make = make
+        self._make_part = make
         live = {TimeSlice.parse(name.partition(SLICE)[2]) for name in existing}
         if time.windows is None:  # windows usually end on whole seconds, so a window that closes ends its slice
-            self._assigner = SliceAssigner(_SECOND, 1, live)
+            self._assigner = SliceAssigner(_SECOND_MICROS, 1, live)
         else:
             self._assigner = SliceAssigner(time.windows.slide, time.windows.offset, live)
         self._parts = {slice_: make(SLICE + slice_.name) for slice_ in self._assigner.live}
-        self.begun: dict[TimeSlice, P] = {}
-        self.over: dict[TimeSlice, P] = {}
+        self.active: dict[TimeSlice, P] = {}
+        self.dropped: dict[TimeSlice, P] = {}
         self.closing: dict[TimeSlice, P] = {}
         self._version = 0
         self._restricted: HashRange | None = None
         self._row_counts: dict[TimeSlice, int] = {}  # rows that each part got in this batch
         self._previous_row_counts: dict[TimeSlice, int] = {}  # the same of the last batch that had any rows
-        self._ranges: dict[TimeSlice, HashRange] = {}  # the hash range that each table is restricted to
-        self._announced: set[TimeSlice] = set()  # parts with prefetch hints since the last batch began
+        self._restricted_ranges: dict[TimeSlice, HashRange] = {}  # the hash range that each table is restricted to
+        self._hinted: set[TimeSlice] = set()  # parts with prefetch hints since the last batch began
         self._late = self._closed = 0
 
     @property
@@ -92,13 +92,13 @@ class SlicedState(Generic[P]):
 
     def begin(self, version: int, times: Times) -> None:
         """Start the batch that reads state `version`; close the parts that were over before it."""
-        for part in self.over.values():
+        for part in self.dropped.values():
             part.close()
-        self.begun, self.over, self.closing = {}, {}, {}
+        self.active, self.dropped, self.closing = {}, {}, {}
         self._version = version
         self._restricted = None
         self._previous_row_counts, self._row_counts = self._row_counts or self._previous_row_counts, {}
-        self._ranges = {}
+        self._restricted_ranges = {}
         self._late, self._closed = times.late * 1000, times.closed * 1000
         self._begin_maintenance()
 
@@ -108,22 +108,22 @@ class SlicedState(Generic[P]):
         for slice_ in live:  # a file is garbage to the collector if no manifest names it soon after it was written
             if any(table.in_flight or table.over_budget for table in self._parts[slice_].tables.values()):
                 self.open(slice_)
-        for slice_ in self._announced:  # the end of the batch drops what was prefetched in vain
+        for slice_ in self._hinted:  # the end of the batch drops what was prefetched in vain
             if slice_ in self._parts:
                 self.open(slice_)
-        self._announced.clear()
+        self._hinted.clear()
         for number in range(
-            min(_MAINTAINED, len(live))
+            min(_MAINTAINED_PER_BATCH, len(live))
         ):  # in turn, so that every part releases memory and starts to write
-            self.open(live[(self._version * _MAINTAINED + number) % len(live)])
+            self.open(live[(self._version * _MAINTAINED_PER_BATCH + number) % len(live)])
 
-    def closes(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
+    def closing_watermarks(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the watermarks that close state of these times, in microseconds."""
         return times if self._windows is None else times + self._windows.size
 
     def on_time(self, times: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return a mask of the times that are not late."""
-        return self.closes(times) > self._late
+        return self.closing_watermarks(times) > self._late
 
     @property
     def closing_times(self) -> tuple[int, int]:
@@ -159,20 +159,20 @@ class SlicedState(Generic[P]):
             if slice_ not in self._row_counts:
                 _set_idle(part, False)
                 self._row_counts[slice_] = 0
-            if self._restricted is not None and self._ranges.get(slice_) != self._restricted:
-                self._ranges[slice_] = self._restricted
+            if self._restricted is not None and self._restricted_ranges.get(slice_) != self._restricted:
+                self._restricted_ranges[slice_] = self._restricted
                 part.table.restrict(self._restricted)  # tables that get no rows keep their range
             self._row_counts[slice_] += len(times) if rows is None else len(rows)
             yield part, batch if rows is None else batch.take(pa.array(rows))
 
-    def announced(self, times: NDArray[np.int64]) -> Iterator[tuple[P, NDArray[np.int64]]]:
+    def prefetch_targets(self, times: NDArray[np.int64]) -> Iterator[tuple[P, NDArray[np.int64]]]:
         """Yield the parts that rows of these times will read, each with the positions of its times.
 
         Late rows read nothing, and a slice without a part has nothing to read.
         """
         on_time = np.flatnonzero(self.on_time(times))
         for slice_, rows in self._assigner.known(times[on_time]):
-            self._announced.add(slice_)
+            self._hinted.add(slice_)
             yield self._parts[slice_], on_time[rows]
 
     @property
@@ -180,14 +180,14 @@ class SlicedState(Generic[P]):
         """The live parts, by slice."""
         return self._parts
 
-    def open(self, one: TimeSlice) -> P:
+    def open(self, slice_: TimeSlice) -> P:
         """Return the part of a slice and begin it for the running batch; make it if it does not exist."""
-        part = self.begun.get(one)
+        part = self.active.get(slice_)
         if part is None:
-            part = self._parts.get(one)
+            part = self._parts.get(slice_)
             if part is None:
-                part = self._parts[one] = self._make(SLICE + one.name)
-            self.begun[one] = part
+                part = self._parts[slice_] = self._make_part(SLICE + slice_.name)
+            self.active[slice_] = part
             part.begin(self._version)
         return part
 
@@ -204,20 +204,20 @@ class SlicedState(Generic[P]):
             if self._windows is not None and self._windows.shared:
                 ahead = self._windows.size - self._windows.slide
             self.closing = {slice_: part for slice_, part in self._parts.items() if slice_.low <= until + ahead}
-        self.over = {slice_: self._parts.pop(slice_) for slice_ in self._assigner.drop(until)}
+        self.dropped = {slice_: self._parts.pop(slice_) for slice_ in self._assigner.drop(until)}
         sealed: dict[str, TableDelta] = {}
         if self._row_counts:  # the next batch's rows mostly come to the slices of this batch's rows
-            for slice_, part in (self._parts | self.over).items():
-                _set_idle(part, slice_ not in self._row_counts or slice_ in self.over)
+            for slice_, part in (self._parts | self.dropped).items():
+                _set_idle(part, slice_ not in self._row_counts or slice_ in self.dropped)
         # The next manifest leaves out the tables of closed slices, so what this batch changed of them needs no delta.
-        for slice_, part in self.begun.items():
-            if slice_ not in self.over:
+        for slice_, part in self.active.items():
+            if slice_ not in self.dropped:
                 sealed |= {name: delta for name, delta in part.seal().items() if delta.rows}
         return sealed
 
     def close(self) -> None:
         """Release all memory."""
-        for part in (*self._parts.values(), *self.over.values()):
+        for part in (*self._parts.values(), *self.dropped.values()):
             part.close()
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MAIN = "main"
 """The name of an operator's main table."""
 
-PIECE = 65_536
+MAX_OUTPUT_ROWS = 65_536
 """Maximum rows of an output batch."""
 
 ROWS = "rows"
@@ -94,11 +94,11 @@ class MakeTable(Protocol):
         """Open a table whose rows may be dropped at any time."""
 
 
-MakeRows = Callable[[str, TableSchema, "Words"], "RmwTable"]
+MakeRmwTable = Callable[[str, TableSchema, "Words"], "RmwTable"]
 """Opens a read-modify-write table."""
 
 
-def scratch(make_table: MakeTable) -> MakeRows:
+def scratch(make_table: MakeTable) -> MakeRmwTable:
     """Return a function that opens temporary tables."""
     return lambda name, schema, initial: make_table(name, schema, initial, kind="scratch")
 

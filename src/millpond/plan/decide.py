@@ -200,7 +200,9 @@ class _Decider:
             try:
                 updated = [spec for child in children if (spec := changing(child)) is not None]
                 # As in Spark, deduplication takes an aggregate's updates as further rows.
-                plain = operator.spec.facts.reads_updates_as_rows and not any(spec.facts.beyond_spark for spec in updated)
+                plain = operator.spec.facts.reads_updates_as_rows and not any(
+                    spec.facts.beyond_spark for spec in updated
+                )
                 if updated and not plain:
                     if self.unstable is not None:
                         raise Unsupported(Reason("MP-BETWEEN", self.unstable))

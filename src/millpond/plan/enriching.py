@@ -13,7 +13,7 @@ from pyspark.sql.types import DataType, StringType, StructField, StructType
 from millpond.ddl import ddl
 from millpond.errors import UsageError
 from millpond.lookup.function import Lookup
-from millpond.lookup.redis import RedisTable, parts_of
+from millpond.lookup.redis import RedisTable, parse_key_pattern
 from millpond.lookup.table import LookupTable
 from millpond.plan.catalyst.nodes import WATERMARK_DELAY
 from millpond.plan.exchange.workers import map_in_arrow
@@ -223,7 +223,7 @@ def _type(dtype: DataType) -> Type | None:
 
 
 def _check_pattern(table: RedisTable, names: Sequence[str]) -> None:
-    columns = {name for _, name in parts_of(table.key) if name is not None}
+    columns = {name for _, name in parse_key_pattern(table.key) if name is not None}
     if columns != set(names):
         raise UsageError(
             f"The pattern {table.key!r} names {', '.join(sorted(columns)) or 'no column'}, and rows are looked up by "

@@ -27,7 +27,9 @@ def settled(root: Decided, output_mode: str, pattern: Pattern) -> Decided:
     """
     root = _shown(root, output_mode)
     operators = list(root.operators())
-    if any(operator.needs_no_data_batches for operator in operators) and any(operator.spec is None for operator in operators):
+    if any(operator.needs_no_data_batches for operator in operators) and any(
+        operator.spec is None for operator in operators
+    ):
         # A Spark operator would not see the watermark that passes ours.
         root = root.with_ours(lambda one: one.left(Reason("MP-BESIDE")))
     _check_maps(root)
@@ -47,7 +49,13 @@ def _shown(decided: Decided, output_mode: str) -> Decided:
     children = tuple(_shown(child, output_mode) for child in decided.children)
     operator = decided.operator
     spec = operator.spec if operator is not None else None
-    if operator is not None and spec is not None and spec.emits_updates and not spec.changes and not spec.facts.supports_complete:
+    if (
+        operator is not None
+        and spec is not None
+        and spec.emits_updates
+        and not spec.changes
+        and not spec.facts.supports_complete
+    ):
         operator = operator.left(Reason("MP-MODE", output_mode))
         children = tuple(leave_updating(child) for child in children)
     return Decided(decided.node, children, operator)

@@ -136,7 +136,13 @@ FUNCTIONS: dict[str, Function] = {
     "collect_list": Function((KEPT,), ("CollectList",), ("array_agg",), ordered=True, collects=True),
     "collect_set": Function((COMPARED,), ("CollectSet",), collects=True, distinct_only=True),
     "listagg": Function(
-        (("string", "binary"),), ("ListAgg",), ("string_agg",), sorts=True, ordered=True, collects=True, casts=_TEXT_CASTS
+        (("string", "binary"),),
+        ("ListAgg",),
+        ("string_agg",),
+        sorts=True,
+        ordered=True,
+        collects=True,
+        casts=_TEXT_CASTS,
     ),
     "percentile": Function(
         (NUMBERS, INTEGERS),

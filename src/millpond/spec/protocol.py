@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple, Self
 
 import msgspec
 
-from millpond.spec.functions import KEY_COLUMNS, MAX_KEY_COLUMNS, unsupported_key, key_width
+from millpond.spec.functions import KEY_COLUMNS, MAX_KEY_COLUMNS, key_width, unsupported_key
 from millpond.spec.operators import AggregateCall, Field, Pattern
 from millpond.spec.traits import Trait
 
@@ -87,7 +87,8 @@ class Spec(msgspec.Struct, frozen=True):
     def traits(self) -> Mapping[str, Trait]:
         """The operator's behaviour in a user's terms, by aspect; functions are described by their own texts.
 
-        Two specs that differ in `compatibility_spec` differ in a trait, or in their functions (`tests/spec/test_traits.py`).
+        Two specs that differ in `compatibility_spec` differ in a trait, or in their functions
+        (`tests/checkpoint/test_differences.py`).
         """
 
     @property

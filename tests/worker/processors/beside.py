@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from millpond.operators.processors.calls import Ask, Changed, Phase
+from millpond.operators.processors.calls import Changes, FetchState, Phase
 from millpond.operators.protocol import Times
 from millpond.slot.process.messages import Call
 from millpond.tasks.user_processor import UserProcessor
@@ -31,7 +31,7 @@ class Beside:
         self, rows: list[dict[str, Any]], now: int = 0, bits: int = 64, initial: list[dict[str, Any]] | None = None
     ) -> None:
         """Run a batch; hashes of its keys have `bits` bits."""
-        asks: list[Ask] = []
+        asks: list[FetchState] = []
         running = start_processor(self.user, lambda table, asked: asks[0](table, asked))
 
         def caller(
@@ -39,8 +39,8 @@ class Beside:
             times: tuple[int, int],
             tables: Mapping[str, pa.RecordBatch],
             take: Callable[[pa.RecordBatch], None],
-            answer: Ask,
-        ) -> Changed:
+            answer: FetchState,
+        ) -> Changes:
             asked: list[pa.RecordBatch] = []
 
             def ask(table: str, which: pa.RecordBatch) -> pa.Array:
@@ -67,7 +67,7 @@ class Beside:
         """Take the output of a call."""
 
     def called(
-        self, phase: Phase, tables: Mapping[str, pa.RecordBatch], asked: tuple[int, int], changed: Changed
+        self, phase: Phase, tables: Mapping[str, pa.RecordBatch], asked: tuple[int, int], changed: Changes
     ) -> None:
         """A call is over: what it was given, how often it asked for more, in the user's code and behind it, and what it
         has changed.

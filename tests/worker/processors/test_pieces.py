@@ -13,7 +13,7 @@ from pyspark.sql.types import Row
 
 import millpond
 from millpond.errors import UsageError
-from millpond.operators.processors.calls import Changed, Phase
+from millpond.operators.processors.calls import Changes, Phase
 from millpond.spec.kinds.group_state import STATE, GroupStateSpec
 from millpond.spec.kinds.processor import Variable
 from millpond.tasks.user_processor import UserGroups, UserProcessor
@@ -27,8 +27,8 @@ Told = list[tuple[Any, ...]]
 
 def lower(patch: pytest.MonkeyPatch) -> None:
     """Let pieces be small, and tables that hold more than some of them fail as those of more than 2 GB do."""
-    patch.setattr("millpond.operators.processors.input._WHOLE", 20_000)
-    patch.setattr("millpond.operators.processors.input._BYTES", 5_000)
+    patch.setattr("millpond.operators.processors.input._MAX_WHOLE_BYTES", 20_000)
+    patch.setattr("millpond.operators.processors.input._PIECE_BYTES", 5_000)
     patch.setattr("millpond.operators.columns.decode.LIMIT", 40_000)
 
 
@@ -63,7 +63,7 @@ class Calls(Beside):
         self.output += [tuple(row.values()) for row in rows.to_pylist()]
 
     def called(
-        self, phase: Phase, tables: Mapping[str, pa.RecordBatch], asked: tuple[int, int], changed: Changed
+        self, phase: Phase, tables: Mapping[str, pa.RecordBatch], asked: tuple[int, int], changed: Changes
     ) -> None:
         assert asked[1] == 0  # no rows are asked for when they are not read any more
         self.calls.append((phase, asked[0]))

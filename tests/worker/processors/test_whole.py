@@ -12,8 +12,8 @@ import pytest
 from pyspark.sql.types import Row
 
 from millpond.operators.kinds.registry import read_rows, read_whole
-from millpond.operators.processors import shown as shown_
-from millpond.operators.processors.calls import Changed, Phase
+from millpond.operators.processors import user_rows
+from millpond.operators.processors.calls import Changes, Phase
 from millpond.worker.processors.state import columns
 from tests.stores.shelf import Shelf
 from tests.worker.processors.beside import Beside
@@ -46,7 +46,7 @@ class Whole(Beside):
         self.run([{"k": key, "v": number} for key, number in keys.items()], now, bits)
 
     def called(
-        self, phase: Phase, tables: Mapping[str, pa.RecordBatch], asked: tuple[int, int], changed: Changed
+        self, phase: Phase, tables: Mapping[str, pa.RecordBatch], asked: tuple[int, int], changed: Changes
     ) -> None:
         self.sent = max(self.sent, *(table.nbytes for table in tables.values()), 0)
         self.answers.append(len(changed) - len({name for name, _ in changed}))
@@ -184,7 +184,7 @@ def test_a_list_and_a_map_of_one_key_that_are_larger_than_memory(tmp_path: Path)
 
 
 def test_a_key_that_has_too_much_for_a_row_is_shown_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shown_, "_MOST", 10_000)
+    monkeypatch.setattr(user_rows, "_MAX_ROW_BYTES", 10_000)
     whole = Whole()
 
     def step(self: Any, key: str, numbers: list[int]) -> None:

@@ -94,7 +94,7 @@ class AdaptiveAggregate(WindowedAggregate):
     def finish(self) -> dict[str, TableDelta]:
         """End the batch: observe it, backfill some rows, drop what is closed, and seal the other changes."""
         staying = {slice_: part for slice_, part in self._parts.live.items() if not self._closes(slice_.last)}
-        self._choose(staying.values())
+        self._choose_store(staying.values())
         moving = [slice_ for slice_, part in staying.items() if part.backlog]
         # Each batch backfills one piece of one slice, the latest, which bounds what it costs.
         if moving:
@@ -107,17 +107,17 @@ class AdaptiveAggregate(WindowedAggregate):
     def _closes(self, time: int) -> bool:
         return bool(self._parts.closing_now(np.array([time]))[0])
 
-    def _choose(self, parts: Collection[AdaptiveSlice]) -> None:
+    def _choose_store(self, parts: Collection[AdaptiveSlice]) -> None:
         """Change the store of slices if the observer decides so."""
-        wide = self._bytes // max(1, self._rows)
-        seen = Observation.total(part.observe(wide) for part in parts)
+        row_bytes = self._bytes // max(1, self._rows)
+        seen = Observation.total(part.observe(row_bytes) for part in parts)
         if self._appending:
             largest_hash_bytes = max((part.largest_hash_bytes for part in parts), default=0)
-            if self._observer.groups(seen, largest_hash_bytes):
+            if self._observer.should_group(seen, largest_hash_bytes):
                 self._log("keeps groups again", seen)
                 for part in parts:
                     part.switch_to_groups()
-        elif self._observer.appends(seen):
+        elif self._observer.should_append(seen):
             self._log("appends rows", seen)
             for part in parts:
                 part.switch_to_rows()
@@ -127,8 +127,8 @@ class AdaptiveAggregate(WindowedAggregate):
             "From version %d on, an aggregate of distinct inputs %s: of %d inputs %d were new; all take %d MB.",
             self._version + 1,
             what,
-            seen.asked,
-            seen.made,
+            seen.accesses,
+            seen.created,
             seen.bytes >> 20,
         )
 

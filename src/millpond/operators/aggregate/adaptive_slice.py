@@ -15,7 +15,7 @@ from millpond.operators.aggregate.groups import Groups
 from millpond.operators.aggregate.tables import BACKFILLED, backfill_table, distincts
 from millpond.operators.columns.encode import portions
 from millpond.operators.hash_ranges import bounds, by_range, key_groups
-from millpond.operators.protocol import MAIN, ROWS, MakeRows, MakeTable
+from millpond.operators.protocol import MAIN, ROWS, MakeRmwTable, MakeTable
 from millpond.operators.tables.input_rows import StoredRows
 from millpond.operators.tables.keyed import Keyed
 from millpond.spec.kinds.aggregate import AggregateSpec
@@ -26,7 +26,7 @@ from millpond.stores.rmw.table import RmwTable
 if TYPE_CHECKING:
     from millpond.stores.protocol import TableDelta
 
-_INDEX = 24  # approximate overhead of an entry beside its words, in bytes
+_INDEX_BYTES = 24  # approximate overhead of an entry beside its words, in bytes
 
 
 class AdaptiveSlice:
@@ -41,33 +41,33 @@ class AdaptiveSlice:
         spec: keys, inputs and calls.
         make_table: opens the partition's tables.
         suffix: the suffix of their names.
-        known: the base names of the tables that exist.
+        existing: the base names of the tables that exist.
         append: whether a slice without tables begins by appending rows.
     """
 
     def __init__(
-        self, spec: AggregateSpec, make_table: MakeTable, suffix: str, known: Collection[str], *, append: bool
+        self, spec: AggregateSpec, make_table: MakeTable, suffix: str, existing: Collection[str], *, append: bool
     ) -> None:
         self._spec = spec
         self._make_table = make_table
         self._suffix = suffix
         self._stored = StoredRows(spec.key_fields, spec.inputs)
         layouts = [table.layout for _, table, _ in distincts(spec)]
-        self._entry = 8 * max(layout.width for layout in layouts) + _INDEX
-        self._long = any(layout.bytes_columns for layout in layouts)
+        self._entry_bytes = 8 * max(layout.width for layout in layouts) + _INDEX_BYTES
+        self._has_long_values = any(layout.bytes_columns for layout in layouts)
         self._version: int | None = None  # the running batch, if the slice takes part in it
         self._groups: Groups | None = None
         self._rows: tuple[AlignedTable, Sample] | None = None
         self._backfilled: RmwTable | None = None
         self._appended = False  # whether the running batch appended rows
-        self._before = 0  # entries at the start of the batch
+        self._entries_before = 0  # entries at the start of the batch
         self._size = 0  # bytes
         self._retired: list[AlignedTable | RmwTable] = []
-        if MAIN in known or not (known or append):
+        if MAIN in existing or not (existing or append):
             self._groups = Groups(spec, make_table, suffix)
-        if ROWS in known or (append and not known):
+        if ROWS in existing or (append and not existing):
             self.switch_to_rows()
-        if BACKFILLED in known:
+        if BACKFILLED in existing:
             self._open_backfill()
 
     @property
@@ -112,7 +112,7 @@ class AdaptiveSlice:
                 part.begin(version)
         if self._backfilled is not None:
             self._backfilled.begin(version)
-        self._before = self._entries
+        self._entries_before = self._entries
 
     def fold(self, batch: pa.RecordBatch) -> None:
         """Append rows or fold them into groups: the column `__hash`, then keys and inputs."""
@@ -130,26 +130,28 @@ class AdaptiveSlice:
     def _entries(self) -> int:
         return 0 if self._groups is None else sum(side.stats()["keys"] for _, side in self._groups.sides)
 
-    def observe(self, wide: int) -> Observation:
+    def observe(self, row_bytes: int) -> Observation:
         """Return the running batch's accesses to the slice's distinct inputs, and their size.
 
         Args:
-            wide: bytes of an input row, which estimate values that do not fit into a state row.
+            row_bytes: bytes of an input row, which estimate values that do not fit into a state row.
         """
-        accessed = created = groups = entries = 0
+        accesses = created = groups = entries = 0
         if self._rows is not None:
             sample = self._rows[1]
             entries = sample.entries
             if self.appends and self._version is not None:
-                accessed, created = sample.asked, sample.made
+                accesses, created = sample.accesses, sample.created
         if self._groups is not None:
             groups = self._groups.table.stats()["keys"]
             entries += self._entries
             if not self.appends and self._version is not None:
                 stats = [side.stats() for _, side in self._groups.sides]
-                accessed = sum(stat["cache_hits"] + stat["cache_misses"] for stat in stats)
-                created = self._entries - self._before
-        return Observation(accessed, created, entries * (self._entry + (wide if self._long else 0)), groups)
+                accesses = sum(stat["cache_hits"] + stat["cache_misses"] for stat in stats)
+                created = self._entries - self._entries_before
+        return Observation(
+            accesses, created, entries * (self._entry_bytes + (row_bytes if self._has_long_values else 0)), groups
+        )
 
     @property
     def largest_hash_bytes(self) -> int:
@@ -226,15 +228,15 @@ class AdaptiveSlice:
         """Measure the slice's size for `emit`, which yields the same pieces until the next call."""
         self._size = sum(_size(table) for table in self.tables.values())
 
-    def emit(self, make_scratch: MakeRows) -> Iterator[tuple[Groups, Rows]]:
+    def emit(self, make_scratch: MakeRmwTable) -> Iterator[tuple[Groups, Rows]]:
         """Yield all groups in hash order, with the rows that are not groups yet folded in."""
         if self._rows is None:
             groups = self._open_groups()
             for rows in groups.scan():
                 yield groups, rows
             return
-        with ExitStack() as open_:
-            for content in self._ranges(open_):
+        with ExitStack() as open_tables:
+            for content in self._ranges(open_tables):
                 groups = Groups(self._spec, make_scratch)
                 try:
                     groups.begin(0)
@@ -245,15 +247,15 @@ class AdaptiveSlice:
                     groups.close()
 
     def _merge_rows(
-        self, groups: Groups, held: Sequence[Rows], entries: Sequence[Sequence[Rows]], rows: Sequence[Rows]
+        self, groups: Groups, stored: Sequence[Rows], entries: Sequence[Sequence[Rows]], rows: Sequence[Rows]
     ) -> None:
         """Fold rows into the groups of the same hash range, in new tables."""
-        ranges = [key_groups(piece) for piece in (*held, *rows)]
+        ranges = [key_groups(piece) for piece in (*stored, *rows)]
         if not ranges:
             return
         groups.restrict(HashRange(min(range_.lo for range_ in ranges), max(range_.hi for range_ in ranges)))
-        groups.table.expect(sum(len(piece.words) for piece in (*held, *rows)))
-        for piece in held:
+        groups.table.expect(sum(len(piece.words) for piece in (*stored, *rows)))
+        for piece in stored:
             groups.table.load(piece)
         for (table, side), pieces in zip(groups.sides, entries, strict=False):
             for piece in pieces:
@@ -261,7 +263,9 @@ class AdaptiveSlice:
         for piece in rows:
             groups.fold(self._stored.decode(piece))
 
-    def _ranges(self, open_: ExitStack) -> Iterator[tuple[Sequence[Rows], Sequence[Sequence[Rows]], Sequence[Rows]]]:
+    def _ranges(
+        self, open_tables: ExitStack
+    ) -> Iterator[tuple[Sequence[Rows], Sequence[Sequence[Rows]], Sequence[Rows]]]:
         """Yield groups, the distinct inputs of each side table, and rows, for one hash range after the other."""
         groups = self._groups
         if groups is None:
@@ -271,17 +275,17 @@ class AdaptiveSlice:
         assert self._rows is not None
         portion = self._rows[0].portion
         ends = bounds(groups.table.range, -(-self._size // max(1, portion // 2)))
-        sides = [self._by_group(table, side, open_) for table, side in groups.sides]
+        sides = [self._by_group(table, side, open_tables) for table, side in groups.sides]
         entries = [gradually([side.readable()], side.layout, portion // 4) for side in sides]
         sources = [groups.scan(), self._backlog_rows(), *entries]
         for stored, backlog, *inputs in zip(*(by_range(source, ends) for source in sources), strict=True):
             yield stored, inputs, backlog
 
-    def _by_group(self, table: Keyed, side: RmwTable, open_: ExitStack) -> AlignedTable:
+    def _by_group(self, table: Keyed, side: RmwTable, open_tables: ExitStack) -> AlignedTable:
         """Copy a side table's entries to a temporary table in the order of their groups' hashes."""
         name = f"{MAIN}{self._suffix} by group"
         spool = self._make_table(name, table.layout.schema, table.initial, kind="spool")
-        open_.callback(spool.close)
+        open_tables.callback(spool.close)
         for rows in side.scan():
             spool.append(_with_hash_swapped(rows, table))
         return spool

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 _ARRIVAL = "__arrival"
-_IN_BATCH = 32  # bits of an arrival that number the rows of a batch; the bits above number the batch
+_ROW_NUMBER_BITS = 32  # bits of an arrival that number the rows of a batch; the bits above number the batch
 
 
 class _Appended:
@@ -84,7 +84,7 @@ class BufferedAggregate(WindowedAggregate):
         self._make_table = make_table
         self._in_order = spec.in_order
         super().__init__(spec, make_table, existing)
-        self._arrived = 0  # the batch, and in the low bits the number of its rows so far
+        self._next_arrival = 0  # the batch, and in the low bits the number of its rows so far
 
     def _sliced(self, make_table: MakeTable, existing: Iterable[str]) -> SlicedState[_Appended]:  # type: ignore[override]
         assert self.spec.time is not None
@@ -98,15 +98,15 @@ class BufferedAggregate(WindowedAggregate):
     def begin(self, version: int, times: Times) -> None:
         """Start the batch that reads state `version`."""
         super().begin(version, times)
-        self._arrived = version << _IN_BATCH
+        self._next_arrival = version << _ROW_NUMBER_BITS
 
     def process(self, batch: pa.RecordBatch) -> None:
         """Append rows of the batch: the column `__hash`, then keys and inputs in the order of the spec."""
         times = times_of(batch.column(self._column), self._type)
         if self._in_order:
-            until = self._arrived + batch.num_rows
-            batch = batch.append_column(_ARRIVAL, pa.array(np.arange(self._arrived, until)))
-            self._arrived = until
+            until = self._next_arrival + batch.num_rows
+            batch = batch.append_column(_ARRIVAL, pa.array(np.arange(self._next_arrival, until)))
+            self._next_arrival = until
         kept, begins = self._on_time(batch, times, count=True)
         for part, rows in self._parts.divide(kept, begins):
             part.fold(rows)
@@ -118,34 +118,36 @@ class BufferedAggregate(WindowedAggregate):
             return
         files = [table.readable() for table in tables]
         for rows in gradually(files, self._stored.layout, max(1, tables[0].portion // 2)):
-            yield from self._piece(_as_they_came(rows) if self._in_order else rows)
+            yield from self._aggregate_piece(_in_arrival_order(rows) if self._in_order else rows)
 
-    def _piece(self, rows: Rows) -> Iterator[pa.RecordBatch]:
+    def _aggregate_piece(self, rows: Rows) -> Iterator[pa.RecordBatch]:
         """Yield the results of all keys of a piece."""
         batch = self._stored.decode(rows)
         times = times_of(batch.column(self._column), self._type)
-        for low, high in self._together(times):
+        for low, high in self._window_groups(times):
             groups = Groups(self.spec, scratch(self._make_table), whole=True)
             try:
                 groups.begin(0)
                 groups.restrict(key_groups(rows))
                 groups.table.expect(rows.count)
-                for placed in self._placed(batch, times, low, high):
+                for placed in self._rows_of_windows(batch, times, low, high):
                     groups.fold(placed)
                 for result in groups.scan():
                     yield from self._decoded(groups, result)
             finally:
                 groups.close()
 
-    def _begins(self, times: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    def _window_starts(self, times: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
         """Yield, for each overlapping window in turn, its beginnings for rows of these times."""
         for number in range(1 if self._windows is None else self._windows.overlap):
             yield times if self._windows is None else times - number * self._windows.slide
 
-    def _placed(self, batch: pa.RecordBatch, times: NDArray[np.int64], low: int, high: int) -> Iterator[pa.RecordBatch]:
+    def _rows_of_windows(
+        self, batch: pa.RecordBatch, times: NDArray[np.int64], low: int, high: int
+    ) -> Iterator[pa.RecordBatch]:
         """Yield a batch's rows as rows of the windows that begin from `low` to `high`."""
         placed = []
-        for begins in self._begins(times):
+        for begins in self._window_starts(times):
             chosen = np.flatnonzero((begins >= low) & (begins <= high))
             if len(chosen):
                 placed.append((chosen, begins[chosen]))
@@ -158,13 +160,13 @@ class BufferedAggregate(WindowedAggregate):
             kept = batch if every else batch.take(pa.array(chosen))
             yield in_windows(kept, self._column, begins) if self._sliding else kept
 
-    def _together(self, times: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    def _window_groups(self, times: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
         """Yield closing windows in groups that hold about every row once, as their first and last beginnings."""
         if not self._sliding:
             if self._parts.closing_now(times).any():
                 yield self._parts.closing_times
             return
-        closing = [begins[self._parts.closing_now(begins)] for begins in self._begins(times)]
+        closing = [begins[self._parts.closing_now(begins)] for begins in self._window_starts(times)]
         windows, counts = np.unique(np.concatenate(closing), return_counts=True)
         turns = (np.cumsum(counts) - counts) // max(1, len(times))
         for group in np.split(windows, np.flatnonzero(np.diff(turns)) + 1):
@@ -172,7 +174,7 @@ class BufferedAggregate(WindowedAggregate):
                 yield int(group[0]), int(group[-1])
 
 
-def _as_they_came(rows: Rows) -> Rows:
+def _in_arrival_order(rows: Rows) -> Rows:
     """Sort rows in hash order by arrival within each hash, whatever their panes."""
     hashes, arrivals = np.ascontiguousarray(rows.words[:, HASH]), np.ascontiguousarray(rows.words[:, META])
     if ((hashes[:-1] != hashes[1:]) | (arrivals[:-1] < arrivals[1:])).all():

@@ -12,32 +12,32 @@ from millpond.kernels.aggregate import distinct_entries
 from millpond.layout import HASH, Rows
 from millpond.operators.aggregate.tables import SAMPLE, distinct_inputs, sample_table
 from millpond.operators.columns.encode import hashes_of
-from millpond.operators.protocol import MakeRows
+from millpond.operators.protocol import MakeRmwTable
 from millpond.operators.tables.keyed import Keyed, keyed
 from millpond.spec.kinds.aggregate import AggregateSpec
 
-SAMPLED = 6
+SAMPLING_BITS = 6
 """Sampling rate in bits: of the distinct inputs of appended rows, one in 2⁶ is observed."""
-_ENOUGH = 64  # minimum observed accesses for the counts to be meaningful
-_GROWN = 4  # groups are grown if they take more than 1/4 of their memory
-_SMALL = 8  # groups are small if they would take 1/8 of their memory or less
-_REPEATED = 4  # if more than one input in 4 is new, inputs hardly repeat
-_REPEATING = 16  # if fewer than one input in 16 is new, nearly all repeat
-_HEAVY = 32  # a group is heavy if it takes more than 1/32 of the memory
+_MIN_ACCESSES = 64  # minimum observed accesses for the counts to be meaningful
+_GROWN_DIVISOR = 4  # groups are grown if they take more than 1/4 of their memory
+_SMALL_DIVISOR = 8  # groups are small if they would take 1/8 of their memory or less
+_NEW_DIVISOR = 4  # if more than one input in 4 is new, inputs hardly repeat
+_REPEATING_DIVISOR = 16  # if fewer than one input in 16 is new, nearly all repeat
+_HEAVY_DIVISOR = 32  # a group is heavy if it takes more than 1/32 of the memory
 
 
 class Observation(NamedTuple):
     """A batch's accesses to entries of distinct inputs, and the size of all entries.
 
     Attributes:
-        asked: the number of accesses.
-        made: the number of accesses that created an entry.
+        accesses: the number of accesses.
+        created: the number of accesses that created an entry.
         bytes: the size of all entries.
         groups: the number of groups that have entries.
     """
 
-    asked: int = 0
-    made: int = 0
+    accesses: int = 0
+    created: int = 0
     bytes: int = 0
     groups: int = 0
 
@@ -61,24 +61,24 @@ class Observer:
     def __init__(self, memory: int) -> None:
         self._memory = memory
 
-    def appends(self, seen: Observation) -> bool:
+    def should_append(self, seen: Observation) -> bool:
         """Return whether state in groups should be appended from now on."""
-        grown = seen.bytes * _GROWN > self._memory
+        grown = seen.bytes * _GROWN_DIVISOR > self._memory
         # The average over groups: all rows of a group are needed in memory at once.
-        heavy = seen.bytes * _HEAVY > self._memory * seen.groups
-        return grown and not heavy and seen.made * _REPEATED > seen.asked
+        heavy = seen.bytes * _HEAVY_DIVISOR > self._memory * seen.groups
+        return grown and not heavy and seen.created * _NEW_DIVISOR > seen.accesses
 
-    def groups(self, seen: Observation, largest_hash_bytes: int) -> bool:
+    def should_group(self, seen: Observation, largest_hash_bytes: int) -> bool:
         """Return whether appended state should be kept in groups from now on.
 
         Args:
             seen: the observation of all slices.
             largest_hash_bytes: upper bound of the bytes of one group's rows.
         """
-        repeating = seen.asked >= _ENOUGH and seen.made * _REPEATING < seen.asked
-        small = seen.bytes * _SMALL <= self._memory
-        # A single group may take 1/8 of the memory, four times what `appends` allows on average.
-        return (repeating and small) or largest_hash_bytes * _HEAVY // 4 > self._memory
+        repeating = seen.accesses >= _MIN_ACCESSES and seen.created * _REPEATING_DIVISOR < seen.accesses
+        small = seen.bytes * _SMALL_DIVISOR <= self._memory
+        # A single group may take 1/8 of the memory, four times what `should_append` allows on average.
+        return (repeating and small) or largest_hash_bytes * _HEAVY_DIVISOR // 4 > self._memory
 
 
 class Sample:
@@ -90,7 +90,7 @@ class Sample:
         suffix: the suffix of its name.
     """
 
-    def __init__(self, spec: AggregateSpec, make_table: MakeRows, suffix: str) -> None:
+    def __init__(self, spec: AggregateSpec, make_table: MakeRmwTable, suffix: str) -> None:
         self._keys = len(spec.key_fields)
         self._inputs = [
             (inputs, keyed([spec.inputs[position] for position in inputs], [])) for inputs in distinct_inputs(spec)
@@ -99,32 +99,32 @@ class Sample:
         self._layout = table.layout
         self.name = SAMPLE + suffix
         self.table = make_table(self.name, table.layout.schema, table.initial)
-        self.asked = self.made = 0
+        self.accesses = self.created = 0
         self._version = 0
 
     @property
     def entries(self) -> int:
         """Estimated number of distinct inputs."""
-        return self.table.stats()["keys"] << SAMPLED
+        return self.table.stats()["keys"] << SAMPLING_BITS
 
     def begin(self, version: int) -> None:
         """Start the batch that reads state `version`."""
         self._version = version
-        self.asked = self.made = 0
+        self.accesses = self.created = 0
         self.table.begin(version)
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Sample rows: the column `__hash`, then keys and inputs."""
         for inputs, table in self._inputs:
-            chosen = self._chosen(batch, inputs, table)
+            chosen = self._sampled_hashes(batch, inputs, table)
             words = np.zeros((len(chosen), self._layout.width), np.uint64)
-            words[:, HASH] = chosen << np.uint64(SAMPLED)
+            words[:, HASH] = chosen << np.uint64(SAMPLING_BITS)
             words[:, self._layout.key_start] = chosen
             located = self.table.upsert(Rows(words, np.empty(0, np.uint8)), self._version, touch="created")
-            self.asked += len(chosen)
-            self.made += int(np.count_nonzero(located.created))
+            self.accesses += len(chosen)
+            self.created += int(np.count_nonzero(located.created))
 
-    def _chosen(self, batch: pa.RecordBatch, inputs: tuple[int, ...], table: Keyed) -> np.ndarray:
+    def _sampled_hashes(self, batch: pa.RecordBatch, inputs: tuple[int, ...], table: Keyed) -> np.ndarray:
         layout = table.layout
         columns = [batch.column(1 + self._keys + position) for position in inputs]
         words, heap = table.encode(hashes_of(batch), columns)
@@ -132,4 +132,4 @@ class Sample:
         references[[offset + 1 for offset in layout.bytes_columns]] = 1
         distinct_entries.hash_entries(words, heap, layout.key_start, layout.key_stop, references)
         hashes = words[:, HASH]
-        return hashes[hashes < np.uint64(1 << (64 - SAMPLED))] if SAMPLED else hashes.copy()
+        return hashes[hashes < np.uint64(1 << (64 - SAMPLING_BITS))] if SAMPLING_BITS else hashes.copy()

@@ -59,19 +59,19 @@ class GroupChangelog:
         if not spec.changes:
             return
         self._rows_before = values[2 * count + 1]
-        self._stamp = values[2 * count + 2]
+        self._snapshot_version = values[2 * count + 2]
         pairs = zip([*self.accumulators, self._rows], [*self.before, self._rows_before], strict=True)
         widths = {"word": 1, "wide": 2, "bytes": 0}
         self._columns = np.array(
             [
-                [old.offset, widths[kind], *_null(old), new.offset, *_null(new)]
+                [old.offset, widths[kind], *_null_position(old), new.offset, *_null_position(new)]
                 for (old, new), kind in zip(pairs, kinds, strict=False)
             ],
             dtype=np.int64,
         )
-        self._blobs = [index for index in range(count) if kinds[index] == "bytes"]
+        self._bytes_columns = [index for index in range(count) if kinds[index] == "bytes"]
 
-    def open_global(self, table: Writable, row: int, version: int, *, created: bool) -> None:
+    def begin_global(self, table: Writable, row: int, version: int, *, created: bool) -> None:
         """Begin a batch for the group of an aggregate without keys."""
         if self._changes:
             self.snapshot(table, np.array([row], dtype=np.int64), version)
@@ -96,8 +96,8 @@ class GroupChangelog:
     def snapshot(self, table: Writable, rows: NDArray[np.int64], version: int) -> None:
         """Copy the groups' state from before the batch, unless the batch has done so."""
         fresh = np.empty(len(rows), dtype=np.int64)
-        count = retract.snapshot(table.words, rows, self._stamp.offset, version + 1, self._columns, fresh)
-        for index in self._blobs if count else ():
+        count = retract.snapshot(table.words, rows, self._snapshot_version.offset, version + 1, self._columns, fresh)
+        for index in self._bytes_columns if count else ():
             offset, ids = self.accumulators[index].offset, fresh[:count]
             pairs = np.ascontiguousarray(table.words[ids, offset : offset + 2])
             table.put_bytes(ids, self.before[index].offset, pairs, table.heap.data)
@@ -119,7 +119,7 @@ class GroupChangelog:
         if (row_counts < 0).any():
             raise unknown_retraction()
 
-    def there(self, rows: Rows) -> Rows:
+    def existing(self, rows: Rows) -> Rows:
         """Return the rows of groups that exist."""
         return rows if self._always else _select(rows, ints(rows, self._rows.offset) != 0)
 
@@ -127,7 +127,7 @@ class GroupChangelog:
         """Yield the changes of groups that a batch touched: old images first, then new ones."""
         before = ints(rows, self._rows_before.offset) != 0
         after = np.ones(rows.count, dtype=np.bool_) if self._always else ints(rows, self._rows.offset) != 0
-        changed = (before != after) | ~self._same(rows)
+        changed = (before != after) | ~self._is_unchanged(rows)
         for present, counterpart, lone, paired, old in (
             (before, after, DELETE, UPDATE_BEFORE, True),
             (after, before, INSERT, UPDATE_AFTER, False),
@@ -140,9 +140,9 @@ class GroupChangelog:
                 yield batch.append_column(OP.name, pa.array(kinds[start:stop]))
                 start = stop
 
-    def _same(self, rows: Rows) -> NDArray[np.bool_]:
+    def _is_unchanged(self, rows: Rows) -> NDArray[np.bool_]:
         """Return a mask of the groups whose accumulators are unchanged, word for word."""
-        if self._blobs:  # long values would have to be compared in the heap
+        if self._bytes_columns:  # long values would have to be compared in the heap
             return np.zeros(rows.count, dtype=np.bool_)
         same = np.ones(rows.count, dtype=np.bool_)
         for old, width, null_word, null_bit, new, new_null_word, new_null_bit in self._columns[:-1]:
@@ -153,7 +153,7 @@ class GroupChangelog:
         return same
 
 
-def _null(place: Place) -> tuple[int, int]:
+def _null_position(place: Place) -> tuple[int, int]:
     return place.null_word, int(place.null_bit).bit_length() - 1
 
 

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from millpond.kernels.aggregate import distinct_entries, numeric
 from millpond.layout import HashRange, Rows, Words
-from millpond.operators.aggregate.tables import Distinct, accumulators_before, distincts, images, main_table
+from millpond.operators.aggregate.tables import Distinct, accumulators_before, changelog_of, distincts, main_table
 from millpond.operators.columns.encode import (
     ALL,
     NO_HEAP,
     Leaf,
     Mask,
-    both,
+    and_masks,
     flatten,
     flatten_all,
     hashes_of,
@@ -28,9 +28,9 @@ from millpond.operators.columns.encode import (
     portions,
 )
 from millpond.operators.functions.accumulators import BLOCK, Accumulator
-from millpond.operators.functions.retractable import Count, Retractable
-from millpond.operators.functions.whole_groups import Gathered
-from millpond.operators.protocol import MAIN, MakeRows
+from millpond.operators.functions.retractable import Retractable, RetractableCount
+from millpond.operators.functions.whole_groups import GatheredRows
+from millpond.operators.protocol import MAIN, MakeRmwTable
 from millpond.operators.tables.keyed import Keyed
 from millpond.operators.tables.partial_rows import partial_rows
 from millpond.spec.functions import count_only_inputs
@@ -57,12 +57,12 @@ class Groups:
         calls: the accumulators, bound to it.
         table: the main table.
         tables: all tables by name.
-        images: the changelog columns of the main table; None if groups cannot disappear and changes are not asked for.
+        changelog: the changelog columns of the main table; None if groups cannot disappear and changes are not asked for.
         before: accumulators of the groups' state before the batch, where the spec asks for changes.
         sides: the side tables of distinct inputs, each with its layout.
     """
 
-    def __init__(self, spec: AggregateSpec, make_table: MakeRows, suffix: str = "", *, whole: bool = False) -> None:
+    def __init__(self, spec: AggregateSpec, make_table: MakeRmwTable, suffix: str = "", *, whole: bool = False) -> None:
         self._spec = spec
         self.main, self.calls = main_table(spec, whole=whole)
         self.table = make_table(MAIN + suffix, self.main.layout.schema, self.main.initial)
@@ -75,9 +75,9 @@ class Groups:
             self.tables[distinct.table + suffix] = table
             self.sides.append((keyed, table))
             mask_of |= dict.fromkeys(calls, side)
-        self.images = images(spec, self.main)
-        self.before = accumulators_before(spec, self.images) if self.images is not None and spec.changes else []
-        self._counts = [call.places[0].offset for call in self.calls if isinstance(call, Count)]
+        self.changelog = changelog_of(spec, self.main)
+        self.before = accumulators_before(spec, self.changelog) if self.changelog is not None and spec.changes else []
+        self._counts = [call.places[0].offset for call in self.calls if isinstance(call, RetractableCount)]
         self._input_types = [parse_type(field.type) for field in spec.inputs]
         folds = [
             _Fold(call, accumulator, mask_of.get(number))
@@ -90,7 +90,7 @@ class Groups:
         ]
         # Partial states that are merged only for output are not final at the end of a batch.
         windows = None if spec.time is None else spec.time.windows
-        self._settles = not (windows is not None and windows.shared) and not spec.adaptive
+        self._is_final_per_batch = not (windows is not None and windows.shared) and not spec.adaptive
         self._version = 0
 
     def begin(self, version: int) -> None:
@@ -98,7 +98,7 @@ class Groups:
         self._version = version
         for table in self.tables.values():
             table.begin(version)
-        if self._settles:
+        if self._is_final_per_batch:
             for call in self.calls:
                 call.begin(version)
 
@@ -110,12 +110,12 @@ class Groups:
         """Restrict the rows that follow to a hash range, until the next call or the next batch."""
         self.table.restrict(range_)
 
-    def show_global(self) -> None:
+    def ensure_global(self) -> None:
         """Ensure that the one group of an aggregate without keys exists, and mark it as changed in this batch."""
         header = np.array([GLOBAL_HASH], dtype=np.int64)
         (row,), (created,) = self.table.upsert(key_rows(header, [], [], self.main.layout.key_stop), self._version)
-        if self.images is not None:
-            self.images.open_global(self.table, row, self._version, created=created)
+        if self.changelog is not None:
+            self.changelog.begin_global(self.table, row, self._version, created=created)
 
     def fold(self, batch: pa.RecordBatch) -> None:
         """Fold in rows: the column `__hash`, then keys and inputs in the order of the spec."""
@@ -146,13 +146,13 @@ class Groups:
             rows = partial_rows(portion, self.main, self.main.types, self.main.keys, calls, skipped)
             keys = Rows(np.ascontiguousarray(rows.words[:, : self.main.layout.key_stop]), rows.heap)
             self.table.prepare(keys, self._version)
-            signs = np.ones(rows.count if self.images is not None else 0, dtype=np.int8)
+            signs = np.ones(rows.count if self.changelog is not None else 0, dtype=np.int8)
             for start in range(0, rows.count, BLOCK):
                 block = slice(start, start + BLOCK)
                 ids = self.table.upsert(Rows(keys.words[block], keys.heap), self._version).rows
                 # A combined row counts as one row: only whether a group has rows matters, not how many.
-                if self.images is not None:
-                    self.images.update(self.table, ids, start, self._version, signs)
+                if self.changelog is not None:
+                    self.changelog.update(self.table, ids, start, self._version, signs)
                 for call in calls:
                     call.combine(self.table, ids, Rows(rows.words[block], rows.heap))
 
@@ -162,10 +162,10 @@ class Groups:
         first = 1 + len(self.main.types)  # columns are taken by position: names may repeat
         leaves = flatten_all(batch.columns[1:first], self.main.types)
         operands = {
-            p: operand(batch.column(first + p), self._input_types[p], counted=p in folds.counted)
+            p: operand(batch.column(first + p), self._input_types[p], nulls_only=p in folds.counted)
             for p in folds.used | folds.filters
         }
-        filters = {p: both(operands[p].valid, operands[p].values.astype(np.uint8)) for p in folds.filters}
+        filters = {p: and_masks(operands[p].valid, operands[p].values.astype(np.uint8)) for p in folds.filters}
         keys = key_rows(hashes, leaves, self.main.keys, self.main.layout.key_stop)
         for side in folds.sides:
             columns = {p: batch.column(first + p) for p in side.distinct.inputs}
@@ -174,7 +174,7 @@ class Groups:
         for fold in folds.folds:
             call, accumulator = fold.call, fold.accumulator
             counts = ALL if call.filter is None else filters[call.filter]
-            if isinstance(accumulator, Gathered):
+            if isinstance(accumulator, GatheredRows):
                 accumulator.gather([batch.column(first + position) for position in call.inputs], counts)
                 continue
             inputs = [operands[position] for position in call.inputs]
@@ -190,8 +190,8 @@ class Groups:
             for side in folds.sides:
                 side.fill(start, stop, self._version)
             rows = self.table.upsert(Rows(keys.words[start:stop], keys.heap), self._version).rows
-            if self.images is not None:
-                self.images.update(self.table, rows, start, self._version, signs)
+            if self.changelog is not None:
+                self.changelog.update(self.table, rows, start, self._version, signs)
             for fold in folds.folds:
                 fold.accumulator.update(self.table, rows, start)
 
@@ -200,7 +200,7 @@ class Groups:
         if self._spec.retracts:
             kinds: NDArray[np.int8] = batch.column(batch.num_columns - 1).to_numpy()
             return np.sign(kinds)
-        return np.ones(batch.num_rows if self.images is not None else 0, dtype=np.int8)
+        return np.ones(batch.num_rows if self.changelog is not None else 0, dtype=np.int8)
 
     def seal(self) -> dict[str, TableDelta]:
         """End the batch: seal all tables.
@@ -208,9 +208,9 @@ class Groups:
         Raises:
             StateDamagedError: a row was retracted that was never inserted.
         """
-        if self.images is not None and self._spec.retracts:
+        if self.changelog is not None and self._spec.retracts:
             for rows in self.table.touched():
-                self.images.check(rows, self._counts)
+                self.changelog.check(rows, self._counts)
         return {name: table.seal() for name, table in self.tables.items()}
 
     def touched(self) -> Iterator[Rows]:
@@ -253,14 +253,14 @@ class _Folds:
         folds: the fold of each call.
         sides: the side tables.
         used: positions of inputs that are loaded.
-        counted: positions of inputs of which only nulls matter.
+        nulls_only: positions of inputs of which only nulls matter.
         filters: positions of inputs that are filters.
     """
 
     def __init__(self, folds: Sequence[_Fold]) -> None:
         self.folds = folds
         self.sides = list(dict.fromkeys(fold.side for fold in folds if fold.side is not None))
-        loaded = [fold.call for fold in folds if not isinstance(fold.accumulator, Gathered)]
+        loaded = [fold.call for fold in folds if not isinstance(fold.accumulator, GatheredRows)]
         self.used = {position for call in loaded for position in call.inputs}
         self.counted = count_only_inputs(loaded)
         self.filters = {fold.call.filter for fold in folds if fold.call.filter is not None}
@@ -315,10 +315,10 @@ class _Side:
         leaves, valid, count = list(groups), ALL, len(hashes)
         for position in self.distinct.inputs:
             flat = flatten(columns[position], self._types[position])
-            valid = both(valid, flat[0].valid)
+            valid = and_masks(valid, flat[0].valid)
             leaves += flat
-        masks = [both(valid, ALL if column is None else filters[column]) for column in self.distinct.filters]
-        passed = _bits(masks, count) if len(masks) > 1 else np.empty(0, dtype=np.uint64)
+        masks = [and_masks(valid, ALL if column is None else filters[column]) for column in self.distinct.filters]
+        passed = _pack_masks(masks, count) if len(masks) > 1 else np.empty(0, dtype=np.uint64)
         counts = (passed != 0).view(np.uint8) if len(masks) > 1 else masks[0]
         words, heap = key_rows(hashes, leaves, self._keyed.keys, self._stop + 1)
         words[:, self._stop] = hashes.view(np.uint64)  # the hash of the group, which assigns rows to partitions
@@ -353,7 +353,7 @@ class _Side:
             self.masks[column][block] = (passed >> np.uint64(bit)) & np.uint64(1)
 
 
-def _bits(masks: Sequence[Mask], count: int) -> NDArray[np.uint64]:
+def _pack_masks(masks: Sequence[Mask], count: int) -> NDArray[np.uint64]:
     """Pack masks into one word per row: bit i is mask i. An empty mask counts every row."""
     bits = np.zeros(count, dtype=np.uint64)
     for bit, mask in enumerate(masks):

@@ -12,8 +12,8 @@ from millpond.operators.aggregate.tables import (
     BACKFILLED,
     SAMPLE,
     backfill_table,
+    changelog_of,
     distincts,
-    images,
     main_table,
     sample_table,
 )
@@ -83,22 +83,22 @@ def _window(start: pa.Array, length: int, type_: pa.StructType) -> pa.Array:
 def _read_stored(spec: AggregateSpec, table: str, rows: Rows) -> Iterator[pa.RecordBatch]:
     if table == ROWS or (table == MAIN and spec.keeps_rows):
         stored = StoredRows(spec.key_fields, spec.inputs).decode(rows).drop_columns(["__hash"])
-        yield _beside(spec, stored, rows=True) if spec.adaptive else stored
+        yield _with_all_columns(spec, stored, rows=True) if spec.adaptive else stored
     elif table == MAIN:
         main, calls = main_table(spec)
         for call in calls:
             call.ansi = False  # a result that would fail the query is null here
-        changelog = images(spec, main)
+        changelog = changelog_of(spec, main)
         fields = spec.key_fields + result_fields(spec.calls)
-        for batch in decode_rows(main, calls, fields, rows if changelog is None else changelog.there(rows)):
-            yield _beside(spec, batch, rows=False) if spec.adaptive else batch
+        for batch in decode_rows(main, calls, fields, rows if changelog is None else changelog.existing(rows)):
+            yield _with_all_columns(spec, batch, rows=False) if spec.adaptive else batch
     else:
         for distinct, side, _ in distincts(spec):
             if distinct.table == table:
                 yield from decode_rows(side, [], side.fields, rows)
 
 
-def _beside(spec: AggregateSpec, batch: pa.RecordBatch, *, rows: bool) -> pa.RecordBatch:
+def _with_all_columns(spec: AggregateSpec, batch: pa.RecordBatch, *, rows: bool) -> pa.RecordBatch:
     """Return groups or rows with all columns of the state, null where they have none."""
     fields = spec.state_fields
     keys, inputs = len(spec.keys), len(spec.inputs)

@@ -24,19 +24,19 @@ from millpond.operators.hash_ranges import bounds, by_range
 from millpond.spec.operators import Windows
 from millpond.stores.rmw.hot.scratch import Scratch
 
-_LEAST_PIECE = 256  # minimum rows of one part to read at once
-_WINDOWS = 32768  # maximum windows to merge at once
-_PANES = 131072  # maximum panes of these windows
+_MIN_PIECE_ROWS = 256  # minimum rows of one part to read at once
+_MAX_WINDOWS = 32768  # maximum windows to merge at once
+_MAX_PANES = 131072  # maximum panes of these windows
 
 
-def spread_by(hashes: NDArray[np.int64], times: NDArray[np.int64]) -> NDArray[np.int64]:
+def spread_by_time(hashes: NDArray[np.int64], times: NDArray[np.int64]) -> NDArray[np.int64]:
     """Spread hashes of keys by time within their key groups; on spread hashes, this restores the keys' hashes."""
     out = np.empty(len(times), np.int64)
     spread(hashes, times, KEY_GROUP_BITS, out)
     return out
 
 
-def combined(parts: Sequence[Groups], windows: Windows, place: int, low: int, high: int) -> Iterator[Rows]:
+def merge_panes(parts: Sequence[Groups], windows: Windows, place: int, low: int, high: int) -> Iterator[Rows]:
     """Merge the panes of windows into the windows' groups.
 
     Panes are merged one hash range at a time, so that memory holds the panes of one range only.
@@ -59,7 +59,7 @@ def combined(parts: Sequence[Groups], windows: Windows, place: int, low: int, hi
     size = sum(max(row * stat["keys"], stat["bytes"]) for stat in stats)
     portion = max(1, first.table.portion)
     ends = bounds(first.table.range, -(-size // portion))
-    piece = max(_LEAST_PIECE, portion // (row * len(parts)))  # of each part, one piece is held from range to range
+    piece = max(_MIN_PIECE_ROWS, portion // (row * len(parts)))  # of each part, one piece is held from range to range
     scratch = first.table.scratch()
     try:
         for together in zip(*(by_range(part.scan(piece), ends) for part in parts), strict=True):
@@ -85,7 +85,7 @@ class _Panes:
         self._place = place
         self._keys: list[NDArray[np.int64]] = []
         self._begins: list[NDArray[np.int64]] = []
-        self._at: list[tuple[NDArray[np.uint64], NDArray[np.uint64]]] = []
+        self._addresses: list[tuple[NDArray[np.uint64], NDArray[np.uint64]]] = []
         self._held: list[Rows] = []
 
     def add(self, rows: Rows, low: int, high: int) -> None:
@@ -97,9 +97,9 @@ class _Panes:
         if not which.all():
             begins, hashes, rows_at, heaps_at = begins[which], hashes[which], rows_at[which], heaps_at[which]
         if len(begins):
-            self._keys.append(spread_by(hashes, begins))
+            self._keys.append(spread_by_time(hashes, begins))
             self._begins.append(begins)
-            self._at.append((rows_at, heaps_at))
+            self._addresses.append((rows_at, heaps_at))
             self._held.append(rows)
 
     def windows(self, windows: Windows, low: int, high: int, scratch: Scratch) -> Iterator[Rows]:
@@ -107,7 +107,7 @@ class _Panes:
         if not self._keys:
             return
         begins = np.concatenate(self._begins)
-        rows_at, heaps_at = (np.concatenate(arrays) for arrays in zip(*self._at, strict=True))
+        rows_at, heaps_at = (np.concatenate(arrays) for arrays in zip(*self._addresses, strict=True))
         width, blobs = self._shape.width, self._shape.blobs
         ordered, order = order_by_hash(np.concatenate(self._keys).view(np.uint64))
         shape = self._shape
@@ -115,10 +115,10 @@ class _Panes:
         ends = np.empty(len(order), np.int64)
         ends = ends[: order_panes(ordered, order, begins, rows_at, heaps_at, *key, ends)]
         cursor = np.zeros(4, np.int64)
-        firsts, counts, starts = (np.empty(_WINDOWS, np.int64) for _ in range(3))
+        firsts, counts, starts = (np.empty(_MAX_WINDOWS, np.int64) for _ in range(3))
         while True:
             count = span(
-                order, begins, ends, windows.size, windows.slide, low, high, _PANES, cursor, firsts, counts, starts
+                order, begins, ends, windows.size, windows.slide, low, high, _MAX_PANES, cursor, firsts, counts, starts
             )
             if not count:
                 return

@@ -45,7 +45,7 @@ class AggregateOperator:
         """Start the batch that reads state `version`."""
         self._groups.begin(version)
         if self._global:
-            self._groups.show_global()
+            self._groups.ensure_global()
 
     def passes(self, rows: int) -> int:
         """Return the number of passes over hash ranges that a batch of `rows` rows takes."""
@@ -78,14 +78,14 @@ class AggregateOperator:
 
     def output(self) -> Iterator[pa.RecordBatch]:
         """Yield the groups that the batch changed, or in complete mode all groups; with `changes`, their changelog."""
-        groups, images = self._groups, self._groups.images
+        groups, changelog = self._groups, self._groups.changelog
         for rows in groups.scan() if self.spec.output_mode == "complete" else groups.touched():
-            if images is None:
+            if changelog is None:
                 yield from self._decoded(rows)
             elif self.spec.changes:
-                yield from images.changes(rows, self._decoded)
+                yield from changelog.changes(rows, self._decoded)
             else:
-                yield from self._decoded(images.there(rows))
+                yield from self._decoded(changelog.existing(rows))
 
     def _decoded(self, rows: Rows, before: bool = False) -> Iterator[pa.RecordBatch]:
         groups = self._groups

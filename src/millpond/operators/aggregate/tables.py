@@ -42,7 +42,7 @@ class Distinct:
 
 
 def main_table(spec: AggregateSpec, *, whole: bool = False) -> tuple[Keyed, list[Accumulator]]:
-    """Return the main table and the accumulators bound to its columns; `whole`: all rows of each group are there."""
+    """Return the main table and the accumulators bound to its columns; `whole`: all rows of each group are existing."""
     bound = accumulators(spec.calls, spec.inputs, whole=whole, retracts=spec.retracts)
     columns = state_columns(bound)
     columns += changelog_columns(columns, retracts=spec.retracts, changes=spec.changes)
@@ -51,17 +51,17 @@ def main_table(spec: AggregateSpec, *, whole: bool = False) -> tuple[Keyed, list
     return table, bound
 
 
-def images(spec: AggregateSpec, table: Keyed) -> GroupChangelog | None:
+def changelog_of(spec: AggregateSpec, table: Keyed) -> GroupChangelog | None:
     """Return the changelog columns of the main table; None if groups cannot disappear and changes are not asked for."""
     if not spec.retracts and not spec.changes:
         return None
     return GroupChangelog(spec, table.values, [column.kind for column in table.layout.schema.values])
 
 
-def accumulators_before(spec: AggregateSpec, found: GroupChangelog) -> list[Accumulator]:
+def accumulators_before(spec: AggregateSpec, changelog: GroupChangelog) -> list[Accumulator]:
     """Return accumulators that read the groups' state before the batch."""
     bound = accumulators(spec.calls, spec.inputs, retracts=spec.retracts)
-    bind(bound, found.before)
+    bind(bound, changelog.before)
     return bound
 
 

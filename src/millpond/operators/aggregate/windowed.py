@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from millpond.layout import HashRange, Rows
 from millpond.operators.aggregate.groups import Groups, combined_rows
-from millpond.operators.aggregate.panes import combined, spread_by
+from millpond.operators.aggregate.panes import merge_panes, spread_by_time
 from millpond.operators.columns.encode import hashes_of
 from millpond.operators.event_time_slices import SlicedState, times_of
 from millpond.operators.protocol import NO_EXTRA_METRICS, MakeTable, Times
@@ -23,7 +23,7 @@ from millpond.spec.types import DataType, leaves, parse_type
 if TYPE_CHECKING:
     from millpond.stores.protocol import Table, TableDelta
 
-_COPIES = 1 << 17
+_MAX_COPIES = 1 << 17
 """Maximum rows folded at once, counted in each of their windows, where the order of rows matters."""
 
 
@@ -46,8 +46,8 @@ class WindowedAggregate:
         self._windows = spec.time.windows
         keys = [parse_type(field.type) for field in spec.key_fields]
         self._type = keys[spec.time.column]
-        self._leaf = sum(1 for key in keys[: self._column] for _ in leaves(key)) - 1
-        self._shown = parse_type(spec.keys[spec.time.column].type)
+        self._time_leaf = sum(1 for key in keys[: self._column] for _ in leaves(key)) - 1
+        self._window_type = parse_type(spec.keys[spec.time.column].type)
         self._parts = self._sliced(make_table, existing)
         self._sliding = self._windows is not None and self._windows.overlap > 1
         self._shared = self._windows is not None and self._windows.shared
@@ -85,8 +85,8 @@ class WindowedAggregate:
             begins = times if self._windows is None else times - number * self._windows.slide
             hashes = hashes_of(keys)
             if self._sliding:
-                hashes = spread_by(hashes, begins)
-            for part, rows in self._parts.announced(begins):
+                hashes = spread_by_time(hashes, begins)
+            for part, rows in self._parts.prefetch_targets(begins):
                 part.prefetch(hashes[rows].view(np.uint64), needed)
 
     def restrict(self, range_: HashRange) -> None:
@@ -104,7 +104,7 @@ class WindowedAggregate:
         for number in range(copies):
             begins = times if self._windows is None else times - number * self._windows.slide
             # A row that is late for its last window is late for all, so only that window counts it.
-            self._fold(*self._on_time(batch, begins, count=number == 0))
+            self._fold_rows(*self._on_time(batch, begins, count=number == 0))
 
     def process_combined(self, batch: pa.RecordBatch) -> int:
         """Fold in combined rows (see `Combining`), whose event time is in their key."""
@@ -116,31 +116,31 @@ class WindowedAggregate:
             rows = batch if on_time.all() else batch.filter(pa.array(on_time))
             if number == 0:
                 self.late_rows += combined_rows(batch) - combined_rows(rows)
-            for part, share in self._divided(rows, begins[on_time]):
+            for part, share in self._divide(rows, begins[on_time]):
                 part.merge(share)
         return combined_rows(batch)
 
     def adopt(self, batch: pa.RecordBatch) -> None:
         """Adopt partial results of windows: the column `__hash`, then keys and the state columns of all calls."""
-        for part, rows in self._divided(batch, times_of(batch.column(self._column), self._type)):
+        for part, rows in self._divide(batch, times_of(batch.column(self._column), self._type)):
             part.adopt(rows)
 
     def _process_in_order(self, batch: pa.RecordBatch, times: NDArray[np.int64]) -> None:
         """Fold each row into all its windows before the next row."""
         assert self._windows is not None
         overlap = self._windows.overlap
-        rows = max(1, _COPIES // overlap)
+        rows = max(1, _MAX_COPIES // overlap)
         lags = np.arange(overlap) * self._windows.slide
         for start in range(0, len(times), rows):
             chunk = times[start : start + rows]
             copies = batch.take(pa.array(np.repeat(np.arange(start, start + len(chunk)), overlap)))
-            self._fold(*self._on_time(copies, (chunk[:, None] - lags).ravel(), count=False))
+            self._fold_rows(*self._on_time(copies, (chunk[:, None] - lags).ravel(), count=False))
 
-    def _fold(self, batch: pa.RecordBatch, begins: NDArray[np.int64]) -> None:
-        for part, rows in self._divided(batch, begins):
+    def _fold_rows(self, batch: pa.RecordBatch, begins: NDArray[np.int64]) -> None:
+        for part, rows in self._divide(batch, begins):
             part.fold(rows)
 
-    def _divided(self, batch: pa.RecordBatch, begins: NDArray[np.int64]) -> Iterator[tuple[Groups, pa.RecordBatch]]:
+    def _divide(self, batch: pa.RecordBatch, begins: NDArray[np.int64]) -> Iterator[tuple[Groups, pa.RecordBatch]]:
         """Split rows by slice, as rows of the windows or panes that begin at the given times."""
         if self._sliding:
             batch = in_windows(batch, self._column, begins)
@@ -163,14 +163,14 @@ class WindowedAggregate:
     def output(self) -> Iterator[pa.RecordBatch]:
         """Yield the groups that the batch's watermark closed, or in update mode those that it changed."""
         if self.spec.output_mode == "update":
-            for part in self._parts.begun.values():
+            for part in self._parts.active.values():
                 for rows in part.touched():
                     yield from self._decoded(part, rows)
             return
         if self._windows is not None and self._shared:
             parts = [self._parts.closing[slice_] for slice_ in sorted(self._parts.closing)]
-            place = parts[0].main.keys[self._leaf].offset if parts else 0
-            for rows in combined(parts, self._windows, place, *self._parts.closing_times):
+            place = parts[0].main.keys[self._time_leaf].offset if parts else 0
+            for rows in merge_panes(parts, self._windows, place, *self._parts.closing_times):
                 yield from self._decoded(parts[0], rows)
             return
         for slice_, part in self._parts.closing.items():
@@ -179,7 +179,7 @@ class WindowedAggregate:
                 yield from self._decoded(part, rows if whole else self._closing_now(part, rows))
 
     def _closing_now(self, part: Groups, rows: Rows) -> Rows:
-        place = part.main.keys[self._leaf]
+        place = part.main.keys[self._time_leaf]
         times = rows.words[:, place.offset].view(np.int64)
         return Rows(rows.words[self._parts.closing_now(times)], rows.heap)
 
@@ -192,7 +192,7 @@ class WindowedAggregate:
                 yield batch.set_column(
                     position,
                     self.spec.keys[position].name,
-                    _windows(batch.column(position), self._windows, self._shown),
+                    _windows(batch.column(position), self._windows, self._window_type),
                 )
 
     def close(self) -> None:
@@ -207,7 +207,7 @@ def in_windows(batch: pa.RecordBatch, column: int, begins: NDArray[np.int64]) ->
     """
     names = batch.schema.names
     batch = batch.set_column(column, names[column], pa.array(begins))
-    return batch.set_column(0, names[0], pa.array(spread_by(hashes_of(batch), begins)))
+    return batch.set_column(0, names[0], pa.array(spread_by_time(hashes_of(batch), begins)))
 
 
 def _windows(begins: pa.Array, windows: Windows, dtype: DataType) -> pa.Array:

@@ -44,7 +44,7 @@ def fixed(array: pa.Array, dtype: Any, width: int = 1) -> NDArray[Any]:
     return values if values.flags.aligned else values.copy()
 
 
-def there(array: pa.Array) -> NDArray[np.uint8]:
+def validity_bytes(array: pa.Array) -> NDArray[np.uint8]:
     """Return one byte per row: 0 where it is null."""
     bitmap_ = array.buffers()[0] if array.null_count else None
     return np.ones(len(array), np.uint8) if bitmap_ is None else bits(bitmap_, array.offset, len(array))
@@ -66,7 +66,7 @@ def list_ranges(array: pa.Array) -> Ints:
     return np.asarray(array.offsets, np.int64)
 
 
-def cleared(array: pa.Array, valid: NDArray[np.uint8], offsets: Ints) -> pa.Array:
+def clear_nulls(array: pa.Array, valid: NDArray[np.uint8], offsets: Ints) -> pa.Array:
     """Return the array with no bytes or elements in rows that are not valid."""
     if valid.all() or not np.diff(offsets)[valid == 0].any():
         return array

@@ -24,7 +24,7 @@ Mask = NDArray[np.uint8]
 ALL: Mask = np.empty(0, dtype=np.uint8)
 NO_HEAP: Bytes = np.empty(0, dtype=np.uint8)
 
-_LEAST_ROWS = 4096
+_MIN_ROWS = 4096
 
 
 class Operand(NamedTuple):
@@ -65,15 +65,15 @@ class Leaf(NamedTuple):
     valid: Mask
 
 
-def portions(batch: pa.RecordBatch, size: int, most: int) -> Iterator[pa.RecordBatch]:
-    """Split a batch into parts of about `size` bytes and at most `most` rows, to bound the memory of each."""
+def portions(batch: pa.RecordBatch, size: int, max_rows: int) -> Iterator[pa.RecordBatch]:
+    """Split a batch into parts of about `size` bytes and at most `max_rows` rows, to bound the memory of each."""
     if batch.num_rows:
-        rows = max(_LEAST_ROWS, min(most, batch.num_rows * size // max(1, batch.nbytes)))
+        rows = max(_MIN_ROWS, min(max_rows, batch.num_rows * size // max(1, batch.nbytes)))
         for start in range(0, batch.num_rows, rows):
             yield batch.slice(start, rows)
 
 
-def both(left: Mask, right: Mask) -> Mask:
+def and_masks(left: Mask, right: Mask) -> Mask:
     """Combine two masks: rows that count in both."""
     if not left.size:
         return right
@@ -136,17 +136,17 @@ def byte_offsets(array: pa.Array) -> tuple[NDArray[Any], Bytes]:
     return offsets, data[: int(offsets[-1])]
 
 
-def operand(array: pa.Array, dtype: DataType, *, counted: bool = False) -> Operand:
+def operand(array: pa.Array, dtype: DataType, *, nulls_only: bool = False) -> Operand:
     """Convert one input column of at least one row to machine form; nested values become byte strings.
 
     Args:
         array: the column.
         dtype: its type.
-        counted: for nested values, whether only their nulls matter.
+        nulls_only: for nested values, whether only their nulls matter.
     """
     array = plain(array)
     valid = validity(array)
-    if dtype.nested and not counted:
+    if dtype.nested and not nulls_only:
         return strings(*pack(array, dtype), valid)._replace(array=array)
     if dtype.machine is None:  # only its nulls matter
         return Operand(np.empty(0, dtype=np.int64), valid)
@@ -162,7 +162,7 @@ def strings(offsets: NDArray[Any], data: Bytes, valid: Mask) -> Operand:
     return Operand(values, valid, data)
 
 
-def ordering(column: Operand, dtype: DataType) -> Operand:
+def order_key_operand(column: Operand, dtype: DataType) -> Operand:
     """Return byte strings that order as the values of a nested column do."""
     return strings(*order_keys(column.array, dtype), column.valid)
 
@@ -183,7 +183,7 @@ def flatten(array: pa.Array, dtype: DataType, outer: Mask = ALL) -> list[Leaf]:
     Arrays and maps are not flattened.
     """
     array = plain(array)
-    valid = both(outer, validity(array))
+    valid = and_masks(outer, validity(array))
     if dtype.name != "struct":
         return [Leaf(array, dtype, valid)]
     flat = [Leaf(None, DataType("boolean"), valid)]

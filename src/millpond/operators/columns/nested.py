@@ -18,15 +18,24 @@ from numpy.typing import NDArray
 
 from millpond.kernels.columns import byte_strings
 from millpond.layout import Bytes, Ints
-from millpond.operators.columns.buffers import NUMPY, bitmap, bits, byte_ranges, cleared, fixed, list_ranges, there
-from millpond.operators.columns.evolved import evolved
+from millpond.operators.columns.buffers import (
+    NUMPY,
+    bitmap,
+    bits,
+    byte_ranges,
+    clear_nulls,
+    fixed,
+    list_ranges,
+    validity_bytes,
+)
+from millpond.operators.columns.evolution import evolve_values
 from millpond.spec.types import DataType
 
 Valid = NDArray[np.uint8]
 """One byte per value: 0 where it is null."""
 
 
-class Column(NamedTuple):
+class Content(NamedTuple):
     """The content of rows of one type: row `i` has the bytes from `bounds[i]` to `bounds[i + 1]`."""
 
     data: Bytes
@@ -45,19 +54,19 @@ def pack(array: pa.Array, dtype: DataType, *, normal: bool = False) -> tuple[Int
     Returns:
         Their ends (string `i` ends at `ends[i + 1]`), and their bytes.
     """
-    array = exact(array, dtype)
+    array = cast_exact(array, dtype)
     count = len(array)
-    return joined(list(_values(array, dtype, np.arange(count + 1), there(array), normal)), count)
+    return interleave(list(_values(array, dtype, np.arange(count + 1), validity_bytes(array), normal)), count)
 
 
-def exact(array: pa.Array, dtype: DataType) -> pa.Array:
+def cast_exact(array: pa.Array, dtype: DataType) -> pa.Array:
     """Cast the array to the Arrow type of `dtype`, because Spark names fields that are never null differently."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     return array if array.type == dtype.arrow else array.cast(dtype.arrow)
 
 
-def joined(columns: list[Column], count: int) -> tuple[Ints, Bytes]:
+def interleave(columns: list[Content], count: int) -> tuple[Ints, Bytes]:
     """Concatenate the columns of `count` rows row by row.
 
     Returns:
@@ -74,29 +83,29 @@ def joined(columns: list[Column], count: int) -> tuple[Ints, Bytes]:
     return ends, out
 
 
-def _nullable(array: pa.Array, dtype: DataType, bounds: Ints, outer: Valid, normal: bool) -> Iterator[Column]:
+def _nullable(array: pa.Array, dtype: DataType, bounds: Ints, parent_valid: Valid, normal: bool) -> Iterator[Content]:
     """Yield the content of nullable values; row `i` has those from `bounds[i]` to `bounds[i + 1]`."""
-    valid = there(array) & outer
-    yield Column(valid, bounds)
+    valid = validity_bytes(array) & parent_valid
+    yield Content(valid, bounds)
     yield from _values(array, dtype, bounds, valid, normal)
 
 
-def _values(array: pa.Array, dtype: DataType, bounds: Ints, valid: Valid, normal: bool) -> Iterator[Column]:
+def _values(array: pa.Array, dtype: DataType, bounds: Ints, valid: Valid, normal: bool) -> Iterator[Content]:
     if dtype.name == "struct":
         for number, (_, inner) in enumerate(dtype.fields):
             yield from _nullable(array.field(number), inner, bounds, valid, normal)
     elif dtype.name == "versions":
         ends, data = pack(array, dtype.fields[-1][1], normal=normal)
-        yield Column(np.full(len(array), len(dtype.fields) - 1, np.uint16).view(np.uint8), bounds * 2)
+        yield Content(np.full(len(array), len(dtype.fields) - 1, np.uint16).view(np.uint8), bounds * 2)
         yield _lengths(ends, bounds)
-        yield Column(data, ends[bounds])
+        yield Content(data, ends[bounds])
     elif dtype.machine == "bytes":
         offsets, data = byte_ranges(array)
-        offsets, data = byte_ranges(cleared(array, valid, offsets))
+        offsets, data = byte_ranges(clear_nulls(array, valid, offsets))
         yield _lengths(offsets, bounds)
-        yield Column(data, offsets[bounds])
+        yield Content(data, offsets[bounds])
     elif dtype.nested:
-        array = cleared(array, valid, list_ranges(array))
+        array = clear_nulls(array, valid, list_ranges(array))
         offsets = list_ranges(array)
         yield _lengths(offsets, bounds)
         inside = offsets[bounds] - offsets[0]
@@ -105,14 +114,14 @@ def _values(array: pa.Array, dtype: DataType, bounds: Ints, valid: Valid, normal
             part = part.slice(offsets[0], offsets[-1] - offsets[0])
             yield from _nullable(part, inner, inside, np.ones(len(part), np.uint8), normal)
     else:
-        yield Column(_fixed(array, dtype, valid, normal), bounds * width(dtype))
+        yield Content(_fixed(array, dtype, valid, normal), bounds * byte_width(dtype))
 
 
-def _lengths(offsets: Ints, bounds: Ints) -> Column:
-    return Column(np.diff(offsets).astype(np.uint32).view(np.uint8), bounds * 4)
+def _lengths(offsets: Ints, bounds: Ints) -> Content:
+    return Content(np.diff(offsets).astype(np.uint32).view(np.uint8), bounds * 4)
 
 
-def width(dtype: DataType) -> int:
+def byte_width(dtype: DataType) -> int:
     """Return the bytes of a value of a fixed-width type."""
     return 1 if dtype.name == "boolean" else int(dtype.arrow.bit_width) // 8
 
@@ -155,10 +164,10 @@ def unpack(data: Bytes, ends: Ints, dtype: DataType) -> pa.Array:
 
 
 class _Strings(NamedTuple):
-    """Byte strings that are read from front to back; `at` holds the position in each."""
+    """Byte strings that are read from front to back; `positions` holds the position in each."""
 
     data: Bytes
-    at: Ints
+    positions: Ints
 
     def values(self, dtype: DataType, bounds: Ints, valid: Valid) -> pa.Array:
         """Read the content of a type; row `i` has the values from `bounds[i]` to `bounds[i + 1]`."""
@@ -169,7 +178,7 @@ class _Strings(NamedTuple):
             return self._versions(dtype, bounds, valid)
         if dtype.machine == "bytes":
             offsets = self._offsets(bounds)
-            data = self._take(offsets[bounds])
+            data = self._read(offsets[bounds])
             return pa.Array.from_buffers(
                 dtype.arrow, len(valid), [bitmap(valid), _buffer32(offsets), pa.py_buffer(data)]
             )
@@ -181,25 +190,25 @@ class _Strings(NamedTuple):
                 entries = pa.struct([kind.key_field, kind.item_field])
                 parts = [pa.Array.from_buffers(entries, len(parts[0]), [None], children=parts)]
             return pa.Array.from_buffers(kind, len(valid), [bitmap(valid), _buffer32(offsets)], children=parts)
-        data = self._take(bounds * width(dtype))
+        data = self._read(bounds * byte_width(dtype))
         if dtype.name == "boolean":
             data = np.packbits(data, bitorder="little")
         return pa.Array.from_buffers(dtype.arrow, len(valid), [bitmap(valid), pa.py_buffer(data)])
 
     def _versions(self, dtype: DataType, bounds: Ints, valid: Valid) -> pa.Array:
         """Read values of several type versions as values of the newest."""
-        numbers = self._take(bounds * 2).view(np.uint16)
+        numbers = self._read(bounds * 2).view(np.uint16)
         offsets = self._offsets(bounds)
-        data = self._take(offsets[bounds])
+        data = self._read(offsets[bounds])
         newest = dtype.fields[-1][1]
         parts = [pa.nulls(0, newest.arrow)]
         order = np.argsort(numbers, kind="stable")
-        for number, chosen in zip(*_runs(numbers, order), strict=True):
+        for number, chosen in zip(*_group_by_number(numbers, order), strict=True):
             version = dtype.fields[number][1]
             count = len(chosen)
             strings = _Strings(data, offsets[chosen])
             parts.append(
-                evolved(strings.values(version, np.arange(count + 1), np.ones(count, np.uint8)), version, newest)
+                evolve_values(strings.values(version, np.arange(count + 1), np.ones(count, np.uint8)), version, newest)
             )
         if len(parts) == 2 and valid.all():
             return parts[1]
@@ -208,19 +217,19 @@ class _Strings(NamedTuple):
         return pa.concat_arrays(parts).take(pa.array(places, mask=valid == 0))
 
     def _nullable(self, dtype: DataType, bounds: Ints) -> pa.Array:
-        return self.values(dtype, bounds, self._take(bounds))
+        return self.values(dtype, bounds, self._read(bounds))
 
     def _offsets(self, bounds: Ints) -> Ints:
-        lengths = self._take(bounds * 4).view(np.uint32)
+        lengths = self._read(bounds * 4).view(np.uint32)
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
-    def _take(self, bounds: Ints) -> Bytes:
+    def _read(self, bounds: Ints) -> Bytes:
         out: Bytes = np.empty(int(bounds[-1]), np.uint8)
-        byte_strings.collect(self.data, self.at, bounds, out)
+        byte_strings.collect(self.data, self.positions, bounds, out)
         return out
 
 
-def _runs(numbers: NDArray[np.uint16], order: Ints) -> tuple[list[int], list[Ints]]:
+def _group_by_number(numbers: NDArray[np.uint16], order: Ints) -> tuple[list[int], list[Ints]]:
     """Return the distinct numbers, and the positions of each; `order` sorts the numbers."""
     distinct, starts = np.unique(numbers[order], return_index=True)
     return distinct.tolist(), np.split(order, starts[1:]) if len(distinct) else []

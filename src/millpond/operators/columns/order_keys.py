@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from millpond.kernels.columns import byte_strings
 from millpond.layout import Bytes, Ints
-from millpond.operators.columns.buffers import byte_ranges, cleared, list_ranges, there
-from millpond.operators.columns.nested import Column, Valid, exact, fixed_values, joined, normalised
+from millpond.operators.columns.buffers import byte_ranges, clear_nulls, list_ranges, validity_bytes
+from millpond.operators.columns.nested import Content, Valid, cast_exact, fixed_values, interleave, normalised
 from millpond.spec.types import DataType
 
 ORDER_KEY = DataType("binary")
@@ -33,15 +33,15 @@ def order_keys(array: pa.Array, dtype: DataType) -> tuple[Ints, Bytes]:
     Returns:
         The ends of the concatenated byte strings (string `i` ends at `ends[i + 1]`), and their bytes.
     """
-    array = exact(array, dtype)
-    return _values(array, dtype, there(array))
+    array = cast_exact(array, dtype)
+    return _values(array, dtype, validity_bytes(array))
 
 
-def _nullable(array: pa.Array, dtype: DataType, outer: Valid) -> tuple[Ints, Bytes]:
-    valid = there(array) & outer
+def _nullable(array: pa.Array, dtype: DataType, parent_valid: Valid) -> tuple[Ints, Bytes]:
+    valid = validity_bytes(array) & parent_valid
     count = len(array)
-    marks = Column(np.where(valid != 0, np.uint8(_VALUE), np.uint8(_NULL)), np.arange(count + 1))
-    return joined([marks, _column(_values(array, dtype, valid))], count)
+    marks = Content(np.where(valid != 0, np.uint8(_VALUE), np.uint8(_NULL)), np.arange(count + 1))
+    return interleave([marks, _as_content(_values(array, dtype, valid))], count)
 
 
 def _values(array: pa.Array, dtype: DataType, valid: Valid) -> tuple[Ints, Bytes]:
@@ -49,17 +49,17 @@ def _values(array: pa.Array, dtype: DataType, valid: Valid) -> tuple[Ints, Bytes
     count = len(array)
     if dtype.name == "struct":
         fields = [_nullable(array.field(number), inner, valid) for number, (_, inner) in enumerate(dtype.fields)]
-        return joined([_column(field) for field in fields], count)
+        return interleave([_as_content(field) for field in fields], count)
     if dtype.name == "array":
-        array = cleared(array, valid, list_ranges(array))
+        array = clear_nulls(array, valid, list_ranges(array))
         offsets = list_ranges(array)
         part = array.values.slice(offsets[0], offsets[-1] - offsets[0])
         ends, data = _nullable(part, dtype.fields[0][1], np.ones(len(part), np.uint8))
-        stops = Column(np.full(count, _END, np.uint8), np.arange(count + 1))
-        return joined([Column(data, ends[offsets - offsets[0]]), stops], count)
+        stops = Content(np.full(count, _END, np.uint8), np.arange(count + 1))
+        return interleave([Content(data, ends[offsets - offsets[0]]), stops], count)
     if dtype.machine == "bytes":
         offsets, _ = byte_ranges(array)
-        offsets, data = byte_ranges(cleared(array, valid, offsets))
+        offsets, data = byte_ranges(clear_nulls(array, valid, offsets))
         ends = np.empty(count + 1, np.int64)
         byte_strings.escaped_ends(offsets, data, ends)
         out: Bytes = np.empty(int(ends[-1]), np.uint8)
@@ -70,9 +70,9 @@ def _values(array: pa.Array, dtype: DataType, valid: Valid) -> tuple[Ints, Bytes
     return np.arange(count + 1) * (data.size // count if count else 1), data
 
 
-def _column(strings: tuple[Ints, Bytes]) -> Column:
+def _as_content(strings: tuple[Ints, Bytes]) -> Content:
     ends, data = strings
-    return Column(data, ends)
+    return Content(data, ends)
 
 
 def _unsigned(values: NDArray[Any], dtype: DataType) -> NDArray[Any]:

@@ -14,7 +14,7 @@ from millpond.operators.columns.encode import hashes_of, portions
 from millpond.operators.dedup.tables import seen_table
 from millpond.operators.event_time_slices import SlicedState, UnslicedState, times_of
 from millpond.operators.functions.accumulators import BLOCK
-from millpond.operators.protocol import MAIN, NO_EXTRA_METRICS, PIECE, MakeRows, Times
+from millpond.operators.protocol import MAIN, MAX_OUTPUT_ROWS, NO_EXTRA_METRICS, MakeRmwTable, Times
 from millpond.spec.kinds.deduplicate import DeduplicateSpec
 from millpond.spec.types import parse_type
 
@@ -32,7 +32,7 @@ class Seen:
         suffix: the suffix of the table's name.
     """
 
-    def __init__(self, spec: DeduplicateSpec, make_table: MakeRows, suffix: str = "") -> None:
+    def __init__(self, spec: DeduplicateSpec, make_table: MakeRmwTable, suffix: str = "") -> None:
         self._main = seen_table(spec)
         self._positions = spec.keys
         self._name = MAIN + suffix
@@ -53,15 +53,15 @@ class Seen:
         """Prefetch the state of keys (see `Prefetchable`)."""
         self.table.prefetch(hashes, needed, needed)
 
-    def fresh(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    def first_rows(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Yield the rows whose key is new; the batch has the column `__hash`, then those of the spec."""
         for portion in portions(batch, self.table.portion, self.table.ahead):
-            new = self._note(portion)
+            new = self._insert(portion)
             if new.any():
                 rows = pa.RecordBatch.from_arrays(portion.columns[1:], names=portion.schema.names[1:])
                 yield rows if new.all() else rows.filter(pa.array(new))
 
-    def _note(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
+    def _insert(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
         keys = self._main.encode(hashes_of(batch), [batch.column(1 + position) for position in self._positions])
         self.table.prepare(keys, self._version)
         new = np.empty(batch.num_rows, dtype=np.bool_)
@@ -84,10 +84,10 @@ class DeduplicateOperator:
 
     extra_metrics = NO_EXTRA_METRICS
 
-    def __init__(self, spec: DeduplicateSpec, make_table: MakeRows, existing: Iterable[str]) -> None:
+    def __init__(self, spec: DeduplicateSpec, make_table: MakeRmwTable, existing: Iterable[str]) -> None:
         self.spec = spec
-        self._new: list[pa.RecordBatch] = []
-        self._late = 0
+        self._first_rows: list[pa.RecordBatch] = []
+        self._late_micros = 0
         self.late_rows = 0
         self._parts: SlicedState[Seen] | UnslicedState[Seen]
         if spec.time is not None and spec.time.column in spec.keys:
@@ -102,8 +102,8 @@ class DeduplicateOperator:
 
     def begin(self, version: int, times: Times) -> None:
         """Start the batch that reads state `version`."""
-        self._new = []
-        self._late = times.late * 1000
+        self._first_rows = []
+        self._late_micros = times.late * 1000
         self.late_rows = 0
         self._parts.begin(version, times)
 
@@ -117,7 +117,7 @@ class DeduplicateOperator:
         if isinstance(self._parts, SlicedState) and self.spec.time is not None:
             times = times_of(keys.column(1), parse_type(self.spec.columns[self.spec.time.column].type))
             hashes = hashes_of(keys).view(np.uint64)
-            for seen, rows in self._parts.announced(times):
+            for seen, rows in self._parts.prefetch_targets(times):
                 seen.prefetch(hashes[rows], needed)
 
     def passes(self, rows: int) -> int:
@@ -130,26 +130,27 @@ class DeduplicateOperator:
 
     def process(self, batch: pa.RecordBatch) -> None:
         """Keep the rows whose key is new; the batch has the column `__hash`, then those of the spec."""
-        times = np.zeros(0, np.int64)
+        times = self._times(batch)
         if self.spec.time is not None:
-            position = self.spec.time.column
-            times = times_of(batch.column(1 + position), parse_type(self.spec.columns[position].type))
-            on_time = times > self._late
+            on_time = times > self._late_micros
             if not on_time.all():
                 self.late_rows += int(np.count_nonzero(~on_time))
                 batch, times = batch.filter(pa.array(on_time)), times[on_time]
         for seen, rows in self._parts.divide(batch, times):
-            self._new += seen.fresh(rows)
+            self._first_rows += seen.first_rows(rows)
 
     def adopt(self, batch: pa.RecordBatch) -> None:
         """Adopt keys from Spark's state: rows as in `process`, null beside their keys."""
-        times = np.zeros(0, np.int64)
-        if self.spec.time is not None:
-            position = self.spec.time.column
-            times = times_of(batch.column(1 + position), parse_type(self.spec.columns[position].type))
-        for seen, rows in self._parts.divide(batch, times):
-            for _ in seen.fresh(rows):
+        for seen, rows in self._parts.divide(batch, self._times(batch)):
+            for _ in seen.first_rows(rows):
                 pass
+
+    def _times(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
+        """Return the event times of rows in microseconds; empty without event time."""
+        if self.spec.time is None:
+            return np.zeros(0, np.int64)
+        position = self.spec.time.column
+        return times_of(batch.column(1 + position), parse_type(self.spec.columns[position].type))
 
     def finish(self) -> dict[str, TableDelta]:
         """End the batch: seal what it changed, and drop what is closed."""
@@ -157,9 +158,9 @@ class DeduplicateOperator:
 
     def output(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows whose key was new in this batch."""
-        for rows in self._new:
-            for start in range(0, rows.num_rows, PIECE):
-                yield rows.slice(start, PIECE)
+        for rows in self._first_rows:
+            for start in range(0, rows.num_rows, MAX_OUTPUT_ROWS):
+                yield rows.slice(start, MAX_OUTPUT_ROWS)
 
     def close(self) -> None:
         """Release all memory."""

@@ -13,7 +13,7 @@ from millpond.layout import HashRange, Rows, Words
 from millpond.operators.columns.encode import hashes_of, numbers, plain, portions, validity
 from millpond.operators.dedup.tables import within_table
 from millpond.operators.functions.accumulators import BLOCK
-from millpond.operators.protocol import MAIN, NO_EXTRA_METRICS, PIECE, MakeRows, Times
+from millpond.operators.protocol import MAIN, MAX_OUTPUT_ROWS, NO_EXTRA_METRICS, MakeRmwTable, Times
 from millpond.spec.kinds.deduplicate import WithinSpec
 from millpond.spec.types import parse_type
 from millpond.stores.rmw.expiry import Expiry
@@ -32,22 +32,22 @@ class WithinWatermarkOperator:
 
     extra_metrics = NO_EXTRA_METRICS
 
-    def __init__(self, spec: WithinSpec, make_table: MakeRows) -> None:
+    def __init__(self, spec: WithinSpec, make_table: MakeRmwTable) -> None:
         self.spec = spec
         self._main = within_table(spec)
         self._table = make_table(MAIN, self._main.layout.schema, self._main.initial)
         self.tables: dict[str, RmwTable] = {MAIN: self._table}
-        self._at = self._main.values[0].offset
-        self._expiry = self._table.expire_by(self._at)
+        self._expiry_offset = self._main.values[0].offset
+        self._expiry = self._table.expire_by(self._expiry_offset)
         self._time_type = parse_type(spec.columns[spec.time.column].type)
         self._times = Times()
-        self._new: list[pa.RecordBatch] = []
+        self._first_rows: list[pa.RecordBatch] = []
         self.late_rows = 0
 
     def begin(self, version: int, times: Times) -> None:
         """Start the batch that reads state `version`."""
         self._times = times
-        self._new = []
+        self._first_rows = []
         self.late_rows = 0
         self._table.begin(version)
 
@@ -76,16 +76,16 @@ class WithinWatermarkOperator:
                 self.late_rows += int(np.count_nonzero(late))
                 portion, times = portion.filter(pa.array(~late)), times[~late]
             if portion.num_rows:
-                self._pass_on(portion, -(-times // 1000) + self.spec.delay_ms)
+                self._insert(portion, -(-times // 1000) + self.spec.delay_ms)
 
     def adopt(self, batch: pa.RecordBatch) -> None:
         """Adopt keys from Spark's state: rows as in `process`, whose time is the expiry of their key."""
         for portion in portions(batch, self._table.portion, self._table.ahead):
             times = numbers(plain(portion.column(1 + self.spec.time.column)), self._time_type)
-            self._pass_on(portion, -(-times // 1000))
-            self._new = []
+            self._insert(portion, -(-times // 1000))
+            self._first_rows = []
 
-    def _pass_on(self, batch: pa.RecordBatch, expiries: NDArray[np.int64]) -> None:
+    def _insert(self, batch: pa.RecordBatch, expiries: NDArray[np.int64]) -> None:
         keys = self._main.encode(hashes_of(batch), [batch.column(1 + position) for position in self.spec.keys])
         stamps = Expiry.stamps(expiries)
         self._table.prepare(keys, stamps)
@@ -95,11 +95,11 @@ class WithinWatermarkOperator:
             rows, created = self._table.upsert(Rows(keys.words[block], keys.heap), stamps[block], touch="created")
             new[block] = created
             fresh = rows[created]
-            self._table.words[fresh, self._at] = expiries[block][created].view(np.uint64)
+            self._table.words[fresh, self._expiry_offset] = expiries[block][created].view(np.uint64)
             self._expiry.file(fresh)
         if new.any():
             rows_ = pa.RecordBatch.from_arrays(batch.columns[1:], names=batch.schema.names[1:])
-            self._new.append(rows_ if new.all() else rows_.filter(pa.array(new)))
+            self._first_rows.append(rows_ if new.all() else rows_.filter(pa.array(new)))
 
     def finish(self) -> dict[str, TableDelta]:
         """End the batch: drop the keys that have expired, and seal the table."""
@@ -110,9 +110,9 @@ class WithinWatermarkOperator:
 
     def output(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows whose key was new in this batch."""
-        for rows in self._new:
-            for start in range(0, rows.num_rows, PIECE):
-                yield rows.slice(start, PIECE)
+        for rows in self._first_rows:
+            for start in range(0, rows.num_rows, MAX_OUTPUT_ROWS):
+                yield rows.slice(start, MAX_OUTPUT_ROWS)
 
     def close(self) -> None:
         """Release all memory."""

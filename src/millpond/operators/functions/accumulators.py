@@ -22,7 +22,7 @@ from millpond.errors import ArithmeticOverflowError
 from millpond.kernels.aggregate import numeric
 from millpond.layout import Kind, Rows
 from millpond.operators.columns.decode import floats, ints, not_null, to_arrow
-from millpond.operators.columns.encode import ALL, Mask, Operand, Place, both
+from millpond.operators.columns.encode import ALL, Mask, Operand, Place, and_masks
 from millpond.spec.operators import AggregateCall
 from millpond.spec.types import DataType, parse_type
 
@@ -106,7 +106,7 @@ class Count(Accumulator):
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
         for column in operands:
-            counts = both(counts, column.valid)
+            counts = and_masks(counts, column.valid)
         self._counts = counts
 
     def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
@@ -126,7 +126,7 @@ class CountIf(Count):
     """`count_if(b)`."""
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
-        super().load(operands, both(counts, operands[0].values.astype(np.uint8)))
+        super().load(operands, and_masks(counts, operands[0].values.astype(np.uint8)))
 
 
 class SumInts(Accumulator):
@@ -136,7 +136,7 @@ class SumInts(Accumulator):
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
         self._values = operands[0].values
-        self._valid = both(counts, operands[0].valid)
+        self._valid = and_masks(counts, operands[0].valid)
 
     def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
         self._add(table, rows, start, self._values, self._valid)
@@ -188,7 +188,7 @@ class TrySumInts(SumInts):
 
     def result(self, rows: Rows) -> pa.Array:
         sums, excesses = (ints(rows, place.offset) for place in self.places)
-        valid = both(not_null(rows, self.places[0]), (excesses == 0).view(np.uint8))
+        valid = and_masks(not_null(rows, self.places[0]), (excesses == 0).view(np.uint8))
         return to_arrow(sums, valid, self.type)
 
 
@@ -214,7 +214,7 @@ class SumFloats(Accumulator):
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
         self._values = operands[0].values.astype(np.float64, copy=False)
-        self._valid = both(counts, operands[0].valid)
+        self._valid = and_masks(counts, operands[0].valid)
 
     def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
         self._add(table, rows, start, self._values, self._valid)

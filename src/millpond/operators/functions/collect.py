@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from millpond.kernels.aggregate import collect as kernels
 from millpond.layout import Bytes, Rows, Words
 from millpond.operators.columns.decode import LIMIT, OversizeError, ints, to_arrow
-from millpond.operators.columns.encode import ALL, NO_HEAP, Mask, Operand, both
-from millpond.operators.columns.nested import unpack
+from millpond.operators.columns.encode import ALL, NO_HEAP, Mask, Operand, and_masks
+from millpond.operators.columns.nested import byte_width, unpack
 from millpond.operators.functions.accumulators import BLOCK, Accumulator, StateColumn
 from millpond.spec.functions import sketch_precision, sketch_words
 from millpond.spec.operators import AggregateCall
@@ -100,12 +100,12 @@ class Collect(Accumulator):
         super().__init__(call, inputs)
         self._bytes = GrowingBytes()
         self._element = inputs[0]
-        self._width = 0 if self._element.kind == "bytes" else _element_width(self._element)
+        self._width = 0 if self._element.kind == "bytes" else byte_width(self._element)
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
         column = operands[0]
         self._column = column
-        self._valid = both(counts, column.valid)
+        self._valid = and_masks(counts, column.valid)
         self._data = NO_HEAP if self._width == 0 else _element_bytes(column, self._element)
 
     def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
@@ -133,7 +133,7 @@ class Collect(Accumulator):
         if self._width:
             kernels.list_offsets(rows.words, offset, self._width, offsets)
             count = int(offsets[-1])
-            _check(count)
+            _check_size(count)
             data = np.empty(count * self._width, dtype=np.uint8)
             kernels.read_fixed(rows.words, rows.heap, offset, offsets, self._width, data)
             if self._element.name == "boolean":
@@ -142,7 +142,7 @@ class Collect(Accumulator):
         else:
             total = kernels.bytes_list_offsets(rows.words, rows.heap, offset, offsets)
             count = int(offsets[-1])
-            _check(count, total)
+            _check_size(count, total)
             ends = np.empty(count + 1, dtype=np.int64)
             data = np.empty(total, dtype=np.uint8)
             kernels.read_bytes(rows.words, rows.heap, offset, ends, data)
@@ -206,7 +206,7 @@ class ApproxCountDistinct(FixedBytes):
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
         self._hashes = operands[0].values
-        self._valid = both(counts, operands[0].valid)
+        self._valid = and_masks(counts, operands[0].valid)
 
     def fold(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
         offset, heap = self.places[0].offset, table.heap.data
@@ -266,11 +266,6 @@ def sketch_blobs(words: pa.ListArray) -> pa.Array:
     )
 
 
-def _element_width(dtype: DataType) -> int:
-    """Return the bytes of a list element: Arrow's width of the type; one byte for a boolean."""
-    return 1 if dtype.name == "boolean" else int(dtype.arrow.bit_width) // 8
-
-
 def _element_bytes(column: Operand, dtype: DataType) -> Bytes:
     """Return the bytes of a column's values as list elements."""
     if dtype.name == "boolean":
@@ -279,6 +274,6 @@ def _element_bytes(column: Operand, dtype: DataType) -> Bytes:
     return np.frombuffer(data, dtype=np.uint8)
 
 
-def _check(*lengths: int) -> None:
+def _check_size(*lengths: int) -> None:
     if max(lengths) > LIMIT:
         raise OversizeError

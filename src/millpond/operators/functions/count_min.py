@@ -15,7 +15,7 @@ from millpond.kernels.aggregate import collect
 from millpond.kernels.aggregate import count_min as kernels
 from millpond.layout import Rows
 from millpond.operators.columns.decode import LIMIT, OversizeError
-from millpond.operators.columns.encode import Mask, Operand, both
+from millpond.operators.columns.encode import Mask, Operand, and_masks
 from millpond.operators.functions.collect import FixedBytes
 from millpond.spec.operators import AggregateCall
 from millpond.spec.types import DataType
@@ -42,7 +42,7 @@ class CountMin(FixedBytes):
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
         column = operands[0]
-        self._valid = both(counts, column.valid)
+        self._valid = and_masks(counts, column.valid)
         self._values = column.values
         if self.inputs[0].machine == "bytes":
             self._hashes = np.empty((len(column.values), 2), dtype=np.int32)

@@ -15,7 +15,7 @@ from millpond.errors import ArithmeticOverflowError, NumericRangeError
 from millpond.kernels.aggregate import decimals
 from millpond.layout import Rows, Words
 from millpond.operators.columns.decode import ints, not_null, to_arrow, wide
-from millpond.operators.columns.encode import Mask, Operand, both
+from millpond.operators.columns.encode import Mask, Operand, and_masks
 from millpond.operators.functions.accumulators import Accumulator, StateColumn, add_counts, count_valid
 from millpond.spec.operators import AggregateCall
 from millpond.spec.types import DataType
@@ -40,8 +40,8 @@ class SumDecimals(Accumulator):
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
         super().__init__(call, inputs)
         self._limit = words_of(10 ** sum_precision(inputs[0]))
-        self._returns = inputs[0].precision + 10 > _DIGITS
-        if self._returns:
+        self._may_return = inputs[0].precision + 10 > _DIGITS
+        if self._may_return:
             self.columns = (self.columns[0], StateColumn("word"), *self.columns[1:])
         self._batch = np.uint64(1)
 
@@ -50,14 +50,14 @@ class SumDecimals(Accumulator):
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
         self._values = operands[0].values
-        self._valid = both(counts, operands[0].valid)
+        self._valid = and_masks(counts, operands[0].valid)
 
     def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
         self._add(table, rows, start, self._values, _NO_WORDS, self._valid)
 
     def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         place = self.places[0]
-        excesses = np.ascontiguousarray(source.words[:, [self.places[1].offset]]) if self._returns else _NO_WORDS
+        excesses = np.ascontiguousarray(source.words[:, [self.places[1].offset]]) if self._may_return else _NO_WORDS
         self._add(table, rows, 0, wide(source, place.offset), excesses, not_null(source, place))
 
     def _add(
@@ -65,7 +65,7 @@ class SumDecimals(Accumulator):
     ) -> None:
         place = self.places[0]
         kernel_args = (table.words, rows, start, place.offset, place.null_word, place.null_bit, values)
-        if self._returns:
+        if self._may_return:
             decimals.sum_beyond(*kernel_args, excesses, valid, *self._limit, self._batch)
         elif values.ndim == 2:
             decimals.sum_long(*kernel_args, valid, *self._limit)
@@ -73,7 +73,7 @@ class SumDecimals(Accumulator):
             decimals.sum_short(*kernel_args, valid, *self._limit)
 
     def result(self, rows: Rows) -> pa.Array:
-        valid = both(not_null(rows, self.places[0]), self._within(rows).view(np.uint8))
+        valid = and_masks(not_null(rows, self.places[0]), self._within(rows).view(np.uint8))
         return to_arrow(self._sums(rows), valid, self.type)
 
     def _sums(self, rows: Rows) -> Words:
@@ -87,7 +87,7 @@ class SumDecimals(Accumulator):
         """
         sums = self._sums(rows)
         within: NDArray[np.bool_] = (sums[:, 1] != decimals.OVERFLOWN) | (sums[:, 0] != 0)
-        if self._returns:
+        if self._may_return:
             within &= rows.words[:, self.places[1].offset] == 0
         if self.ansi and not within.all():
             raise overflow_in_sum(self.call)

@@ -20,7 +20,7 @@ from millpond.operators.columns.decode import LIMIT, OversizeError
 from millpond.operators.columns.encode import operand, validity
 from millpond.operators.functions.collect import Collect
 from millpond.operators.functions.order_statistics import ranks_of
-from millpond.operators.functions.whole_groups import Gathered
+from millpond.operators.functions.whole_groups import GatheredRows
 from millpond.spec.operators import AggregateCall
 from millpond.spec.types import DataType, parse_type
 
@@ -30,18 +30,18 @@ class ListAgg(Collect):
 
     def result(self, rows: Rows) -> pa.Array:
         """Return the joined texts of every row."""
-        return joined(*self._lists(rows), self.call, self.inputs[0])
+        return join_texts(*self._lists(rows), self.call, self.inputs[0])
 
 
-class GatheredListAgg(Gathered):
+class GatheredListAgg(GatheredRows):
     """`listagg` of groups whose rows are all there."""
 
     def result(self, rows: Rows) -> pa.Array:
         """Return the joined texts of every row."""
-        return joined(*self._lists(rows), self.call, self.inputs[0])
+        return join_texts(*self._lists(rows), self.call, self.inputs[0])
 
 
-def joined(offsets: NDArray[np.int64], values: pa.Array, call: AggregateCall, dtype: DataType) -> pa.Array:
+def join_texts(offsets: NDArray[np.int64], values: pa.Array, call: AggregateCall, dtype: DataType) -> pa.Array:
     """Join the texts of lists, each list's in order.
 
     Args:
@@ -59,7 +59,7 @@ def joined(offsets: NDArray[np.int64], values: pa.Array, call: AggregateCall, dt
     if order and len(values):
         sort_columns = [values.field(1 + n) for n in range(len(order))] if dtype.name == "struct" else [values]
         types = [inner for _, inner in dtype.fields[1:]] or [dtype]
-        texts = texts.take(pa.array(_sorted(offsets, sort_columns, types, order)))
+        texts = texts.take(pa.array(_sort_lists(offsets, sort_columns, types, order)))
     type_ = parse_type(call.type).arrow
     delimiter = bytes.fromhex(call.options.get("delimiter", ""))
     if texts.nbytes + len(delimiter) * len(texts) > LIMIT:
@@ -70,7 +70,7 @@ def joined(offsets: NDArray[np.int64], values: pa.Array, call: AggregateCall, dt
     return pc.if_else(empty, pa.scalar(None, pa.binary()), together).cast(type_)
 
 
-def _sorted(
+def _sort_lists(
     offsets: NDArray[np.int64], by: Sequence[pa.Array], types: Sequence[DataType], order: Sequence[Sequence[bool]]
 ) -> NDArray[np.int64]:
     """Sort the values of each list in the requested order, and return their positions."""

@@ -16,7 +16,7 @@ from millpond.errors import DivideByZeroError
 from millpond.kernels.aggregate import moments
 from millpond.layout import Rows
 from millpond.operators.columns.decode import floats, to_arrow
-from millpond.operators.columns.encode import Mask, Operand, both
+from millpond.operators.columns.encode import Mask, Operand, and_masks
 from millpond.operators.functions.accumulators import Accumulator, StateColumn
 from millpond.spec.operators import AggregateCall
 from millpond.spec.types import DataType
@@ -44,7 +44,7 @@ class Statistic(Accumulator):
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
         self._values = [operand.values.astype(np.float64, copy=False) for operand in operands]
         for operand in operands:
-            counts = both(counts, operand.valid)
+            counts = and_masks(counts, operand.valid)
         self._valid = counts
         self._overflows: list[Flags] = []
         if self.call.options.get("merges_empty"):
@@ -71,11 +71,11 @@ class Statistic(Accumulator):
     def result(self, rows: Rows) -> pa.Array:
         state = [floats(rows, place.offset) for place in self.places]
         with np.errstate(all="ignore"):
-            values, valid = self._shown(*state)
+            values, valid = self._statistic(*state)
         return to_arrow(values, (valid & (state[0] != 0.0)).view(np.uint8), self.type)
 
     @abstractmethod
-    def _shown(self, count: Doubles, *state: Doubles) -> tuple[Doubles, Flags]:
+    def _statistic(self, count: Doubles, *state: Doubles) -> tuple[Doubles, Flags]:
         """Return the result of every row, and a mask of those that are defined; rows without any value are ignored."""
 
     def _where(self, defined: Flags, values: Doubles) -> tuple[Doubles, Flags]:
@@ -84,7 +84,7 @@ class Statistic(Accumulator):
             return values, defined
         return np.where(defined, values, np.nan), np.ones(len(values), dtype=np.bool_)
 
-    def _quotients(self, wanted: Flags, dividends: Doubles, divisors: Doubles) -> tuple[Doubles, Flags]:
+    def _quotients(self, needed: Flags, dividends: Doubles, divisors: Doubles) -> tuple[Doubles, Flags]:
         """Divide as Spark does: division by zero gives null, or an error in ANSI mode.
 
         A divisor can be zero although no deviation is: its square or cube may be less than any double.
@@ -93,7 +93,7 @@ class Statistic(Accumulator):
             DivideByZeroError: a wanted quotient has divisor zero, in ANSI mode.
         """
         divided = divisors != 0.0
-        if self.ansi and (wanted & ~divided).any():
+        if self.ansi and (needed & ~divided).any():
             raise DivideByZeroError(
                 f"division by zero in {self.call.function}: the values deviate by too little.",
                 action="Set spark.sql.ansi.enabled to false (it is then null) and start again. SQLSTATE: 22012",
@@ -130,7 +130,7 @@ class Variance(Moments):
         self._sample = sample
         self._root = root
 
-    def _shown(self, count: Doubles, *state: Doubles) -> tuple[Doubles, Flags]:
+    def _statistic(self, count: Doubles, *state: Doubles) -> tuple[Doubles, Flags]:
         _, squares = state
         values = squares / (count - 1.0 if self._sample else count)
         if self._root:
@@ -144,7 +144,7 @@ class Skewness(Moments):
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
         super().__init__(call, inputs, order=3)
 
-    def _shown(self, count: Doubles, *state: Doubles) -> tuple[Doubles, Flags]:
+    def _statistic(self, count: Doubles, *state: Doubles) -> tuple[Doubles, Flags]:
         _, squares, cubes = state
         spread = squares != 0.0
         values, divided = self._quotients(spread, np.sqrt(count) * cubes, np.sqrt(squares * squares * squares))
@@ -158,7 +158,7 @@ class Kurtosis(Moments):
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
         super().__init__(call, inputs, order=4)
 
-    def _shown(self, count: Doubles, *state: Doubles) -> tuple[Doubles, Flags]:
+    def _statistic(self, count: Doubles, *state: Doubles) -> tuple[Doubles, Flags]:
         _, squares, _, fourths = state
         spread = squares != 0.0
         values, divided = self._quotients(spread, count * fourths, squares * squares)
@@ -172,7 +172,7 @@ class SquaredDeviations(Moments):
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
         super().__init__(call, inputs, order=2)
 
-    def _shown(self, count: Doubles, *state: Doubles) -> tuple[Doubles, Flags]:
+    def _statistic(self, count: Doubles, *state: Doubles) -> tuple[Doubles, Flags]:
         return state[1], count != 0.0
 
 
@@ -206,7 +206,7 @@ class Covariance(CoMoments):
         super().__init__(call, inputs)
         self._sample = sample
 
-    def _shown(self, count: Doubles, *state: Doubles) -> tuple[Doubles, Flags]:
+    def _statistic(self, count: Doubles, *state: Doubles) -> tuple[Doubles, Flags]:
         products = state[2]
         if self._sample:
             return self._where(count != 1.0, products / (count - 1.0))
@@ -218,7 +218,7 @@ class ProductDeviations(CoMoments):
 
     width = 4
 
-    def _shown(self, count: Doubles, *state: Doubles) -> tuple[Doubles, Flags]:
+    def _statistic(self, count: Doubles, *state: Doubles) -> tuple[Doubles, Flags]:
         return state[2], count != 0.0
 
 
@@ -227,7 +227,7 @@ class Correlation(CoMoments):
 
     width = 6
 
-    def _shown(self, count: Doubles, *state: Doubles) -> tuple[Doubles, Flags]:
+    def _statistic(self, count: Doubles, *state: Doubles) -> tuple[Doubles, Flags]:
         _, _, products, squares_x, squares_y = state
         vary = (squares_x != 0.0) & (squares_y != 0.0)
         if self.call.options.get("merges_empty"):
@@ -242,7 +242,7 @@ class Determination(CoMoments):
 
     width = 6
 
-    def _shown(self, count: Doubles, *state: Doubles) -> tuple[Doubles, Flags]:
+    def _statistic(self, count: Doubles, *state: Doubles) -> tuple[Doubles, Flags]:
         _, _, products, squares_y, squares_x = state
         vary = (squares_x != 0.0) & (squares_y != 0.0)
         values, divided = self._quotients(vary, products, np.sqrt(squares_y * squares_x))
@@ -262,7 +262,7 @@ class Regression(CoMoments):
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
         super().load(operands[::-1], counts)
 
-    def _shown(self, count: Doubles, *state: Doubles) -> tuple[Doubles, Flags]:
+    def _statistic(self, count: Doubles, *state: Doubles) -> tuple[Doubles, Flags]:
         mean_x, mean_y, products, squares = state
         slopes = products / squares
         return mean_y - slopes * mean_x if self._intercept else slopes, squares != 0.0

@@ -25,15 +25,23 @@ from millpond.kernels.aggregate import order_statistics as kernels
 from millpond.kernels.runs.sort import order_by_hash
 from millpond.layout import INLINE, LENGTH, Rows
 from millpond.operators.columns.decode import bytes_column, nested_column, to_arrow
-from millpond.operators.columns.encode import ALL, NO_HEAP, Mask, Operand, both, concatenate_masks, ordering
+from millpond.operators.columns.encode import (
+    ALL,
+    NO_HEAP,
+    Mask,
+    Operand,
+    and_masks,
+    concatenate_masks,
+    order_key_operand,
+)
 from millpond.operators.columns.order_keys import ORDER_KEY
 from millpond.operators.functions.whole_groups import WholeGroups
 from millpond.spec.operators import AggregateCall
 from millpond.spec.types import DataType
 
 _SIGN = np.uint64(1 << 63)
-_EXACT = 1 << 53
-_MOST_SCALE = 22
+_MAX_EXACT_INT = 1 << 53
+_MAX_EXACT_SCALE = 22
 _CONTEXT = Context(prec=60)
 
 
@@ -52,12 +60,12 @@ class OrderStatistic(WholeGroups):
 
     def result(self, rows: Rows) -> pa.Array:
         if self._results is None:
-            self._results = self._all()
+            self._results = self._compute_results()
         return self._results.take(pa.array(self.numbers(rows)))
 
-    def _all(self) -> pa.Array:
-        operands = [_joined(list(parts)) for parts in zip(*self._operands, strict=True)]
-        counts = concatenate_masks(self._counts, [_length(parts[0]) for parts in self._operands])
+    def _compute_results(self) -> pa.Array:
+        operands = [_concat_operands(list(parts)) for parts in zip(*self._operands, strict=True)]
+        counts = concatenate_masks(self._counts, [len(parts[0].values) for parts in self._operands])
         return self.results(self.groups, self.count, operands, counts)
 
     @abstractmethod
@@ -89,10 +97,10 @@ class Percentile(OrderStatistic):
 
     def results(self, groups: NDArray[np.int64], count: int, operands: Sequence[Operand], counts: Mask) -> pa.Array:
         values = operands[0]
-        counts = both(counts, values.valid)
+        counts = and_masks(counts, values.valid)
         frequencies = None
         if len(operands) > 1:
-            counts = both(counts, operands[1].valid)
+            counts = and_masks(counts, operands[1].valid)
             frequencies = operands[1].values.astype(np.int64, copy=False)
             used = frequencies[counts.astype(np.bool_)] if counts.size else frequencies
             if (used < 0).any():
@@ -100,11 +108,11 @@ class Percentile(OrderStatistic):
                     "a frequency of a percentile is negative.",
                     action="Filter such rows. SQLSTATE: 22003 (VALUE_OUT_OF_RANGE)",
                 )
-            counts = both(counts, (frequencies > 0).view(np.uint8))
+            counts = and_masks(counts, (frequencies > 0).view(np.uint8))
         order, codes, starts = sort_values(groups, count, values, self.inputs[0], counts)
         weights = np.ones(len(order), np.int64) if frequencies is None else frequencies[order]
         totals = np.cumsum(weights)
-        columns = [self._at(share, order, codes, starts, totals, values) for share in self._shares]
+        columns = [self._percentiles(share, order, codes, starts, totals, values) for share in self._shares]
         empty = starts[1:] == starts[:-1]
         valid: Mask = (~empty).view(np.uint8) if empty.any() else ALL
         if not self.call.options.get("array"):
@@ -118,7 +126,7 @@ class Percentile(OrderStatistic):
         listed = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(kept, pa.float64()), mask=mask)
         return listed.cast(pa.list_(field))
 
-    def _at(
+    def _percentiles(
         self,
         share: float,
         order: NDArray[np.int64],
@@ -152,7 +160,7 @@ class Mode(OrderStatistic):
 
     def results(self, groups: NDArray[np.int64], count: int, operands: Sequence[Operand], counts: Mask) -> pa.Array:
         values = operands[0]
-        order, codes, starts = sort_values(groups, count, values, self.inputs[0], both(counts, values.valid))
+        order, codes, starts = sort_values(groups, count, values, self.inputs[0], and_masks(counts, values.valid))
         rows = np.empty(count, np.int64)
         kernels.mode(starts, codes, bool(self.call.options.get("greatest", False)), rows)
         picked = order[np.maximum(rows, 0)] if len(order) else np.zeros(count, np.int64)
@@ -166,11 +174,7 @@ class Mode(OrderStatistic):
         return to_arrow(values.values[picked], present, self.type)
 
 
-def _length(column: Operand) -> int:
-    return len(column.values)
-
-
-def _joined(parts: Sequence[Operand]) -> Operand:
+def _concat_operands(parts: Sequence[Operand]) -> Operand:
     """Concatenate the columns of several batches."""
     if len(parts) == 1:
         return parts[0]
@@ -226,7 +230,7 @@ def ranks_of(values: Operand, dtype: DataType) -> list[NDArray[np.uint64]]:
     Rows that do not count hold any value.
     """
     if dtype.nested:
-        values, dtype = ordering(values, dtype), ORDER_KEY
+        values, dtype = order_key_operand(values, dtype), ORDER_KEY
     plain = values.values
     if dtype.machine == "float":
         bits = np.where(np.isnan(plain), np.nan, plain + 0.0).view(np.uint64)
@@ -247,10 +251,10 @@ def doubles(values: NDArray[Any], dtype: DataType) -> NDArray[np.float64]:
     """Convert values to doubles; decimals round to the nearest, as in Java's `BigDecimal.doubleValue`."""
     if dtype.name != "decimal":
         return values.astype(np.float64)
-    if values.ndim == 1 and dtype.scale <= _MOST_SCALE:
+    if values.ndim == 1 and dtype.scale <= _MAX_EXACT_SCALE:
         # Both operands are exact, so only the division rounds.
         out: NDArray[np.float64] = values.astype(np.float64) / 10.0**dtype.scale
-        inexact = np.flatnonzero(np.abs(values) > _EXACT)
+        inexact = np.flatnonzero(np.abs(values) > _MAX_EXACT_INT)
     else:
         out, inexact = np.empty(len(values)), np.arange(len(values))
     for row in inexact.tolist():  # a group needs one or two values

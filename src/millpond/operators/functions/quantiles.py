@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from millpond.kernels.aggregate import collect, quantiles
 from millpond.layout import Rows
 from millpond.operators.columns.decode import LIMIT, OversizeError, ints, to_arrow
-from millpond.operators.columns.encode import Mask, Operand, both
+from millpond.operators.columns.encode import Mask, Operand, and_masks
 from millpond.operators.columns.offsets import bounds_of
 from millpond.operators.functions.accumulators import BLOCK, Accumulator, StateColumn
 from millpond.operators.functions.collect import GrowingBytes
@@ -24,9 +24,9 @@ from millpond.spec.types import DataType
 if TYPE_CHECKING:
     from millpond.stores.protocol import Writable
 
-_FEWEST, _MOST = 64, 50_000
+_MIN_BUFFERED, _MAX_BUFFERED = 64, 50_000
 """Bounds of the number of values that are buffered before they become samples."""
-_MAGNITUDE = np.int64(2**63 - 1)
+_MAGNITUDE_MASK = np.int64(2**63 - 1)
 
 
 class PercentileApprox(Accumulator):
@@ -46,20 +46,20 @@ class PercentileApprox(Accumulator):
         self._shares = shares[self._places]
         accuracy = call.options["accuracy"]
         self._error = 1.0 / accuracy
-        self._buffered = min(max(2 * accuracy, _FEWEST), _MOST)
+        self._buffered = min(max(2 * accuracy, _MIN_BUFFERED), _MAX_BUFFERED)
         self._rows = np.empty(BLOCK, dtype=np.int64)
         self._sizes = np.empty(BLOCK, dtype=np.int64)
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
-        self._data = _ordered(operands[0].values.astype(np.float64, copy=False)).view(np.uint8)
-        self._valid = both(counts, operands[0].valid)
+        self._data = _to_ordered_ints(operands[0].values.astype(np.float64, copy=False)).view(np.uint8)
+        self._valid = and_masks(counts, operands[0].valid)
 
     def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
         offset, width = self.places[0].offset, quantiles.VALUE
         self._bytes.make_room(table, rows, start, offset, width=width, valid=self._valid)
         heap = table.heap.data
         collect.append_fixed(table.words, heap, rows, start, offset, self._data, self._valid, width)
-        self._settle(table, rows)
+        self._flush_full_buffers(table, rows)
 
     def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         offset, counts = self.places[0].offset, self.places[2].offset
@@ -67,9 +67,9 @@ class PercentileApprox(Accumulator):
         heap = table.heap.data
         words = np.ascontiguousarray(source.words)
         quantiles.combine(table.words, heap, rows, offset, counts, self._error, words, source.heap)
-        self._settle(table, rows)
+        self._flush_full_buffers(table, rows)
 
-    def _settle(self, table: Writable, rows: NDArray[np.int64]) -> None:
+    def _flush_full_buffers(self, table: Writable, rows: NDArray[np.int64]) -> None:
         """Turn the buffered values of rows with many of them into samples."""
         offset, counts = self.places[0].offset, self.places[2].offset
         while True:
@@ -86,7 +86,7 @@ class PercentileApprox(Accumulator):
         nonempty = np.empty(rows.count, dtype=np.uint8)
         quantiles.query(rows.words, rows.heap, offset, counts, self._error, self._shares, ordered, nonempty)
         values = np.empty((rows.count, len(self._shares)))
-        values[:, self._places] = _doubles(ordered)
+        values[:, self._places] = _from_ordered_ints(ordered)
         if not self.call.options.get("array"):
             return _typed(values[:, 0], nonempty, self.type)
         present = nonempty.astype(np.bool_) & bool(len(self._shares))
@@ -99,15 +99,15 @@ class PercentileApprox(Accumulator):
         return pa.ListArray.from_arrays(pa.array(offsets), listed, type=self.type.arrow, mask=mask)
 
 
-def _ordered(values: NDArray[np.float64]) -> NDArray[np.int64]:
+def _to_ordered_ints(values: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return integers that order as doubles do in Java: −0.0 before 0.0, NaN after all."""
     bits = np.where(np.isnan(values), np.nan, values).view(np.int64)
-    return bits ^ ((bits >> 63) & _MAGNITUDE)
+    return bits ^ ((bits >> 63) & _MAGNITUDE_MASK)
 
 
-def _doubles(ordered: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Convert the integers of `_ordered` back to doubles."""
-    bits: NDArray[np.int64] = ordered ^ ((ordered >> 63) & _MAGNITUDE)
+def _from_ordered_ints(ordered: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Convert the integers of `_to_ordered_ints` back to doubles."""
+    bits: NDArray[np.int64] = ordered ^ ((ordered >> 63) & _MAGNITUDE_MASK)
     return bits.view(np.float64)
 
 
@@ -117,4 +117,4 @@ def _typed(values: NDArray[np.float64], valid: Mask, dtype: DataType) -> pa.Arra
         return to_arrow(values, valid, dtype)
     beyond = values >= 2.0**63
     whole = np.where(beyond, 0.0, values).astype(np.int64)
-    return to_arrow(np.where(beyond, _MAGNITUDE, whole), valid, dtype)
+    return to_arrow(np.where(beyond, _MAGNITUDE_MASK, whole), valid, dtype)

@@ -38,13 +38,13 @@ from millpond.operators.functions.order_statistics import Mode, Percentile
 from millpond.operators.functions.quantiles import PercentileApprox
 from millpond.operators.functions.retractable import Retractable
 from millpond.operators.functions.selecting import Extreme, ExtremeBy, First, Last
-from millpond.operators.functions.whole_groups import Gathered, WholeGroups
+from millpond.operators.functions.whole_groups import GatheredRows, WholeGroups
 from millpond.spec.functions import ROWS, is_distinct
 from millpond.spec.operators import AggregateCall
 from millpond.spec.types import DataType
 
 
-class Folded(NamedTuple):
+class Accumulators(NamedTuple):
     """The accumulators of one function, each made from a call and the types of its inputs.
 
     Attributes:
@@ -74,47 +74,47 @@ def _extreme(call: AggregateCall, inputs: Sequence[DataType], *, greatest: bool)
     return (ExtremeBy if inputs[0].nested else Extreme)(call, inputs, greatest=greatest)
 
 
-FOLDED: dict[str, Folded] = {
-    "count": Folded(Count, retracting=retractable.Count),
-    "count_if": Folded(CountIf, retracting=retractable.CountIf),
-    "sum": Folded(_sum, retracting=retractable.summing),
-    "avg": Folded(_average, retracting=retractable.averaging),
-    "min": Folded(partial(_extreme, greatest=False)),
-    "max": Folded(partial(_extreme, greatest=True)),
-    "bit_and": Folded(partial(Bits, operation=numeric.AND)),
-    "bit_or": Folded(partial(Bits, operation=numeric.OR)),
-    "bit_xor": Folded(partial(Bits, operation=numeric.XOR), retracting=retractable.BitXor),
-    "product": Folded(Product),
-    "first": Folded(First),
-    "last": Folded(Last),
-    "any_value": Folded(First),
-    "bool_and": Folded(partial(Extreme, greatest=False)),
-    "bool_or": Folded(partial(Extreme, greatest=True)),
-    "min_by": Folded(partial(ExtremeBy, greatest=False)),
-    "max_by": Folded(partial(ExtremeBy, greatest=True)),
-    "stddev_samp": Folded(partial(Variance, sample=True, root=True)),
-    "stddev_pop": Folded(partial(Variance, sample=False, root=True)),
-    "var_samp": Folded(partial(Variance, sample=True)),
-    "var_pop": Folded(partial(Variance, sample=False)),
-    "skewness": Folded(Skewness),
-    "kurtosis": Folded(Kurtosis),
-    "corr": Folded(Correlation),
-    "covar_pop": Folded(partial(Covariance, sample=False)),
-    "covar_samp": Folded(partial(Covariance, sample=True)),
-    "regr_sxx": Folded(SquaredDeviations),
-    "regr_sxy": Folded(ProductDeviations),
-    "regr_slope": Folded(partial(Regression, intercept=False)),
-    "regr_intercept": Folded(partial(Regression, intercept=True)),
-    "regr_r2": Folded(Determination),
-    "approx_count_distinct": Folded(ApproxCountDistinct),
-    "percentile_approx": Folded(PercentileApprox),
-    "count_min_sketch": Folded(CountMin),
-    "collect_list": Folded(Collect, of_group=Gathered),
-    "collect_set": Folded(Collect),
-    "listagg": Folded(ListAgg, of_group=GatheredListAgg),
-    "percentile": Folded(of_group=Percentile),
-    "mode": Folded(of_group=Mode),
-    ROWS: Folded(of_group=Gathered),
+ACCUMULATORS: dict[str, Accumulators] = {
+    "count": Accumulators(Count, retracting=retractable.RetractableCount),
+    "count_if": Accumulators(CountIf, retracting=retractable.RetractableCountIf),
+    "sum": Accumulators(_sum, retracting=retractable.retractable_sum),
+    "avg": Accumulators(_average, retracting=retractable.retractable_average),
+    "min": Accumulators(partial(_extreme, greatest=False)),
+    "max": Accumulators(partial(_extreme, greatest=True)),
+    "bit_and": Accumulators(partial(Bits, operation=numeric.AND)),
+    "bit_or": Accumulators(partial(Bits, operation=numeric.OR)),
+    "bit_xor": Accumulators(partial(Bits, operation=numeric.XOR), retracting=retractable.RetractableBitXor),
+    "product": Accumulators(Product),
+    "first": Accumulators(First),
+    "last": Accumulators(Last),
+    "any_value": Accumulators(First),
+    "bool_and": Accumulators(partial(Extreme, greatest=False)),
+    "bool_or": Accumulators(partial(Extreme, greatest=True)),
+    "min_by": Accumulators(partial(ExtremeBy, greatest=False)),
+    "max_by": Accumulators(partial(ExtremeBy, greatest=True)),
+    "stddev_samp": Accumulators(partial(Variance, sample=True, root=True)),
+    "stddev_pop": Accumulators(partial(Variance, sample=False, root=True)),
+    "var_samp": Accumulators(partial(Variance, sample=True)),
+    "var_pop": Accumulators(partial(Variance, sample=False)),
+    "skewness": Accumulators(Skewness),
+    "kurtosis": Accumulators(Kurtosis),
+    "corr": Accumulators(Correlation),
+    "covar_pop": Accumulators(partial(Covariance, sample=False)),
+    "covar_samp": Accumulators(partial(Covariance, sample=True)),
+    "regr_sxx": Accumulators(SquaredDeviations),
+    "regr_sxy": Accumulators(ProductDeviations),
+    "regr_slope": Accumulators(partial(Regression, intercept=False)),
+    "regr_intercept": Accumulators(partial(Regression, intercept=True)),
+    "regr_r2": Accumulators(Determination),
+    "approx_count_distinct": Accumulators(ApproxCountDistinct),
+    "percentile_approx": Accumulators(PercentileApprox),
+    "count_min_sketch": Accumulators(CountMin),
+    "collect_list": Accumulators(Collect, of_group=GatheredRows),
+    "collect_set": Accumulators(Collect),
+    "listagg": Accumulators(ListAgg, of_group=GatheredListAgg),
+    "percentile": Accumulators(of_group=Percentile),
+    "mode": Accumulators(of_group=Mode),
+    ROWS: Accumulators(of_group=GatheredRows),
 }
 
 
@@ -129,10 +129,10 @@ def accumulator(
         whole: whether all rows of each group are there.
         retracts: whether rows may be retracted.
     """
-    folded = FOLDED[call.function]
-    if retracts and folded.retracting is not None:
-        return folded.retracting(call, inputs)
-    if whole and folded.of_group is not None and not (folded.by_row is not None and is_distinct(call)):
-        return folded.of_group(call, inputs)
-    assert folded.by_row is not None
-    return folded.by_row(call, inputs)
+    factories = ACCUMULATORS[call.function]
+    if retracts and factories.retracting is not None:
+        return factories.retracting(call, inputs)
+    if whole and factories.of_group is not None and not (factories.by_row is not None and is_distinct(call)):
+        return factories.of_group(call, inputs)
+    assert factories.by_row is not None
+    return factories.by_row(call, inputs)

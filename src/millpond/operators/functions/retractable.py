@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from millpond.kernels.aggregate import fixed_point, retract
 from millpond.layout import Rows, Words
 from millpond.operators.columns.decode import ints, to_arrow, widen
-from millpond.operators.columns.encode import ALL, Mask, Operand, both
+from millpond.operators.columns.encode import ALL, Mask, Operand, and_masks
 from millpond.operators.functions.accumulators import Accumulator, StateColumn, overflow_in_integers
 from millpond.operators.functions.decimal_sums import averages, overflow_in_sum, sum_precision, words_of
 from millpond.spec.operators import AggregateCall
@@ -40,14 +40,14 @@ class Retractable(Accumulator):
     signs: Signs
 
 
-class Count(Retractable):
+class RetractableCount(Retractable):
     """`count(*)`, `count(x, …)`: one word."""
 
     columns: tuple[StateColumn, ...] = (StateColumn("word"),)
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
         for column in operands:
-            counts = both(counts, column.valid)
+            counts = and_masks(counts, column.valid)
         self._counts = counts
 
     def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
@@ -60,21 +60,21 @@ class Count(Retractable):
         return to_arrow(ints(rows, self.places[0].offset), ALL, self.type)
 
 
-class CountIf(Count):
+class RetractableCountIf(RetractableCount):
     """`count_if(b)`."""
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
-        super().load(operands, both(counts, operands[0].values.astype(np.uint8)))
+        super().load(operands, and_masks(counts, operands[0].values.astype(np.uint8)))
 
 
-class BitXor(Retractable):
+class RetractableBitXor(Retractable):
     """`bit_xor`: a retracted value is combined once more. The second word is the number of values."""
 
     columns: tuple[StateColumn, ...] = (StateColumn("word"), StateColumn("word"))
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
         self._values = operands[0].values
-        self._valid = both(counts, operands[0].valid)
+        self._valid = and_masks(counts, operands[0].valid)
 
     def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
         retract.bit_xor(table.words, rows, start, self.places[0].offset, self._values, self._valid, self.signs)
@@ -89,7 +89,7 @@ class BitXor(Retractable):
         return to_arrow(bits, (numbers != 0).view(np.uint8), self.type)
 
 
-class _Summing(Retractable):
+class _RetractableSum(Retractable):
     """A sum of several words in two's complement, followed by the number of values."""
 
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType], size: int, *, more: int = 0) -> None:
@@ -99,7 +99,7 @@ class _Summing(Retractable):
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
         self._values = operands[0].values
-        self._valid = both(counts, operands[0].valid)
+        self._valid = and_masks(counts, operands[0].valid)
 
     def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         retract.add_numbers(table.words, rows, self.places[0].offset, self._sums(source))
@@ -110,11 +110,11 @@ class _Summing(Retractable):
         offset = self.places[0].offset
         return np.ascontiguousarray(rows.words[:, offset : offset + self._size])
 
-    def _numbers(self, rows: Rows) -> NDArray[np.int64]:
+    def _value_counts(self, rows: Rows) -> NDArray[np.int64]:
         return ints(rows, self.places[self._size].offset)
 
 
-class _SummingInts(_Summing):
+class _RetractableIntSum(_RetractableSum):
     """A sum of 64-bit integers, in 128 bits."""
 
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
@@ -124,11 +124,11 @@ class _SummingInts(_Summing):
         retract.sum_words(table.words, rows, start, self.places[0].offset, self._values, self._valid, self.signs)
 
 
-class SumInts(_SummingInts):
+class RetractableSumInts(_RetractableIntSum):
     """`sum` of integers: out of range, it wraps, is null (`try_sum`), or is an error in ANSI mode."""
 
     def result(self, rows: Rows) -> pa.Array:
-        sums, nonempty = self._sums(rows), self._numbers(rows) != 0
+        sums, nonempty = self._sums(rows), self._value_counts(rows) != 0
         low = np.ascontiguousarray(sums[:, 0]).view(np.int64)
         within = (low >> 63) == np.ascontiguousarray(sums[:, 1]).view(np.int64)
         if self.ansi and (nonempty & ~within).any():
@@ -138,11 +138,11 @@ class SumInts(_SummingInts):
         return to_arrow(low, nonempty.view(np.uint8), self.type)
 
 
-class AverageInts(_SummingInts):
+class RetractableAverageInts(_RetractableIntSum):
     """`avg` of integers."""
 
     def result(self, rows: Rows) -> pa.Array:
-        sums, numbers = self._sums(rows), self._numbers(rows)
+        sums, numbers = self._sums(rows), self._value_counts(rows)
         high = np.ascontiguousarray(sums[:, 1]).view(np.int64).astype(np.float64)
         low = np.ascontiguousarray(sums[:, 0])
         small = (low.view(np.int64) >> 63) == np.ascontiguousarray(sums[:, 1]).view(np.int64)
@@ -151,7 +151,7 @@ class AverageInts(_SummingInts):
             return to_arrow(total / numbers, (numbers != 0).view(np.uint8), self.type)
 
 
-class SumDecimals(_Summing):
+class RetractableSumDecimals(_RetractableSum):
     """`sum` of decimals, in 192 bits: beyond its precision, it is null, or an error in ANSI mode."""
 
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
@@ -168,7 +168,7 @@ class SumDecimals(_Summing):
 
     def result(self, rows: Rows) -> pa.Array:
         sums, fits = self._checked(rows)
-        return to_arrow(sums[:, :2], ((self._numbers(rows) != 0) & fits).view(np.uint8), self.type)
+        return to_arrow(sums[:, :2], ((self._value_counts(rows) != 0) & fits).view(np.uint8), self.type)
 
     def _checked(self, rows: Rows) -> tuple[Words, NDArray[np.bool_]]:
         """Return the sums, and a mask of those within their precision.
@@ -183,16 +183,16 @@ class SumDecimals(_Summing):
         return sums, fits
 
 
-class AverageDecimals(SumDecimals):
+class RetractableAverageDecimals(RetractableSumDecimals):
     """`avg` of decimals, divided half up."""
 
     def result(self, rows: Rows) -> pa.Array:
         sums, fits = self._checked(rows)
         sums = np.ascontiguousarray(sums[:, :2])
-        return averages(self.inputs[0], self.type, sums, self._numbers(rows), fits, ansi=self.ansi)
+        return averages(self.inputs[0], self.type, sums, self._value_counts(rows), fits, ansi=self.ansi)
 
 
-class SumFloats(_Summing):
+class RetractableSumFloats(_RetractableSum):
     """`sum` of floats and doubles: an exact sum of the finite values; NaNs and infinities are counted."""
 
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
@@ -208,7 +208,7 @@ class SumFloats(_Summing):
         fixed_point.sum_floats(*kernel_args, self._values, self._valid, self.signs)
 
     def result(self, rows: Rows) -> pa.Array:
-        return to_arrow(self._totals(rows), (self._numbers(rows) != 0).view(np.uint8), self.type)
+        return to_arrow(self._totals(rows), (self._value_counts(rows) != 0).view(np.uint8), self.type)
 
     def _totals(self, rows: Rows) -> NDArray[np.float64]:
         nans, above, below = (ints(rows, place.offset) for place in self.places[self._size + 1 :])
@@ -218,11 +218,11 @@ class SumFloats(_Summing):
         return np.where((nans != 0) | ((above != 0) & (below != 0)), np.nan, total)
 
 
-class AverageFloats(SumFloats):
+class RetractableAverageFloats(RetractableSumFloats):
     """`avg` of floats and doubles."""
 
     def result(self, rows: Rows) -> pa.Array:
-        numbers = self._numbers(rows)
+        numbers = self._value_counts(rows)
         with np.errstate(divide="ignore", invalid="ignore"):
             return to_arrow(self._totals(rows) / numbers, (numbers != 0).view(np.uint8), self.type)
 
@@ -245,15 +245,15 @@ def _within(sums: Words, limit: int) -> NDArray[np.bool_]:
     return fits
 
 
-def summing(call: AggregateCall, inputs: Sequence[DataType]) -> Retractable:
+def retractable_sum(call: AggregateCall, inputs: Sequence[DataType]) -> Retractable:
     """Return the accumulator of a `sum` of this type."""
     if inputs[0].name == "decimal":
-        return SumDecimals(call, inputs)
-    return (SumFloats if inputs[0].machine == "float" else SumInts)(call, inputs)
+        return RetractableSumDecimals(call, inputs)
+    return (RetractableSumFloats if inputs[0].machine == "float" else RetractableSumInts)(call, inputs)
 
 
-def averaging(call: AggregateCall, inputs: Sequence[DataType]) -> Retractable:
+def retractable_average(call: AggregateCall, inputs: Sequence[DataType]) -> Retractable:
     """Return the accumulator of an `avg` of this type."""
     if inputs[0].name == "decimal":
-        return AverageDecimals(call, inputs)
-    return (AverageFloats if inputs[0].machine == "float" else AverageInts)(call, inputs)
+        return RetractableAverageDecimals(call, inputs)
+    return (RetractableAverageFloats if inputs[0].machine == "float" else RetractableAverageInts)(call, inputs)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from millpond.kernels.aggregate import byte_values, decimals, numeric
 from millpond.layout import Rows
 from millpond.operators.columns.decode import atom, floats, ints, not_null, wide
-from millpond.operators.columns.encode import ALL, Mask, Operand, Place, both, ordering
+from millpond.operators.columns.encode import ALL, Mask, Operand, Place, and_masks, order_key_operand
 from millpond.operators.columns.order_keys import ORDER_KEY
 from millpond.operators.functions.accumulators import BLOCK, Accumulator, StateColumn
 from millpond.spec.operators import AggregateCall
@@ -55,7 +55,7 @@ class ValueColumn:
             table: the table.
             rows: the row ids of the block.
             start: the block's first row in the batch.
-            column: the values of the batch.
+            read: the values of the batch.
             valid: a mask of the batch's rows that count.
             greatest: whether to keep the greatest value.
             ties: whether an equal value replaces the current one.
@@ -81,7 +81,7 @@ class ValueColumn:
             table: the table.
             rows: the row ids of the block.
             start: the block's first row in the batch.
-            column: the values of the batch.
+            read: the values of the batch.
             won: a mask of the block's rows that have won.
         """
         place, machine = self.place, self._machine
@@ -97,7 +97,7 @@ class ValueColumn:
         place_args = (place.offset, place.null_word, place.null_bit)
         kernel(table.words, rows, start, *place_args, values, column.valid, won)
 
-    def column(self, source: Rows) -> Operand:
+    def read(self, source: Rows) -> Operand:
         """Return the column in rows of the table's layout."""
         offset, machine = self.place.offset, self._machine
         valid = not_null(source, self.place)
@@ -119,23 +119,23 @@ class Extreme(Accumulator):
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType], *, greatest: bool) -> None:
         super().__init__(call, inputs)
         self._greatest = greatest
-        self._kept = ValueColumn(inputs[0])
-        self.columns = (self._kept.state,)
+        self._value = ValueColumn(inputs[0])
+        self.columns = (self._value.state,)
 
     def bind(self, places: Sequence[Place]) -> None:
         super().bind(places)
-        self._kept.place = places[0]
+        self._value.place = places[0]
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
         self._column = operands[0]
-        self._valid = both(counts, operands[0].valid)
+        self._valid = and_masks(counts, operands[0].valid)
 
     def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
-        self._kept.keep_extreme(table, rows, start, self._column, self._valid, greatest=self._greatest)
+        self._value.keep_extreme(table, rows, start, self._column, self._valid, greatest=self._greatest)
 
     def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
-        column = self._kept.column(source)
-        self._kept.keep_extreme(table, rows, 0, column, column.valid, greatest=self._greatest)
+        column = self._value.read(source)
+        self._value.keep_extreme(table, rows, 0, column, column.valid, greatest=self._greatest)
 
     def result(self, rows: Rows) -> pa.Array:
         return atom(rows, self.places[0], self.type)
@@ -164,17 +164,17 @@ class ExtremeBy(Accumulator):
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
         self._column, by = operands[0], operands[-1]
-        self._by = ordering(by, self.inputs[-1]) if self._by_keys else by
-        self._valid = both(counts, self._by.valid)
+        self._by = order_key_operand(by, self.inputs[-1]) if self._by_keys else by
+        self._valid = and_masks(counts, self._by.valid)
 
     def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
-        self._keep(table, rows, start, self._column, self._by, self._valid)
+        self._keep_winners(table, rows, start, self._column, self._by, self._valid)
 
     def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
-        by = self._ordering.column(source)
-        self._keep(table, rows, 0, self._value.column(source), by, by.valid)
+        by = self._ordering.read(source)
+        self._keep_winners(table, rows, 0, self._value.read(source), by, by.valid)
 
-    def _keep(
+    def _keep_winners(
         self, table: Writable, rows: NDArray[np.int64], start: int, column: Operand, by: Operand, valid: Mask
     ) -> None:
         self._ordering.keep_extreme(
@@ -186,7 +186,7 @@ class ExtremeBy(Accumulator):
         return atom(rows, self.places[0], self.type)
 
 
-class _Kept(Accumulator):
+class _SelectedValue(Accumulator):
     """One of the input values, with or without nulls.
 
     If `counted`, a word records whether any row has counted, because a null value does not show it.
@@ -195,58 +195,64 @@ class _Kept(Accumulator):
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType], *, counted: bool) -> None:
         super().__init__(call, inputs)
         self._ignore_nulls = bool(call.options.get("ignore_nulls", False))
-        self._kept = ValueColumn(inputs[0])
-        self.columns = (self._kept.state, StateColumn("word")) if counted else (self._kept.state,)
+        self._value = ValueColumn(inputs[0])
+        self.columns = (self._value.state, StateColumn("word")) if counted else (self._value.state,)
 
     def bind(self, places: Sequence[Place]) -> None:
         super().bind(places)
-        self._kept.place = places[0]
+        self._value.place = places[0]
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
         self._column = operands[0]
-        self._counts = both(counts, operands[0].valid) if self._ignore_nulls else counts
+        self._counts = and_masks(counts, operands[0].valid) if self._ignore_nulls else counts
 
     def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
-        self._keep(table, rows, start, self._column, self._counts)
+        self._keep_winners(table, rows, start, self._column, self._counts)
 
     def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
-        column, counts = self._kept.column(source), ALL
+        column, counts = self._value.read(source), ALL
         if len(self.columns) > 1:
             counts = (source.words[:, self.places[1].offset] != 0).view(np.uint8)
         elif self._ignore_nulls:
             counts = column.valid
-        self._keep(table, rows, 0, column, counts)
+        self._keep_winners(table, rows, 0, column, counts)
 
     @abstractmethod
-    def _keep(self, table: Writable, rows: NDArray[np.int64], start: int, column: Operand, counts: Mask) -> None:
+    def _keep_winners(
+        self, table: Writable, rows: NDArray[np.int64], start: int, column: Operand, counts: Mask
+    ) -> None:
         """Assign the values of a block's rows that count and win over the current ones."""
 
     def result(self, rows: Rows) -> pa.Array:
         return atom(rows, self.places[0], self.type)
 
 
-class First(_Kept):
+class First(_SelectedValue):
     """`first` and `any_value`."""
 
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
         super().__init__(call, inputs, counted=True)
         self._won = np.empty(BLOCK, dtype=np.uint8)
 
-    def _keep(self, table: Writable, rows: NDArray[np.int64], start: int, column: Operand, counts: Mask) -> None:
+    def _keep_winners(
+        self, table: Writable, rows: NDArray[np.int64], start: int, column: Operand, counts: Mask
+    ) -> None:
         numeric.first_rows(table.words, rows, start, self.places[1].offset, counts, self._won)
-        self._kept.assign(table, rows, start, column, self._won)
+        self._value.assign(table, rows, start, column, self._won)
 
 
-class Last(_Kept):
+class Last(_SelectedValue):
     """`last`: counted where rows that pass a filter may have a null value."""
 
     def __init__(self, call: AggregateCall, inputs: Sequence[DataType]) -> None:
         counted = call.filter is not None and not call.options.get("ignore_nulls", False)
         super().__init__(call, inputs, counted=counted)
 
-    def _keep(self, table: Writable, rows: NDArray[np.int64], start: int, column: Operand, counts: Mask) -> None:
+    def _keep_winners(
+        self, table: Writable, rows: NDArray[np.int64], start: int, column: Operand, counts: Mask
+    ) -> None:
         stop = start + len(rows)
         won = counts[start:stop] if counts.size else np.ones(len(rows), dtype=np.uint8)
         if len(self.columns) > 1:
             table.words[rows[won.astype(np.bool_)], self.places[1].offset] = 1
-        self._kept.assign(table, rows, start, column, won)
+        self._value.assign(table, rows, start, column, won)

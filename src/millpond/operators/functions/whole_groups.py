@@ -19,7 +19,7 @@ from millpond.errors import UsageError
 from millpond.kernels.runs.sort import order_by_hash
 from millpond.layout import Rows
 from millpond.operators.columns.decode import LIMIT, OversizeError, ints
-from millpond.operators.columns.encode import ALL, Mask, Operand, both, concatenate_masks, plain, validity
+from millpond.operators.columns.encode import ALL, Mask, Operand, and_masks, concatenate_masks, plain, validity
 from millpond.operators.columns.offsets import bounds_of, spans
 from millpond.operators.functions.accumulators import Accumulator, StateColumn
 from millpond.spec.functions import ROWS
@@ -67,7 +67,7 @@ class WholeGroups(Accumulator):
         return ints(rows, self.places[0].offset) - 1
 
 
-class Gathered(WholeGroups):
+class GatheredRows(WholeGroups):
     """A list of each group's rows, in the order in which they were kept.
 
     `rows`: structs of all inputs, nulls included. `collect_list`: the one input, without nulls.
@@ -90,7 +90,7 @@ class Gathered(WholeGroups):
             self._counts.append(ALL)
         else:
             self._parts.append(columns[0])
-            self._counts.append(both(counts, validity(columns[0])))
+            self._counts.append(and_masks(counts, validity(columns[0])))
 
     def result(self, rows: Rows) -> pa.Array:
         offsets, values = self._lists(rows)
@@ -99,13 +99,13 @@ class Gathered(WholeGroups):
     def _lists(self, rows: Rows) -> tuple[NDArray[np.int64], pa.Array]:
         """Return the offsets of the lists of the table's rows, with the end of the last, and the elements."""
         if not len(self._bounds):
-            self._settle()
+            self._sort_by_group()
         members, offsets = spans(self._bounds, self.numbers(rows))
         if len(members) > LIMIT:
             raise OversizeError
-        return offsets, self._taken(self._order[members])
+        return offsets, self._take(self._order[members])
 
-    def _settle(self) -> None:
+    def _sort_by_group(self) -> None:
         """Sort the rows that count by their groups."""
         counts = concatenate_masks(self._counts, [len(part) for part in self._parts])
         if sum(part.nbytes for part in self._parts) <= LIMIT:
@@ -119,7 +119,7 @@ class Gathered(WholeGroups):
             self._order = counting[self._order]
         self._bounds = bounds_of(np.bincount(groups, minlength=self.count))
 
-    def _taken(self, places: NDArray[np.int64]) -> pa.Array:
+    def _take(self, places: NDArray[np.int64]) -> pa.Array:
         """Return the rows with these numbers."""
         if len(self._parts) == 1:
             (whole,) = self._parts

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from millpond.errors import UsageError
 
-Column = Callable[[str, int], pa.Array]
+ReadColumn = Callable[[str, int], pa.Array]
 """Returns a stored value of the pairs, given the side (`left` or `right`) and the number."""
 
 COMPARISONS = ("=", "<=>", "<", "<=", ">", ">=")
@@ -18,16 +18,16 @@ COMPARISONS = ("=", "<=>", "<", "<=", ">", ">=")
 _FUNCTIONS: dict[str, Any] = {"=": pc.equal, "<": pc.less, "<=": pc.less_equal}
 
 
-def used(condition: list[Any]) -> Iterator[tuple[str, int]]:
+def operands_of(condition: list[Any]) -> Iterator[tuple[str, int]]:
     """Yield the stored values that a condition reads."""
     if condition[0] in ("left", "right"):
         yield condition[0], condition[1]
         return
     for operand in condition[1:]:
-        yield from used(operand)
+        yield from operands_of(operand)
 
 
-def evaluate(condition: list[Any], column: Column) -> pa.Array:
+def evaluate(condition: list[Any], column: ReadColumn) -> pa.Array:
     """Evaluate the condition for each pair: true, false or null (see `JoinSpec.condition`).
 
     Raises:

@@ -15,8 +15,8 @@ from millpond.kernels.runs.gather import addresses, gather_rows
 from millpond.layout import HASH, NEVER, HashRange, Rows, Words
 from millpond.operators.columns.encode import hashes_of, plain, portions
 from millpond.operators.joins import condition
-from millpond.operators.joins.rows import LEFT, RIGHT, SideRows, is_marked, side_table, times
-from millpond.operators.protocol import NO_EXTRA_METRICS, PIECE, MakeTable, Times
+from millpond.operators.joins.rows import LEFT, RIGHT, SideRows, has_matched_bit, side_table, times
+from millpond.operators.protocol import MAX_OUTPUT_ROWS, NO_EXTRA_METRICS, MakeTable, Times
 from millpond.spec.kinds.join import JoinSpec
 from millpond.stores.ordered.ahead import PrefetchKeys, Wanted, bring
 from millpond.stores.ordered.parts import BEGINNING, Part
@@ -35,11 +35,11 @@ class _Side:
         self.name = name
         self.rows = SideRows.of(spec, name)
         self.side = self.rows.side
-        self.marked = is_marked(spec, name)
+        self.marked = has_matched_bit(spec, name)
         table = side_table(spec, name)
         self.table = make_table(name, table.schema, table.initial, kind="ordered", drop_matched=table.drop_matched)
         self.shape: Shape = shape_of(self.rows.layout)
-        self.alone: list[pa.RecordBatch] = []  # rows that are emitted at once, because they cannot find a partner
+        self.unmatchable: list[pa.RecordBatch] = []  # rows that are emitted at once, because they cannot find a partner
 
 
 class _Matches(NamedTuple):
@@ -74,19 +74,20 @@ class JoinOperator:
         self._right = _Side(spec, RIGHT, make_table)
         self.tables: dict[str, OrderedTable] = {LEFT: self._left.table, RIGHT: self._right.table}
         self._names = [field.name for field in spec.output_fields]
-        self._late = BEGINNING
+        self._late_micros = BEGINNING
         self.late_rows = 0
         self._adopted = False  # whether the batch consists of adopted rows that have met already
-        self._once: list[tuple[Part, NDArray[np.int64]]] = []  # left rows of a semi join that found their first partner
+        # Left rows of a semi join that found their first partner in this batch; each is emitted once.
+        self._semi_matches: list[tuple[Part, NDArray[np.int64]]] = []
 
     def begin(self, version: int, times: Times) -> None:
         """Start the batch that reads state `version`."""
-        self._late = times.late * 1000
+        self._late_micros = times.late * 1000
         self.late_rows = 0
         self._adopted = False
-        self._once = []
+        self._semi_matches = []
         for side in (self._left, self._right):
-            side.alone = []
+            side.unmatchable = []
             side.table.begin(version)
             if side.side.expiry_ms is not None:
                 until = times.closed + side.side.expiry_ms
@@ -108,7 +109,7 @@ class JoinOperator:
         row_times = times(keys.column(2)) if keys.num_columns > 2 else np.full(len(hashes), NEVER)
         for side, other, own in ((self._left, self._right, ~right), (self._right, self._left, right)):
             if side.side.late == "time":
-                own = own & (row_times > self._late)
+                own = own & (row_times > self._late_micros)
             if not own.any():
                 continue
             lo, hi = self._intervals(side, row_times[own])
@@ -133,17 +134,17 @@ class JoinOperator:
     def _store(self, side: _Side, batch: pa.RecordBatch) -> None:
         if side.side.late != "none" and batch.num_rows:
             row_times = times(batch.column("__late" if side.side.late == "late" else "__time"))
-            on_time = row_times > self._late
+            on_time = row_times > self._late_micros
             self.late_rows += int(np.count_nonzero(~on_time))
             batch = _select(batch, on_time)
         if not batch.num_rows:
             return
-        able = side.rows.able(batch)
+        able = side.rows.can_match(batch)
         # Rows that fail the side's filter are not stored: a side that keeps unmatched rows emits them at once.
         if not side.side.keeps:
             batch = _select(batch, able & ~side.rows.has_null_key(batch))
         elif not able.all():
-            side.alone.append(self._extended(side, side.rows.of_input(_select(batch, ~able))))
+            side.unmatchable.append(self._with_nulls(side, side.rows.columns_of_input(_select(batch, ~able))))
             batch = _select(batch, able)
         if batch.num_rows:
             side.table.append(*side.rows.encode(batch))
@@ -167,23 +168,27 @@ class JoinOperator:
             side.table.settle()
         # Adopted rows have met in Spark already, so their matched bits come with them.
         if self.spec.kind != "inner" and not self._adopted:
-            for met in self._match():
-                self._mark(met)
+            for matches in self._match():
+                self._set_matched(matches)
         return {side.name: side.table.seal() for side in (self._left, self._right)}
 
-    def _mark(self, met: _Matches) -> None:
-        keep = np.ones(len(met.pairs.probes), np.uint8)
-        if met.other.marked:
+    def _set_matched(self, matches: _Matches) -> None:
+        keep = np.ones(len(matches.pairs.probes), np.uint8)
+        if matches.other.marked:
             semi = self.spec.kind == "left_semi"
-            new = met.other.table.mark(met.part, met.pairs.rows_at, met.pairs.positions, keep, once=semi)
+            new = matches.other.table.mark(
+                matches.part, matches.pairs.rows_at, matches.pairs.positions, keep, once=semi
+            )
             if semi and len(new):
-                self._once.append((met.part, new))
-        if met.probe.marked:
-            rows_at, _ = addresses(met.rows.words, met.rows.heap)
-            probes = met.pairs.probes
-            new = met.probe.table.mark(met.probe_part, rows_at[probes], probes + met.first, keep, once=False)
+                self._semi_matches.append((matches.part, new))
+        if matches.probe.marked:
+            rows_at, _ = addresses(matches.rows.words, matches.rows.heap)
+            probes = matches.pairs.probes
+            new = matches.probe.table.mark(
+                matches.probe_part, rows_at[probes], probes + matches.first, keep, once=False
+            )
             if self.spec.kind == "left_semi" and len(new):
-                self._once.append((met.probe_part, new))
+                self._semi_matches.append((matches.probe_part, new))
 
     # Matching
 
@@ -227,12 +232,12 @@ class JoinOperator:
                     if part.oldest > highest or (part.newest < max(lowest, floor) and not part.timeless):
                         continue
                     from_ = lo if floor == BEGINNING else np.maximum(lo, floor + 1)
-                    for pairs in part.match(rows, probe.shape, from_, hi, PIECE):
-                        met = _Matches(probe, fresh, rows, first, other, part, pairs)
+                    for pairs in part.match(rows, probe.shape, from_, hi, MAX_OUTPUT_ROWS):
+                        matches = _Matches(probe, fresh, rows, first, other, part, pairs)
                         if self.spec.condition is not None:
-                            met = self._fulfilling(met)
-                        if len(met.pairs.probes):
-                            yield met
+                            matches = self._filter_by_condition(matches)
+                        if len(matches.pairs.probes):
+                            yield matches
 
     def _intervals(self, probe: _Side, at: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the interval of times, per row, in which rows of the other side meet it."""
@@ -241,54 +246,54 @@ class JoinOperator:
             return np.full(len(at), BEGINNING), np.full(len(at), NEVER)
         if probe is self._left:
             earliest, latest = (None if latest is None else -latest), (None if earliest is None else -earliest)
-        near = np.clip(at, -_TIME_LIMIT, _TIME_LIMIT)
-        lo = np.full(len(at), BEGINNING) if earliest is None else near + earliest
-        hi = np.full(len(at), NEVER - 1) if latest is None else near + latest
+        clipped = np.clip(at, -_TIME_LIMIT, _TIME_LIMIT)
+        lo = np.full(len(at), BEGINNING) if earliest is None else clipped + earliest
+        hi = np.full(len(at), NEVER - 1) if latest is None else clipped + latest
         never = at == NEVER
         lo[never], hi[never] = NEVER, BEGINNING
         return lo, hi
 
-    def _fulfilling(self, met: _Matches) -> _Matches:
+    def _filter_by_condition(self, matches: _Matches) -> _Matches:
         """Select the pairs that fulfil the further condition."""
         assert self.spec.condition is not None
-        probes, others = _gathered(met)
-        own = met.probe.name
+        probes, others = _gather_pairs(matches)
+        own = matches.probe.name
 
         def column(side: str, number: int) -> pa.Array:
             if side == own:
-                return met.probe.rows.value(probes, number)
-            return met.other.rows.value(others, number)
+                return matches.probe.rows.value(probes, number)
+            return matches.other.rows.value(others, number)
 
         true = np.asarray(condition.evaluate(self.spec.condition, column).fill_null(False))
-        return met._replace(pairs=Pairs(*(array[true] for array in met.pairs)))
+        return matches._replace(pairs=Pairs(*(array[true] for array in matches.pairs)))
 
     # Output
 
     def output(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the join for the batch just finished."""
         if self.spec.kind == "left_semi":
-            for part, positions in self._once:
+            for part, positions in self._semi_matches:
                 for rows in part.at(np.sort(positions)):
                     yield self._batch(self._left.rows.columns(rows))
             return
-        for met in self._match():
-            probes, others = _gathered(met)
-            columns = met.probe.rows.columns(probes), met.other.rows.columns(others)
-            yield self._batch([*columns[0], *columns[1]] if met.probe is self._left else [*columns[1], *columns[0]])
+        for matches in self._match():
+            probes, others = _gather_pairs(matches)
+            columns = matches.probe.rows.columns(probes), matches.other.rows.columns(others)
+            yield self._batch([*columns[0], *columns[1]] if matches.probe is self._left else [*columns[1], *columns[0]])
         for side in (self._left, self._right):
             if side.side.keeps:
-                for batch in side.alone:
-                    for start in range(0, batch.num_rows, PIECE):
-                        yield batch.slice(start, PIECE)
+                for batch in side.unmatchable:
+                    for start in range(0, batch.num_rows, MAX_OUTPUT_ROWS):
+                        yield batch.slice(start, MAX_OUTPUT_ROWS)
                 for rows in side.table.leaving(unmatched=True):
-                    yield self._extended(side, side.rows.columns(rows))
+                    yield self._with_nulls(side, side.rows.columns(rows))
 
     def close(self) -> None:
         """Release all memory."""
         for table in self.tables.values():
             table.close()
 
-    def _extended(self, side: _Side, columns: list[pa.Array]) -> pa.RecordBatch:
+    def _with_nulls(self, side: _Side, columns: list[pa.Array]) -> pa.RecordBatch:
         """Return rows of one side with nulls for the other."""
         if side is self._left:
             return self._batch([*columns, *self._right.rows.nulls(len(columns[0]) if columns else 0)])
@@ -298,13 +303,13 @@ class JoinOperator:
         return pa.RecordBatch.from_arrays(columns, names=self._names)
 
 
-def _gathered(met: _Matches) -> tuple[Rows, Rows]:
+def _gather_pairs(matches: _Matches) -> tuple[Rows, Rows]:
     """Gather the rows of pairs: those of the probing side, and those of the other."""
-    words = np.ascontiguousarray(met.rows.words)
-    rows_at, heaps_at = addresses(words, met.rows.heap)
-    probes, shape, pairs = met.pairs.probes, met.probe.shape, met.pairs
+    words = np.ascontiguousarray(matches.rows.words)
+    rows_at, heaps_at = addresses(words, matches.rows.heap)
+    probes, shape, pairs = matches.pairs.probes, matches.probe.shape, matches.pairs
     probe_rows = gather_rows(rows_at[probes], heaps_at[probes], shape.width, shape.blobs)
-    shape = met.other.shape
+    shape = matches.other.shape
     return Rows(*probe_rows), Rows(*gather_rows(pairs.rows_at, pairs.heaps_at, shape.width, shape.blobs))
 
 

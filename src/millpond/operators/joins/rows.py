@@ -35,7 +35,7 @@ LEFT, RIGHT = "left", "right"
 _LONG = DataType("bigint")
 
 
-def is_marked(spec: JoinSpec, side: str) -> bool:
+def has_matched_bit(spec: JoinSpec, side: str) -> bool:
     """Return whether rows of a side have a matched bit."""
     if spec.kind == "left_semi":
         return side == LEFT
@@ -45,7 +45,7 @@ def is_marked(spec: JoinSpec, side: str) -> bool:
 def side_schema(spec: JoinSpec, side: str) -> TableSchema:
     """Return the schema of a side's table."""
     values = (spec.left if side == LEFT else spec.right).values
-    return ordered_schema(_stored("k", spec.keys), _stored("v", values), marked=is_marked(spec, side))
+    return ordered_schema(_stored("k", spec.keys), _stored("v", values), marked=has_matched_bit(spec, side))
 
 
 def side_table(spec: JoinSpec, side: str) -> StateTable:
@@ -62,7 +62,7 @@ def read_side(spec: JoinSpec, name: str, rows: Rows) -> pa.RecordBatch:
     matched = pa.array(rows.words[:, META] & np.uint64(MATCHED) != 0)
     columns = [
         pa.array([name] * count, pa.string()),
-        matched if is_marked(spec, name) else pa.nulls(count, pa.bool_()),
+        matched if has_matched_bit(spec, name) else pa.nulls(count, pa.bool_()),
         to_arrow(np.where(timed, times_, 0), timed.view(np.uint8), DataType("timestamp")),
         *(key_column(rows, iter(side.key_places[number]), dtype) for number, dtype in enumerate(side.key_types)),
     ]
@@ -96,7 +96,7 @@ class SideRows:
         key_places: the places of each key's flattened columns.
         value_places: the places of each value's flattened columns.
         time: the offset of the row's time.
-        null_free: the keys in which a null means that the row finds no partner.
+        null_rejecting: the keys in which a null means that the row finds no partner.
     """
 
     side: JoinSide
@@ -108,7 +108,7 @@ class SideRows:
     key_places: tuple[tuple[Place, ...], ...]
     value_places: tuple[tuple[Place, ...], ...]
     time: int
-    null_free: tuple[int, ...]
+    null_rejecting: tuple[int, ...]
 
     @staticmethod
     def of(spec: JoinSpec, name: str) -> SideRows:
@@ -151,7 +151,7 @@ class SideRows:
         heap = put_columns(rows.words, value_leaves, places, rows.heap)
         return Rows(rows.words, heap), times(batch.column("__time"))
 
-    def able(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
+    def can_match(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
         """Return a mask of the rows that can find a partner."""
         able = np.ones(batch.num_rows, np.bool_)
         if self.side.filtered:
@@ -162,13 +162,13 @@ class SideRows:
     def has_null_key(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
         """Return a mask of the rows with a null in a key where null equals nothing."""
         null = np.zeros(batch.num_rows, np.bool_)
-        for number in self.null_free:
+        for number in self.null_rejecting:
             valid = validity(plain(batch.column(self.keys + number)))
             if valid.size:
                 null |= valid == 0
         return null
 
-    def of_input(self, batch: pa.RecordBatch) -> list[pa.Array]:
+    def columns_of_input(self, batch: pa.RecordBatch) -> list[pa.Array]:
         """Build the side's output columns from rows of the input."""
         columns = []
         for place, field in zip(self.side.places, self.side.columns, strict=True):

@@ -7,7 +7,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from millpond.layout import INLINE, LENGTH, Column, Ints, Rows
-from millpond.lookup.fetch import ABSENT, FAILED, THERE, wanted
+from millpond.lookup.fetch import ABSENT, FAILED, PRESENT, looked_up_schema
 from millpond.lookup.rows import Values
 from millpond.operators.columns.decode import ints, nested_column
 from millpond.operators.columns.encode import ALL, strings
@@ -17,7 +17,7 @@ from millpond.operators.tables.keyed import keyed
 from millpond.spec.kinds.enrich import EnrichSpec
 from millpond.spec.types import DataType, parse_type
 
-_FOR_EVER = (1 << 62) - 1
+_NEVER_EXPIRES = (1 << 62) - 1
 
 
 class Cache:
@@ -33,7 +33,7 @@ class Cache:
         self._keyed = keyed(spec.key_fields, [(Column("value", "bytes"), False), (Column("until", "word"), False)])
         self._value, self._until = (place.offset for place in self._keyed.values)
         self._type = DataType("struct", fields=tuple((field.name, parse_type(field.type)) for field in spec.found))
-        self._columns = wanted(spec)
+        self._columns = looked_up_schema(spec)
         self._table = make_table("cache", self._keyed.layout.schema, self._keyed.initial, kind="cache")
         self._table.most = spec.most
 
@@ -43,7 +43,7 @@ class Cache:
         return self._table.memory
 
     @property
-    def keeps(self) -> bool:
+    def is_enabled(self) -> bool:
         """Whether it keeps anything."""
         return self._spec.ttl_ms != 0 and self._spec.most > 0
 
@@ -51,7 +51,7 @@ class Cache:
         """Start a batch."""
         self._table.tidy()
 
-    def keys(self, hashes: Ints, columns: list[pa.Array]) -> Rows:
+    def encode_keys(self, hashes: Ints, columns: list[pa.Array]) -> Rows:
         """Encode keys for the cache."""
         return self._keyed.encode(hashes, columns)
 
@@ -59,7 +59,7 @@ class Cache:
         """Find keys in the cache.
 
         Args:
-            keys: distinct keys.
+            encode_keys: distinct keys.
             stamp: the batch that uses them.
             now: the time in milliseconds (monotonic).
 
@@ -77,28 +77,28 @@ class Cache:
             return known, Values(pa.RecordBatch.from_pylist([], self._columns), np.empty(0, np.uint8), {})
         values = nested_column(rows, self._value, ALL, self._type)
         columns = pa.RecordBatch.from_arrays(values.flatten(), schema=self._columns)
-        return known, Values(columns, np.where(until & 1, THERE, ABSENT).astype(np.uint8), {})
+        return known, Values(columns, np.where(until & 1, PRESENT, ABSENT).astype(np.uint8), {})
 
-    def add(self, keys: Rows, values: Values, stamp: int, asked: int) -> None:
+    def add(self, keys: Rows, values: Values, stamp: int, requested_at: int) -> None:
         """Add results of keys, except those whose lookup failed.
 
         Args:
-            keys: the keys.
+            encode_keys: the keys.
             values: their results.
             stamp: the batch that uses them.
-            asked: the time of the request in milliseconds (monotonic).
+            requested_at: the time of the request in milliseconds (monotonic).
         """
-        if not self.keeps:
+        if not self.is_enabled:
             return
         ttl = self._spec.ttl_ms
-        until = _FOR_EVER if ttl < 0 else asked + ttl
+        until = _NEVER_EXPIRES if ttl < 0 else requested_at + ttl
         struct = pa.StructArray.from_arrays(values.columns.columns, fields=list(self._type.arrow))
         packed = strings(*pack(struct, self._type), ALL)
         layout = self._keyed.layout
         words = np.zeros((keys.count, layout.width), np.uint64)
         words[:, : layout.key_stop] = keys.words
         words[:, self._value : self._value + 2] = packed.values
-        words[:, self._until] = np.uint64(until << 1) | (values.states == THERE).astype(np.uint64)
+        words[:, self._until] = np.uint64(until << 1) | (values.states == PRESENT).astype(np.uint64)
         heap = packed.heap
         if len(keys.heap):  # the values' long bytes follow those of the keys in the heap
             long = (words[:, self._value] & LENGTH) > INLINE
@@ -106,10 +106,6 @@ class Cache:
             heap = np.concatenate([keys.heap, packed.heap])
         good = values.states != FAILED
         self._table.add(Rows(words if good.all() else words[good], heap), stamp)
-
-    def stamp(self, hashes: Ints, stamp: int) -> None:
-        """Set the access time of keys that a later batch will use."""
-        self._table.stamp(hashes.view(np.uint64), stamp)
 
     def close(self) -> None:
         """Release all memory."""

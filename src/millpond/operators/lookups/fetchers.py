@@ -11,8 +11,8 @@ _shared: dict[EnrichSpec, tuple[Fetcher, int]] = {}
 _lock = threading.Lock()
 
 
-def take(spec: EnrichSpec) -> Fetcher:
-    """Acquire the fetcher of a lookup join; pair each call with `give_back`.
+def acquire(spec: EnrichSpec) -> Fetcher:
+    """Acquire the fetcher of a lookup join; pair each call with `release`.
 
     Raises:
         UsageError: its table cannot be loaded here.
@@ -23,7 +23,7 @@ def take(spec: EnrichSpec) -> Fetcher:
         return fetcher
 
 
-def give_back(spec: EnrichSpec) -> None:
+def release(spec: EnrichSpec) -> None:
     """Release a partition's use of the fetcher; the last release closes it."""
     with _lock:
         fetcher, users = _shared.pop(spec)

@@ -18,14 +18,22 @@ from numpy.typing import NDArray
 
 from millpond.layout import HashRange, Ints
 from millpond.lookup.fetch import FAILED
-from millpond.lookup.rows import Values, check, distinct, enriched, part_of, put_together, whole
+from millpond.lookup.rows import (
+    Values,
+    all_values,
+    concat_values,
+    distinct_keys,
+    join_values,
+    raise_if_failed,
+    values_at,
+)
 from millpond.metrics import LOOKUPS
 from millpond.operators.columns.encode import hashes_of
 from millpond.operators.kind import Opening
 from millpond.operators.lookups.cache import Cache
-from millpond.operators.lookups.fetchers import give_back, take
+from millpond.operators.lookups.fetchers import acquire, release
 from millpond.operators.lookups.requests import Request, Requests
-from millpond.operators.protocol import PIECE, MakeTable, Times
+from millpond.operators.protocol import MAX_OUTPUT_ROWS, MakeTable, Times
 from millpond.spec.kinds.enrich import EnrichSpec
 from millpond.stores.memory.spool import Spool
 
@@ -47,16 +55,16 @@ class _KeyLookup(NamedTuple):
         hashes: the hashes of the distinct keys.
         keys: the columns of the distinct keys.
         numbers: for each row the position of its key, -1 for a null key.
-        known: positions of keys that the cache has, and their results.
-        coming: keys that are in open requests.
+        cached: positions of keys that the cache has, and their results.
+        requested: keys that are in open requests.
         missing: positions of keys that are neither.
     """
 
     hashes: Ints
     keys: list[pa.Array]
     numbers: NDArray[np.int64]
-    known: tuple[NDArray[np.int64], Values]
-    coming: list[_RequestedKeys]
+    cached: tuple[NDArray[np.int64], Values]
+    requested: list[_RequestedKeys]
     missing: NDArray[np.int64]
 
 
@@ -67,16 +75,16 @@ class _Piece(NamedTuple):
         columns: the columns of the rows.
         numbers: for each row the position of its key, -1 for a null key.
         keys: the distinct keys.
-        known: positions of keys that the cache had, and their results.
-        asked: keys that are in requests.
+        cached: positions of keys that the cache had, and their results.
+        requested: keys that are in requests.
         bytes: the size of the rows.
     """
 
     columns: list[pa.Array]
     numbers: NDArray[np.int64]
     keys: pa.RecordBatch
-    known: tuple[NDArray[np.int64], Values]
-    asked: list[_RequestedKeys]
+    cached: tuple[NDArray[np.int64], Values]
+    requested: list[_RequestedKeys]
     bytes: int
 
 
@@ -102,13 +110,13 @@ class LookupOperator:
         self._memory = memory
         self._cache = Cache(spec, make_table)
         try:
-            self._fetcher = take(spec)
+            self._fetcher = acquire(spec)
         except BaseException:
             self._cache.close()
             raise
         self._requests = Requests()
         self._waiting: deque[_Piece] = deque()
-        self._shown = Spool(None, memory)
+        self._output = Spool(None, memory)
         self._version = 0
         # Counts since the last batch ended, because hints of the next batch may come before it begins.
         self._counts = Counter[str]()
@@ -129,8 +137,8 @@ class LookupOperator:
         """Start the batch that reads state `version`."""
         self._version = version
         self._waiting.clear()
-        self._shown.close()
-        self._shown = Spool(None, self._memory)
+        self._output.close()
+        self._output = Spool(None, self._memory)
         self._cache.begin()
 
     def passes(self, rows: int) -> int:
@@ -145,92 +153,92 @@ class LookupOperator:
 
     def prefetch_keys(self, keys: pa.RecordBatch, needed: int) -> None:
         """Request keys ahead of their rows (see `KeyPrefetchable`), as long as connections will soon be free."""
-        if not self._cache.keeps:
+        if not self._cache.is_enabled:
             return
         lookup = self._find(hashes_of(keys), keys.columns[1:], needed)
-        self._ask(lookup, needed, announced=True)
+        self._request(lookup, needed, hint=True)
 
     def process(self, batch: pa.RecordBatch) -> None:
         """Look up the keys of rows: the column `__hash`, then those of the spec."""
-        for start in range(0, batch.num_rows, PIECE):
-            self._look_up(batch.slice(start, PIECE))
-            self._show_ready()
+        for start in range(0, batch.num_rows, MAX_OUTPUT_ROWS):
+            self._look_up(batch.slice(start, MAX_OUTPUT_ROWS))
+            self._emit_ready()
             # Waiting rows are bounded: beyond the limit, wait for the answers of the oldest piece.
             while sum(piece.bytes for piece in self._waiting) > self._memory:
-                self._show(self._waiting.popleft())
+                self._emit(self._waiting.popleft())
 
     def _look_up(self, batch: pa.RecordBatch) -> None:
         columns = batch.columns[1:]
         lookup = self._find(hashes_of(batch), [columns[position] for position in self.spec.keys], self._version)
-        self._counts["cache_hits"] += len(lookup.known[0])
-        self._counts["cache_misses"] += len(lookup.hashes) - len(lookup.known[0])
-        requested = lookup.coming + self._ask(lookup, self._version)
+        self._counts["cache_hits"] += len(lookup.cached[0])
+        self._counts["cache_misses"] += len(lookup.hashes) - len(lookup.cached[0])
+        requested = lookup.requested + self._request(lookup, self._version)
         keys = pa.RecordBatch.from_arrays(lookup.keys, names=list(self.spec.named))
-        self._waiting.append(_Piece(columns, lookup.numbers, keys, lookup.known, requested, batch.nbytes))
+        self._waiting.append(_Piece(columns, lookup.numbers, keys, lookup.cached, requested, batch.nbytes))
 
     def _find(self, hashes: Ints, columns: list[pa.Array], stamp: int) -> _KeyLookup:
         """Look for the keys of rows in the cache and in open requests."""
-        self._take_answers()
-        firsts, numbers = distinct(columns)
+        self._cache_answers()
+        firsts, numbers = distinct_keys(columns)
         hashes, keys = hashes[firsts], _taken(columns, firsts)
-        known = self._cache.find(self._cache.keys(hashes, keys), stamp, _milliseconds(time.monotonic()))
+        cached = self._cache.find(self._cache.encode_keys(hashes, keys), stamp, _milliseconds(time.monotonic()))
         absent = np.ones(len(hashes), np.bool_)
-        absent[known[0]] = False
-        coming: list[_RequestedKeys] = []
-        if len(known[0]) < len(hashes) and len(self._requests):
+        absent[cached[0]] = False
+        requested: list[_RequestedKeys] = []
+        if len(cached[0]) < len(hashes) and len(self._requests):
             missing = np.flatnonzero(absent)
             for which, request, places in self._requests.find(hashes[missing], _taken(keys, missing)):
-                coming.append((missing[which], request, places))
+                requested.append((missing[which], request, places))
                 absent[missing[which]] = False
-        return _KeyLookup(hashes, keys, numbers, known, coming, np.flatnonzero(absent))
+        return _KeyLookup(hashes, keys, numbers, cached, requested, np.flatnonzero(absent))
 
-    def _ask(self, found: _KeyLookup, stamp: int, *, announced: bool = False) -> list[_RequestedKeys]:
+    def _request(self, found: _KeyLookup, stamp: int, *, hint: bool = False) -> list[_RequestedKeys]:
         """Request missing keys; for hints, no more requests than the connections serve soon."""
         sent: list[_RequestedKeys] = []
         hashes = found.hashes
         for start in range(0, len(found.missing), self.spec.request):
-            if announced and len(self._requests) >= _QUEUED_PER_CONNECTION * self.spec.concurrency:
+            if hint and len(self._requests) >= _QUEUED_PER_CONNECTION * self.spec.concurrency:
                 break
             chunk = found.missing[start : start + self.spec.request]
             chunk = chunk[np.argsort(hashes[chunk], kind="stable")]
             columns = _taken(found.keys, chunk)
             request_keys = pa.RecordBatch.from_arrays(columns, names=list(self.spec.named))
-            rows = self._cache.keys(hashes[chunk], columns)
+            rows = self._cache.encode_keys(hashes[chunk], columns)
             request = Request(hashes[chunk], request_keys, rows, self._fetcher.fetch(request_keys), stamp)
             self._requests.add(request)
             self._counts["fetches"] += 1
             self._counts["fetched_keys"] += len(chunk)
-            self._counts["announced_keys"] += len(chunk) if announced else 0
+            self._counts["announced_keys"] += len(chunk) if hint else 0
             sent.append((chunk, request, np.arange(len(chunk))))
         return sent
 
-    def _take_answers(self) -> None:
+    def _cache_answers(self) -> None:
         """Add the answers that have come to the cache."""
         for request in self._requests.answered():
             answer = request.answer.result()
             self._counts["fetch_ms"] = max(self._counts["fetch_ms"], round(answer.seconds * 1000))
-            self._cache.add(request.rows, whole(answer), request.stamp, _milliseconds(answer.asked))
+            self._cache.add(request.rows, all_values(answer), request.stamp, _milliseconds(answer.requested_at))
 
-    def _show_ready(self) -> None:
+    def _emit_ready(self) -> None:
         """Emit the pieces at the head of the queue whose requests are answered, in order."""
-        while self._waiting and all(request.answer.done() for _, request, _ in self._waiting[0].asked):
-            self._show(self._waiting.popleft())
+        while self._waiting and all(request.answer.done() for _, request, _ in self._waiting[0].requested):
+            self._emit(self._waiting.popleft())
 
-    def _show(self, piece: _Piece) -> None:
+    def _emit(self, piece: _Piece) -> None:
         """Wait for the requests of a piece, and emit it."""
-        parts = [piece.known] + [
-            (which, part_of(self._fetcher.wait(request.answer), places)) for which, request, places in piece.asked
+        parts = [piece.cached] + [
+            (which, values_at(self._fetcher.wait(request.answer), places)) for which, request, places in piece.requested
         ]
-        values = put_together(parts, piece.keys.num_rows)
+        values = concat_values(parts, piece.keys.num_rows)
         self._counts["failed_keys"] += int(np.count_nonzero(values.states == FAILED))
-        check(self.spec, values, piece.keys)
-        self._shown.add(enriched(self.spec, piece.columns, piece.numbers, values))
+        raise_if_failed(self.spec, values, piece.keys)
+        self._output.add(join_values(self.spec, piece.columns, piece.numbers, values))
 
     def finish(self) -> dict[str, TableDelta]:
         """Wait for all requests. There is nothing to seal."""
         while self._waiting:
-            self._show(self._waiting.popleft())
-        self._take_answers()
+            self._emit(self._waiting.popleft())
+        self._cache_answers()
         self._extra_metrics = {name: float(self._counts[name]) for name in ("cache_hits", "cache_misses", *LOOKUPS)}
         self._extra_metrics["hot_bytes"] = float(self._cache.memory)
         self._counts.clear()
@@ -238,15 +246,15 @@ class LookupOperator:
 
     def output(self) -> Iterator[pa.RecordBatch]:
         """Yield the enriched rows."""
-        return self._shown.read()
+        return self._output.read()
 
     def close(self) -> None:
         """Release all memory."""
-        self._requests.forget()
+        self._requests.cancel()
         self._waiting.clear()
-        self._shown.close()
+        self._output.close()
         self._cache.close()
-        give_back(self.spec)
+        release(self.spec)
 
 
 def _taken(columns: list[pa.Array], which: NDArray[np.int64]) -> list[pa.Array]:

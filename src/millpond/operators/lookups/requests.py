@@ -33,7 +33,7 @@ class Request:
     answer: Future[Answer]
     stamp: int
 
-    def holds(self, hashes: Ints, keys: list[pa.Array]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def positions_of(self, hashes: Ints, keys: list[pa.Array]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Find keys in this request.
 
         Returns:
@@ -41,9 +41,9 @@ class Request:
         """
         places = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)
         which = np.flatnonzero(self.hashes[places] == hashes)
-        for own, sought in zip(self.keys.columns, keys, strict=True):
+        for own, searched in zip(self.keys.columns, keys, strict=True):
             if len(which):
-                same = pc.equal(own.take(pa.array(places[which])), sought.take(pa.array(which)))
+                same = pc.equal(own.take(pa.array(places[which])), searched.take(pa.array(which)))
                 which = which[same.to_numpy(zero_copy_only=False)]
         return which, places[which]
 
@@ -73,7 +73,7 @@ class Requests:
         for request in self._open:
             if not len(remaining):
                 return
-            which, places = request.holds(hashes, keys)
+            which, places = request.positions_of(hashes, keys)
             if len(which):
                 yield remaining[which], request, places
                 others = np.delete(np.arange(len(remaining)), which)
@@ -90,7 +90,7 @@ class Requests:
             self._open = [request for request in self._open if not any(request is answered for answered in done)]
         return done
 
-    def forget(self) -> None:
+    def cancel(self) -> None:
         """Cancel all requests."""
         for request in self._open:
             request.answer.cancel()

@@ -42,10 +42,10 @@ ROWS = "rows"
 DUE = "due"
 COUNT = "count"
 
-Ask = Callable[[str, pa.RecordBatch], pa.Array]
+FetchState = Callable[[str, pa.RecordBatch], pa.Array]
 """Returns parts of variables, or more rows, given a table's name and the requested keys and parts, as above."""
 
-Changed = Sequence[tuple[str, pa.RecordBatch]]
+Changes = Sequence[tuple[str, pa.RecordBatch]]
 """The tables of changes of a call, each with its name."""
 
 Phase = Literal["initial", "rows", "timers", "end"]
@@ -60,8 +60,8 @@ class Caller(Protocol):
         times: tuple[int, int],
         tables: Mapping[str, pa.RecordBatch],
         take: Callable[[pa.RecordBatch], None],
-        answer: Ask,
-    ) -> Changed:
+        answer: FetchState,
+    ) -> Changes:
         """Call the processor for keys.
 
         Args:

@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 from millpond.layout import Rows
 from millpond.operators.kind import Kind, Opening
 from millpond.operators.processors.kind import PROCESSOR
-from millpond.operators.processors.shown import read_columns
 from millpond.operators.processors.tables import variables
+from millpond.operators.processors.user_rows import read_columns
 from millpond.operators.protocol import Operator
 from millpond.spec.kinds.group_state import STATE, TIMEOUT, GroupStateSpec
 

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from millpond.layout import NEVER, Rows
 from millpond.operators.columns.encode import Leaf, bitwise_leaf
 from millpond.operators.kind import Opening
-from millpond.operators.processors.calls import COUNT, KEYS, ROWS, Changed, Phase
+from millpond.operators.processors.calls import COUNT, KEYS, ROWS, Changes, Phase
 from millpond.operators.processors.input import Group, Input
 from millpond.operators.processors.operator import ProcessorOperator
 from millpond.operators.protocol import MAIN
@@ -52,7 +52,7 @@ class GroupStateOperator(ProcessorOperator):
         return {MAIN: self._variables[MAIN].seal()}
 
     @staticmethod
-    def _compared(leaf: Leaf) -> Leaf:
+    def _comparison_leaf(leaf: Leaf) -> Leaf:
         """Keep the column: Spark compares these keys in SQL, before Python gets them."""
         return leaf
 
@@ -62,7 +62,7 @@ class GroupStateOperator(ProcessorOperator):
         names = ["__hash", *(field.name for field in self.spec.key_fields), STATE]
         due = Input(self.spec.key_fields, (Field(STATE, self.spec.tables[MAIN][0]),), self._make_table, bitwise_leaf)
         try:
-            for hashes, keys, state in self._variables[MAIN].take_out(limit - 1):
+            for hashes, keys, state in self._variables[MAIN].take_timed_out(limit - 1):
                 due.add(pa.RecordBatch.from_arrays([pa.array(hashes), *keys, state], names=names))
             for group in due.groups():
                 self._fired += len(group.counts)
@@ -72,7 +72,7 @@ class GroupStateOperator(ProcessorOperator):
 
     def _tables(self, phase: Phase, group: Group) -> tuple[dict[str, Rows], dict[str, pa.RecordBatch]]:
         """Return the keys encoded for the table, and the tables of a call about them."""
-        variable, arranged = self._variables[MAIN], self._arranged["rows"]
+        variable, column_order = self._variables[MAIN], self._column_orders["rows"]
         keys = variable.keys(group.hashes, group.keys)
         names = [field.name for field in self.spec.key_fields]
         if phase == "rows":
@@ -87,7 +87,7 @@ class GroupStateOperator(ProcessorOperator):
             MAIN: pa.RecordBatch.from_arrays([states], names=["value"]),
         }
         if phase == "rows":
-            tables[ROWS] = arranged.rows(group)
+            tables[ROWS] = column_order.rows(group)
         return {MAIN: keys}, tables
 
     def _write(
@@ -95,21 +95,21 @@ class GroupStateOperator(ProcessorOperator):
         group: Group,
         keys: dict[str, Rows],
         sent: dict[str, pa.RecordBatch],
-        answered: Changed,
+        changes: Changes,
     ) -> None:
         """Write the changes of a call."""
         words, heap = keys[MAIN]
         unchanged = np.ones(len(words), np.bool_)
-        for _, changed in answered:
+        for _, changed in changes:
             positions = changed.column("at").to_numpy()
-            self._keep(Rows(words[positions], heap), changed.column("value"), changed.column("expiry"))
+            self._write_state(Rows(words[positions], heap), changed.column("value"), changed.column("expiry"))
             unchanged[positions] = False
-        # `take_out` removed the rows, so a timeout that the call did not change is written back
+        # `take_timed_out` removed the rows, so a timeout that the call did not change is written back
         if ROWS not in sent and unchanged.any():
             kept = group.rows[-1].filter(pa.array(unchanged))
-            self._keep(Rows(words[unchanged], heap), *(pc.struct_field(kept, name) for name in (STATE, TIMEOUT)))
+            self._write_state(Rows(words[unchanged], heap), *(pc.struct_field(kept, name) for name in (STATE, TIMEOUT)))
 
-    def _keep(self, keys: Rows, states: pa.Array, timeouts: pa.Array) -> None:
+    def _write_state(self, keys: Rows, states: pa.Array, timeouts: pa.Array) -> None:
         """Write the new state and timeout of keys; a key with neither is removed."""
         variable = self._variables[MAIN]
         if not self.spec.expires:

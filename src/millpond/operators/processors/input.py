@@ -24,11 +24,11 @@ from millpond.operators.tables.keyed import keyed
 from millpond.spec.operators import Field
 from millpond.stores.aligned.hash_intervals import gradually
 
-KEYS = 8192
+MAX_KEYS = 8192
 """Maximum keys that are processed together."""
-_BYTES = 8 << 20
+_PIECE_BYTES = 8 << 20
 """Approximate bytes of rows that are processed together, unless they are of one key."""
-_WHOLE = 64 << 20
+_MAX_WHOLE_BYTES = 64 << 20
 """Bytes of one key's rows above which they come in pieces."""
 
 
@@ -77,7 +77,7 @@ class Pieces:
     def __init__(self, stored: StoredRows, rows: RawRows) -> None:
         self._stored = stored
         self._rows = rows
-        self._ends = np.append(_starts(_sizes(stored, rows), _BYTES), rows.count)
+        self._ends = np.append(_starts(_sizes(stored, rows), _PIECE_BYTES), rows.count)
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -105,7 +105,7 @@ class Input:
         keys: the key columns.
         others: the other columns.
         make_table: opens temporary tables.
-        compared: converts a key column so that keys are equal exactly if their rows belong together.
+        comparison_leaf: converts a key column so that keys are equal exactly if their rows belong together.
         name: the name of the table, unlike those of other inputs at the same time.
     """
 
@@ -114,11 +114,11 @@ class Input:
         keys: tuple[Field, ...],
         others: tuple[Field, ...],
         make_table: MakeTable,
-        compared: Callable[[Leaf], Leaf],
+        comparison_leaf: Callable[[Leaf], Leaf],
         name: str = "input",
     ) -> None:
         self._stored = StoredRows((), (*keys, *others))
-        self._compared = compared
+        self._comparison_leaf = comparison_leaf
         self._distinct = keyed(keys, [])
         self._keys = len(keys)
         self._make_table = make_table
@@ -137,31 +137,33 @@ class Input:
     def groups(self) -> Iterator[Group]:
         """Yield all rows grouped by key, in the order of the keys' hashes."""
         for rows in gradually([self._table.readable()], self._stored.layout, max(1, self._table.portion // 2)):
-            for part, heavy in self._parted(rows):
-                yield from self._in_pieces(part) if heavy else self._together(part)
+            for part, heavy in self._split_heavy(rows):
+                yield from self._group_heavy(part) if heavy else self._group_rows(part)
 
-    def _parted(self, rows: RawRows) -> Iterator[tuple[RawRows, bool]]:
+    def _split_heavy(self, rows: RawRows) -> Iterator[tuple[RawRows, bool]]:
         """Split rows in hash order into parts.
 
         Yields:
             Each part, with whether it is a single hash that has too many rows.
         """
-        if rows.words.nbytes + rows.heap.nbytes <= _WHOLE:
+        if rows.words.nbytes + rows.heap.nbytes <= _MAX_WHOLE_BYTES:
             yield rows, False
             return
         hashes = rows.words[:, HASH]
         firsts = np.flatnonzero(np.concatenate([[True], hashes[1:] != hashes[:-1]]))
         sizes = np.add.reduceat(_sizes(self._stored, rows), firsts)
-        heavy = sizes > _WHOLE
+        heavy = sizes > _MAX_WHOLE_BYTES
         positions = np.flatnonzero(heavy)
         cuts = np.unique(
-            np.concatenate([_starts(np.where(heavy, 0, sizes), _WHOLE), positions, positions + 1, [len(firsts)]])
+            np.concatenate(
+                [_starts(np.where(heavy, 0, sizes), _MAX_WHOLE_BYTES), positions, positions + 1, [len(firsts)]]
+            )
         )
         ends = np.append(firsts, rows.count)
         for start, stop in pairwise(cuts.tolist()):
             yield RawRows(rows.words[ends[start] : ends[stop]], rows.heap), bool(heavy[start])
 
-    def _in_pieces(self, rows: RawRows) -> Iterator[Group]:
+    def _group_heavy(self, rows: RawRows) -> Iterator[Group]:
         """Group the rows of one hash, which may be of several keys."""
         pieces = Pieces(self._stored, rows)
         with self._numbering(key_groups(rows)) as numbers_of:
@@ -182,7 +184,7 @@ class Input:
                 own_pieces if len(own_pieces) > 1 else None,
             )
 
-    def _together(self, rows: RawRows) -> Iterator[Group]:
+    def _group_rows(self, rows: RawRows) -> Iterator[Group]:
         batch = self._stored.decode(rows)
         with self._numbering(key_groups(rows)) as numbers_of:
             numbers = numbers_of(batch)
@@ -191,11 +193,11 @@ class Input:
             batch, numbers = batch.take(pa.array(order)), numbers[order]
         starts = np.flatnonzero(np.diff(numbers, prepend=-1))
         ends = np.append(starts[1:], batch.num_rows)
-        most = max(1, _BYTES * batch.num_rows // max(1, batch.nbytes))
+        most = max(1, _PIECE_BYTES * batch.num_rows // max(1, batch.nbytes))
         position = 0
         while position < len(starts):
             stop = int(np.searchsorted(ends, starts[position] + most, "right"))
-            stop = max(position + 1, min(stop, position + KEYS))
+            stop = max(position + 1, min(stop, position + MAX_KEYS))
             piece = batch.slice(starts[position], ends[stop - 1] - starts[position])
             firsts = starts[position:stop] - starts[position]
             heads = piece.take(pa.array(firsts))
@@ -214,7 +216,7 @@ class Input:
 
         def numbers(batch: pa.RecordBatch) -> NDArray[np.int64]:
             table.expect(batch.num_rows)
-            keys = self._distinct.encode(hashes_of(batch), batch.columns[1 : 1 + self._keys], self._compared)
+            keys = self._distinct.encode(hashes_of(batch), batch.columns[1 : 1 + self._keys], self._comparison_leaf)
             return table.upsert(keys, 0).rows
 
         try:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from millpond.operators.kind import Kind, Opening
-from millpond.operators.processors.shown import read, read_whole
 from millpond.operators.processors.tables import parts, variables
+from millpond.operators.processors.user_rows import read, read_whole
 from millpond.operators.protocol import Operator, StateTable
 from millpond.spec.kinds.processor import ProcessorSpec
 

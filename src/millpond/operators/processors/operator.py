@@ -21,12 +21,11 @@ from millpond.operators.columns.decode import OversizeError
 from millpond.operators.columns.encode import Leaf, bitwise_leaf, zero_normalised_leaf
 from millpond.operators.event_time_slices import times_of
 from millpond.operators.kind import Opening
-from millpond.operators.processors.arranged import Arranged
-from millpond.operators.processors.calls import COUNT, DUE, KEYS, ROWS, Ask, Caller, Changed, Phase
-from millpond.operators.processors.input import KEYS as MOST_KEYS
-from millpond.operators.processors.input import Group, Input
+from millpond.operators.processors.calls import COUNT, DUE, KEYS, ROWS, Caller, Changes, FetchState, Phase
+from millpond.operators.processors.column_order import ColumnOrder
+from millpond.operators.processors.input import MAX_KEYS, Group, Input
 from millpond.operators.processors.parts import Parts
-from millpond.operators.processors.stored import Stored
+from millpond.operators.processors.stored_variable import StoredVariable
 from millpond.operators.processors.tables import variables
 from millpond.operators.protocol import MakeTable, Times
 from millpond.spec.kinds.processor import TIMERS, ProcessorSpec
@@ -38,8 +37,8 @@ if TYPE_CHECKING:
     from millpond.stores.protocol import Table, TableDelta
 
 _TIME = Field("time", "bigint")
-_NAMED = 5  # keys that the error names when a call is lost
-_STATE = 16 << 20  # approximate bytes of state in one call: sent, requested as parts, or changed
+_MAX_NAMED_KEYS = 5  # keys that the error names when a call is lost
+_STATE_BYTES_PER_CALL = 16 << 20  # approximate bytes of state in one call: sent, requested as parts, or changed
 _FIRST_KEYS = 512  # keys of the first call, before the size of their state is known
 _MAX_GROWTH = 8  # factor by which the number of keys grows from call to call, at most
 
@@ -71,18 +70,20 @@ class ProcessorOperator:
         self.initial_rows: Iterable[pa.RecordBatch] = ()
         self._make_table = make_table
         self._memory = memory
-        self._variables = {name: Stored(name, variable, make_table) for name, variable in variables(spec).items()}
+        self._variables = {
+            name: StoredVariable(name, variable, make_table) for name, variable in variables(spec).items()
+        }
         self._parts = Parts(spec, make_table, existing)
         idle = {variable.table for variable in spec.variables if variable.idle}
-        self._asked_for = {name: variable for name, variable in self._variables.items() if name not in idle}
-        self._arranged = {"rows": Arranged(spec.columns, spec.keys)}
+        self._active_variables = {name: variable for name, variable in self._variables.items() if name not in idle}
+        self._column_orders = {"rows": ColumnOrder(spec.columns, spec.keys)}
         if spec.initial is not None:
-            self._arranged["initial"] = Arranged(spec.initial.columns, spec.initial.keys)
-        self._together: dict[Phase, int] = dict.fromkeys(("initial", "rows", "timers"), _FIRST_KEYS)
-        self._fetched = 0
+            self._column_orders["initial"] = ColumnOrder(spec.initial.columns, spec.initial.keys)
+        self._keys_per_call: dict[Phase, int] = dict.fromkeys(("initial", "rows", "timers"), _FIRST_KEYS)
+        self._fetched_bytes = 0
         self._times = Times()
         self._input: Input | None = None
-        self._shown = Spool(None, memory)
+        self._output = Spool(None, memory)
         self._called = self._fired = 0
         self.late_rows = 0
 
@@ -100,10 +101,10 @@ class ProcessorOperator:
         """Start the batch that reads state `version`."""
         self._times = times
         self._called = self._fired = self.late_rows = 0
-        self._shown.close()
-        self._shown = Spool(None, self._memory)
+        self._output.close()
+        self._output = Spool(None, self._memory)
         self._drop_input()
-        self._input = self._kept("rows")
+        self._input = self._make_input("rows")
         for variable in self._variables.values():
             variable.begin(version)
         self._parts.begin(version)
@@ -114,7 +115,7 @@ class ProcessorOperator:
 
     def prefetch(self, hashes: Words, needed: int) -> None:
         """Prefetch the state of keys in all variables (see `Prefetchable`)."""
-        for variable in self._asked_for.values():
+        for variable in self._active_variables.values():
             variable.table.prefetch(hashes, needed, needed)
 
     def restrict(self, range_: HashRange) -> None:
@@ -130,15 +131,15 @@ class ProcessorOperator:
                 self.late_rows += int(np.count_nonzero(~on_time))
                 batch = batch.filter(pa.array(on_time))
         assert self._input is not None
-        self._input.add(batch.select(self._arranged["rows"].order))
+        self._input.add(batch.select(self._column_orders["rows"].order))
 
-    def _kept(self, phase: Phase) -> Input:
+    def _make_input(self, phase: Phase) -> Input:
         """Return a store for rows until all are there."""
-        arranged = self._arranged[phase]
-        return Input(arranged.keys, arranged.others, self._make_table, self._compared, phase)
+        column_order = self._column_orders[phase]
+        return Input(column_order.keys, column_order.others, self._make_table, self._comparison_leaf, phase)
 
     @staticmethod
-    def _compared(leaf: Leaf) -> Leaf:
+    def _comparison_leaf(leaf: Leaf) -> Leaf:
         """Convert a key column so that keys are equal exactly if their rows belong together.
 
         Spark's worker compares keys in Python, where 0.0 equals −0.0. State is stored bit by bit under the key of the
@@ -152,11 +153,11 @@ class ProcessorOperator:
             if variable.name in self.spec.purged:
                 self._variables[variable.table].empty(self._make_table)
                 self._parts.empty(variable.parts)
-        self._begin_with(self.initial_rows)
+        self._call_for_initial_state(self.initial_rows)
         self._call_for_rows()
         if self.spec.timed:
             self._fire()
-        self._ask("end", {}, lambda table, asked: pa.nulls(len(asked)))
+        self._call_user("end", {}, lambda table, requested: pa.nulls(len(requested)))
         if self.spec.due_by_processing_time:
             for name, stored in self._variables.items():
                 if name != TIMERS:
@@ -167,22 +168,22 @@ class ProcessorOperator:
     def _call_for_rows(self) -> None:
         """Call the user's code for all rows of the batch."""
         assert self._input is not None
-        for variable in self._asked_for.values():
+        for variable in self._active_variables.values():
             variable.expect(self._input.rows)
         for group in self._input.groups():
             self._called += len(group.counts)
             self._call("rows", group)
         self._drop_input()
 
-    def _begin_with(self, batches: Iterable[pa.RecordBatch]) -> None:
+    def _call_for_initial_state(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Call the user's code for rows of the initial state: the column `__hash`, then those of the spec."""
         if self.spec.initial is None:
             return
-        initial = self._kept("initial")
+        initial = self._make_input("initial")
         try:
             for batch in batches:
-                initial.add(batch.select(self._arranged["initial"].order))
-            for variable in self._asked_for.values():
+                initial.add(batch.select(self._column_orders["initial"].order))
+            for variable in self._active_variables.values():
                 variable.expect(initial.rows)
             for group in initial.groups():
                 self._call("initial", group)
@@ -211,7 +212,7 @@ class ProcessorOperator:
         """Call the user's code for keys and write its changes, with as many keys per call as their state allows."""
         position = 0
         while position < len(group.counts):
-            part = group.cut(position, min(position + self._together[phase], len(group.counts)))
+            part = group.cut(position, min(position + self._keys_per_call[phase], len(group.counts)))
             try:
                 keys, tables = self._tables(phase, part)
             except OversizeError as error:
@@ -221,39 +222,41 @@ class ProcessorOperator:
                         action="Keep less of it for each key, or share it out among several variables.",
                     ) from error
                 # Halve the call until its state fits into one table.
-                self._together[phase] = len(part.counts) // 2
+                self._keys_per_call[phase] = len(part.counts) // 2
                 continue
-            self._fetched = 0
+            self._fetched_bytes = 0
             try:
-                answered = self._ask(phase, tables, partial(self._part, phase, part))
+                changes = self._call_user(phase, tables, partial(self._fetch_state, phase, part))
             except OSError:
                 self.lost = _describe_keys(phase, tables[KEYS])
                 raise
-            self._write(part, keys, tables, answered)
-            self._learn(phase, len(part.counts), [tables[name] for name in keys], [changed for _, changed in answered])
+            self._write(part, keys, tables, changes)
+            self._adapt_call_size(
+                phase, len(part.counts), [tables[name] for name in keys], [changed for _, changed in changes]
+            )
             position += len(part.counts)
 
-    def _part(self, phase: Phase, group: Group, table: str, asked: pa.RecordBatch) -> pa.Array:
+    def _fetch_state(self, phase: Phase, group: Group, table: str, requested: pa.RecordBatch) -> pa.Array:
         """Return more rows of a call's key, or the requested parts of keys (see `Parts.read`), which stay in memory."""
         if table == ROWS:
             assert group.pieces is not None
-            return self._arranged[phase].piece(group.pieces, asked.column("part")[0].as_py())
-        parts = self._parts.read(group, table, asked)
-        self._fetched += parts.nbytes
+            return self._column_orders[phase].piece(group.pieces, requested.column("part")[0].as_py())
+        parts = self._parts.read(group, table, requested)
+        self._fetched_bytes += parts.nbytes
         return parts
 
     def _tables(self, phase: Phase, group: Group) -> tuple[dict[str, Rows], dict[str, pa.RecordBatch]]:
         """Return the keys encoded for the variables' tables, and the tables of a call about them."""
-        keys = {name: variable.keys(group.hashes, group.keys) for name, variable in self._asked_for.items()}
+        keys = {name: variable.keys(group.hashes, group.keys) for name, variable in self._active_variables.items()}
         tables = {KEYS: self._keys(group)}
-        if arranged := self._arranged.get(phase):
-            tables[ROWS] = arranged.rows(group)
+        if column_order := self._column_orders.get(phase):
+            tables[ROWS] = column_order.rows(group)
         else:
             tables[DUE] = pa.RecordBatch.from_arrays([group.last], names=[_TIME.name])
-        for name, variable in self._asked_for.items():
+        for name, variable in self._active_variables.items():
             columns = variable.read(keys[name])
             if phase == "timers" and name == TIMERS:
-                columns = [_joined(group, *columns)]
+                columns = [_due_and_remaining(group, *columns)]
             tables[name] = pa.RecordBatch.from_arrays(columns, names=["value", "head"][: len(columns)])
         return keys, tables
 
@@ -267,20 +270,20 @@ class ProcessorOperator:
         group: Group,
         keys: dict[str, Rows],
         sent: dict[str, pa.RecordBatch],
-        answered: Changed,
+        changes: Changes,
     ) -> None:
         """Write the changes of a call."""
-        for name, changed in answered:
+        for name, changed in changes:
             if name in self._parts:
                 self._parts.write(name, group, changed)
                 continue
             words, heap = keys[name]
             rows = Rows(words[changed.column("at").to_numpy()], heap)
-            heads = self._parts.follow(name, group, sent[name], changed)
-            self._asked_for[name].write(rows, changed.column("value"), changed.column("expiry"), heads)
+            heads = self._parts.remove_uncovered(name, group, sent[name], changed)
+            self._active_variables[name].write(rows, changed.column("value"), changed.column("expiry"), heads)
 
-    def _learn(
-        self, phase: Phase, keys: int, sent: Iterable[pa.RecordBatch], answered: Iterable[pa.RecordBatch]
+    def _adapt_call_size(
+        self, phase: Phase, keys: int, sent: Iterable[pa.RecordBatch], changes: Iterable[pa.RecordBatch]
     ) -> None:
         """Adapt the number of keys of the phase's next call to the state of this one.
 
@@ -288,20 +291,20 @@ class ProcessorOperator:
             phase: the phase of the call.
             keys: the number of keys of the call.
             sent: their state.
-            answered: the changes.
+            changes: the changes.
         """
-        read = self._fetched + sum(table.nbytes for table in sent)
-        size = max(read, sum(table.nbytes for table in answered))
-        most = min(MOST_KEYS, _STATE * keys // max(1, size), _MAX_GROWTH * self._together[phase])
-        self._together[phase] = max(1, most)
+        read = self._fetched_bytes + sum(table.nbytes for table in sent)
+        size = max(read, sum(table.nbytes for table in changes))
+        most = min(MAX_KEYS, _STATE_BYTES_PER_CALL * keys // max(1, size), _MAX_GROWTH * self._keys_per_call[phase])
+        self._keys_per_call[phase] = max(1, most)
 
-    def _ask(self, phase: Phase, tables: dict[str, pa.RecordBatch], answer: Ask) -> Changed:
+    def _call_user(self, phase: Phase, tables: dict[str, pa.RecordBatch], answer: FetchState) -> Changes:
         if self.caller is None:
             raise UsageError("No caller of the processor is set.", action="Run the query with millpond.writeStream.")
         times = (self._times.processing, self._times.closed) if self.spec.timed else (-1, -1)
-        return self.caller(phase, times, tables, self._take, answer)
+        return self.caller(phase, times, tables, self._add_output, answer)
 
-    def _take(self, batch: pa.RecordBatch) -> None:
+    def _add_output(self, batch: pa.RecordBatch) -> None:
         """Take output rows of the user's code."""
         position = self.spec.emitted
         if position is not None:
@@ -313,11 +316,11 @@ class ProcessorOperator:
                     f"eventTime={earliest} (µs, {field.name}), not later than watermark={self._times.late} (ms).",
                     action="Give out rows later than the watermark of the batch before, or without an event time.",
                 )
-        self._shown.add(batch)
+        self._output.add(batch)
 
     def output(self) -> Iterator[pa.RecordBatch]:
         """Yield the output of the user's code."""
-        return self._shown.read()
+        return self._output.read()
 
     def _drop_input(self) -> None:
         if self._input is not None:
@@ -327,29 +330,29 @@ class ProcessorOperator:
     def close(self) -> None:
         """Release all memory."""
         self._drop_input()
-        self._shown.close()
+        self._output.close()
         for variable in self._variables.values():
             variable.close()
         self._parts.close()
 
 
-def _joined(group: Group, left: pa.Array) -> pa.Array:
+def _due_and_remaining(group: Group, remaining: pa.Array) -> pa.Array:
     """Return the timers of keys: those that are due, and the remaining ones."""
     ends = np.cumsum(group.counts)
     due = pa.ListArray.from_arrays(pa.array(np.concatenate([[0], ends]).astype(np.int32)), group.last)
     lengths = np.diff(due.offsets.to_numpy())
-    others = left.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    others = remaining.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
     keys = np.arange(len(lengths))
     owners = np.concatenate([np.repeat(keys, lengths), np.repeat(keys, others)])
-    values = pa.concat_arrays([due.flatten(), left.flatten()])
+    values = pa.concat_arrays([due.flatten(), remaining.flatten()])
     offsets = np.concatenate([[0], np.cumsum(lengths + others)]).astype(np.int32)
     values = values.take(pa.array(np.argsort(owners, kind="stable")))
-    return pa.ListArray.from_arrays(pa.array(offsets), values, type=left.type)
+    return pa.ListArray.from_arrays(pa.array(offsets), values, type=remaining.type)
 
 
 def _describe_keys(phase: Phase, keys: pa.RecordBatch) -> str:
     """Describe the keys of a call for an error message: the phase and the first keys."""
-    first = keys.select(keys.schema.names[:-1]).slice(0, _NAMED).to_pylist()
+    first = keys.select(keys.schema.names[:-1]).slice(0, _MAX_NAMED_KEYS).to_pylist()
     named = ", ".join(repr(tuple(key.values())) for key in first)
-    more = f" and {keys.num_rows - _NAMED} more" if keys.num_rows > _NAMED else ""
+    more = f" and {keys.num_rows - _MAX_NAMED_KEYS} more" if keys.num_rows > _MAX_NAMED_KEYS else ""
     return f"{phase} of {named}{more}"

@@ -13,7 +13,7 @@ from millpond.kernels.event_time.slices import spread
 from millpond.layout import Ints, Rows
 from millpond.operators.columns.decode import OversizeError
 from millpond.operators.processors.input import Group
-from millpond.operators.processors.stored import Stored
+from millpond.operators.processors.stored_variable import StoredVariable
 from millpond.operators.processors.tables import parts
 from millpond.operators.protocol import MakeTable
 from millpond.spec.kinds.processor import HEAD, ProcessorSpec
@@ -45,8 +45,8 @@ class Parts:
         self._version = 0
         self._stored = {name: self._open(name) for name in self._variables if name in existing}
 
-    def _open(self, name: str) -> Stored:
-        return Stored(name, self._variables[name], self._make_table)
+    def _open(self, name: str) -> StoredVariable:
+        return StoredVariable(name, self._variables[name], self._make_table)
 
     def __contains__(self, name: str) -> bool:
         """Return whether a table holds parts."""
@@ -63,12 +63,12 @@ class Parts:
         for stored in self._stored.values():
             stored.begin(version)
 
-    def read(self, group: Group, name: str, asked: pa.RecordBatch) -> pa.Array:
+    def read(self, group: Group, name: str, requested: pa.RecordBatch) -> pa.Array:
         """Return the requested parts of keys of a group (see `operators.processors.calls`); each is requested once."""
         if name not in self._stored:
-            return pa.nulls(asked.num_rows, self._variables[name].type.arrow)
+            return pa.nulls(requested.num_rows, self._variables[name].type.arrow)
         stored = self._stored[name]
-        return _read(stored, _keys(stored, group, *(asked.column(column).to_numpy() for column in ("at", "part"))))
+        return _read(stored, _keys(stored, group, *(requested.column(column).to_numpy() for column in ("at", "part"))))
 
     def write(self, name: str, group: Group, changed: pa.RecordBatch) -> None:
         """Write changed parts."""
@@ -79,7 +79,9 @@ class Parts:
         keys = _keys(stored, group, *(changed.column(column).to_numpy() for column in ("at", "part")))
         stored.write(keys, changed.column("value"), changed.column("expiry"))
 
-    def follow(self, table: str, group: Group, sent: pa.RecordBatch, changed: pa.RecordBatch) -> pa.StructArray | None:
+    def remove_uncovered(
+        self, table: str, group: Group, sent: pa.RecordBatch, changed: pa.RecordBatch
+    ) -> pa.StructArray | None:
         """Remove the parts that the heads of a variable's rows no longer cover.
 
         Args:
@@ -103,7 +105,7 @@ class Parts:
         for begin, until in ((first, np.minimum(stop, kept)), (np.maximum(first, end), stop)):
             lengths = np.maximum(until - begin, 0)
             for start in range(0, int(lengths.sum()), _PARTS_PER_REMOVAL):
-                ranges, number = _inside(lengths, start, _PARTS_PER_REMOVAL)
+                ranges, number = _locate(lengths, start, _PARTS_PER_REMOVAL)
                 stored.write(
                     _keys(stored, group, positions[ranges], begin[ranges] + number), pa.nulls(len(ranges)), None
                 )
@@ -129,7 +131,7 @@ class Parts:
             stored.close()
 
 
-def _read(stored: Stored, keys: Rows) -> pa.Array:
+def _read(stored: StoredVariable, keys: Rows) -> pa.Array:
     """Read parts, in halves if they exceed the limits of one table."""
     try:
         return stored.read(keys)[0]
@@ -139,7 +141,7 @@ def _read(stored: Stored, keys: Rows) -> pa.Array:
         return pa.concat_arrays([_read(stored, half) for half in halves])
 
 
-def _keys(stored: Stored, group: Group, at: Ints, numbers: Ints) -> Rows:
+def _keys(stored: StoredVariable, group: Group, at: Ints, numbers: Ints) -> Rows:
     """Encode the keys of parts for the table, given positions of keys in a group and numbers of parts."""
     hashes = np.empty(len(at), np.int64)
     spread(group.hashes[at], np.ascontiguousarray(numbers), KEY_GROUP_BITS, hashes)
@@ -151,18 +153,18 @@ def _numbers(heads: pa.StructArray, name: str) -> Ints:
     return heads.field(name).fill_null(0).to_numpy() if len(heads) else np.empty(0, np.int64)
 
 
-def _inside(lengths: Ints, start: int, most: int) -> tuple[Ints, Ints]:
+def _locate(lengths: Ints, start: int, limit: int) -> tuple[Ints, Ints]:
     """Locate places in consecutive ranges.
 
     Args:
         lengths: the lengths of the ranges.
         start: the first place.
-        most: the maximum number of places.
+        limit: the maximum number of places.
 
     Returns:
         For each place, its range, and its position within the range.
     """
     ends = np.cumsum(lengths)
-    places = np.arange(start, min(start + most, int(ends[-1])))
+    places = np.arange(start, min(start + limit, int(ends[-1])))
     ranges = np.searchsorted(ends, places, "right")
     return ranges, places - (ends - lengths)[ranges]

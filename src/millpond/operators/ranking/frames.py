@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from millpond.layout import Rows, Words
-from millpond.operators.columns.encode import ALL, NO_HEAP, Mask, Operand, both
+from millpond.operators.columns.encode import ALL, NO_HEAP, Mask, Operand, and_masks
 from millpond.operators.tables.bound import accumulators, bind, state_columns
 from millpond.operators.tables.keyed import keyed
 from millpond.spec.kinds.over import OverSpec
@@ -28,12 +28,12 @@ class Frames:
 
     Attributes:
         inputs: positions of the columns that the calls read.
-        most: the number of rows before the current one in the longest frame.
+        max_preceding: the number of rows before the current one in the longest frame.
     """
 
     def __init__(self, spec: OverSpec) -> None:
         self.inputs = sorted({p for call in spec.calls for p in (*call.inputs, *_filter(call.filter))})
-        self.most = max(spec.preceding)
+        self.max_preceding = max(spec.preceding)
         self._spec = spec
         self._calls = accumulators(spec.calls, spec.columns)
         state = keyed((), state_columns(self._calls))
@@ -48,11 +48,12 @@ class Frames:
         Args:
             columns: the inputs, by their positions, for all rows of the sequences.
             rows: positions of the rows to compute results for.
-            before: for each of them, the number of rows before it in its sequence; values above `most` mean the same as
-                `most`.
+            before: for each of them, the number of rows before it in its sequence; larger values mean the same as
+                `max_preceding`.
         """
         states = _States(np.tile(self._fresh, (len(rows), 1)))
-        for lag in range(min(self.most, int(before.max(initial=0))), -1, -1):  # from a frame's first row to its last
+        # From a frame's first row to its last: floating-point sums depend on the order.
+        for lag in range(min(self.max_preceding, int(before.max(initial=0))), -1, -1):
             reach = np.flatnonzero(before >= lag)
             taken = rows[reach] - lag
             for call, spec, preceding in zip(self._calls, self._spec.calls, self._spec.preceding, strict=True):
@@ -61,7 +62,7 @@ class Frames:
                 counts = ALL
                 if spec.filter is not None:
                     condition = columns[spec.filter]
-                    counts = both(condition.valid, condition.values.astype(np.uint8))[taken]
+                    counts = and_masks(condition.valid, condition.values.astype(np.uint8))[taken]
                 call.load([_taken(columns[position], taken) for position in spec.inputs], counts)
                 call.update(states, reach, 0)  # type: ignore[arg-type]
         return [call.result(Rows(states.words, NO_HEAP)) for call in self._calls]

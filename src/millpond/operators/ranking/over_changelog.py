@@ -19,7 +19,8 @@ from millpond.kernels.ranking.packed_rows import long_slots, read_slots
 from millpond.layout import Bytes, Rows, Words
 from millpond.operators.columns.decode import floats, ints, not_null, wide
 from millpond.operators.columns.encode import NO_HEAP, Operand
-from millpond.operators.protocol import PIECE, MakeRows
+from millpond.operators.columns.offsets import bounds_of
+from millpond.operators.protocol import MAX_OUTPUT_ROWS, MakeRmwTable
 from millpond.operators.ranking.frames import Frames
 from millpond.operators.ranking.packed_rows import PackedRows
 from millpond.operators.ranking.top_n import BLOCK, TopNOperator
@@ -33,7 +34,7 @@ NO_BLOBS: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 class OverChangelogOperator(TopNOperator):
     """An `OverSpec` that `retracts`, on one partition: an unlimited top-N keeps the rows."""
 
-    def __init__(self, spec: OverSpec, make_table: MakeRows) -> None:
+    def __init__(self, spec: OverSpec, make_table: MakeRmwTable) -> None:
         rows = RankSpec(spec.columns, spec.keys, spec.order, "row_number", 1 << 62, retracts=True, changes=True)
         super().__init__(rows, make_table)
         self._over = spec
@@ -49,12 +50,12 @@ class OverChangelogOperator(TopNOperator):
         """Yield the new images of the rows that the batch changed; with `changes`, also the old ones."""
         for rows in self._table.touched():
             rows = Rows(np.ascontiguousarray(rows.words), rows.heap)
-            stored = rows.words[:, self._place + 2].astype(np.int64)
+            stored = rows.words[:, self._slots_offset + 2].astype(np.int64)
             marks = np.empty(int(stored.sum()), dtype=np.uint8)
             counts = np.empty((rows.count, 2), dtype=np.int64)
-            rows_args = (rows.words, address(rows.heap), self._place, self._slots.stride, self._version)
-            kernels.mark(*rows_args, self._frames.most, marks, counts)
-            slots, read = _running(stored), _running(counts.sum(axis=1))
+            rows_args = (rows.words, address(rows.heap), self._slots_offset, self._slots.stride, self._version)
+            kernels.mark(*rows_args, self._frames.max_preceding, marks, counts)
+            slots, read = bounds_of(stored), bounds_of(counts.sum(axis=1))
             first = 0
             while first < rows.count:  # whole keys at a time
                 last = max(first + 1, int(np.searchsorted(read, read[first] + BLOCK, "right")) - 1)
@@ -69,8 +70,8 @@ class OverChangelogOperator(TopNOperator):
         """Yield the changes of whole keys; `size` has the number of their rows read before the batch and after it."""
         olds, news = (int(count) for count in size)
         owners, which, positions, before, runs = (np.empty(olds + news, dtype=np.int64) for _ in range(5))
-        table = (rows.words, address(rows.heap), self._place, self._slots.stride)
-        key_args = (self._version, self._slots.descriptor, self._frames.most, marks, *keys)
+        table = (rows.words, address(rows.heap), self._slots_offset, self._slots.stride)
+        key_args = (self._version, self._slots.descriptor, self._frames.max_preceding, marks, *keys)
         old = kernels.sequence(*table, *key_args, 0, owners[:olds], which[:olds], positions, before, runs, 0)
         new_args = (positions[old:], before[old:], runs[old:])
         new = kernels.sequence(*table, *key_args, 1, owners[olds:], which[olds:], *new_args, olds)
@@ -86,9 +87,9 @@ class OverChangelogOperator(TopNOperator):
         )
         shown = np.flatnonzero(kinds if self._over.changes else kinds > 0)
         owners, which = owners[positions[shown]], which[positions[shown]]
-        for start in range(0, len(shown), PIECE):
-            piece = slice(start, start + PIECE)
-            yield from self._shown(
+        for start in range(0, len(shown), MAX_OUTPUT_ROWS):
+            piece = slice(start, start + MAX_OUTPUT_ROWS)
+            yield from self._output_piece(
                 table, owners[piece], which[piece], [*_taken(results, shown[piece])], kinds[shown[piece]]
             )
 
@@ -100,7 +101,7 @@ class OverChangelogOperator(TopNOperator):
             operands[position] = Operand(read(rows, place.offset), not_null(rows, place))
         return operands
 
-    def _shown(
+    def _output_piece(
         self,
         table: tuple[Words, int, int, int],
         of: NDArray[np.int64],
@@ -120,7 +121,3 @@ def _taken(columns: list[pa.Array], positions: NDArray[np.int64]) -> Iterator[pa
     taken = pa.array(positions)
     for column in columns:
         yield column.take(taken)
-
-
-def _running(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.concatenate([[0], np.cumsum(counts)])

@@ -18,7 +18,8 @@ from millpond.kernels.ranking.packed_rows import read_slots, write_slots
 from millpond.kernels.runs.sort import order_by_hash
 from millpond.layout import HashRange, Rows, Words
 from millpond.operators.columns.encode import NO_HEAP, Operand, hashes_of, operand
-from millpond.operators.protocol import MAIN, NO_EXTRA_METRICS, PIECE, MakeRows, Times
+from millpond.operators.columns.offsets import bounds_of
+from millpond.operators.protocol import MAIN, MAX_OUTPUT_ROWS, NO_EXTRA_METRICS, MakeRmwTable, Times
 from millpond.operators.ranking.frames import Frames
 from millpond.operators.ranking.packed_rows import PackedRows
 from millpond.operators.ranking.tables import rows_table
@@ -43,7 +44,7 @@ class OverRowsOperator:
     extra_metrics = NO_EXTRA_METRICS
     late_rows = 0
 
-    def __init__(self, spec: OverSpec, make_table: MakeRows) -> None:
+    def __init__(self, spec: OverSpec, make_table: MakeRmwTable) -> None:
         self.spec = spec
         self._main = rows_table(spec)
         self._table = make_table(MAIN, self._main.layout.schema, self._main.initial)
@@ -52,17 +53,17 @@ class OverRowsOperator:
         self._rows = PackedRows(spec.columns, [*keys, *(part for part in spec.order if part.column not in spec.keys)])
         self._frames = Frames(spec)
         self._inputs = self._frames.inputs
-        self._kept = PackedRows([spec.columns[position] for position in self._inputs], ())
-        self._place = self._main.values[0].offset
+        self._stored_rows = PackedRows([spec.columns[position] for position in self._inputs], ())
+        self._slots_offset = self._main.values[0].offset
         self._types = [parse_type(field.type) for field in spec.columns]
         self._batches: list[pa.RecordBatch] = []
-        self._out: list[pa.RecordBatch] = []
+        self._output: list[pa.RecordBatch] = []
         self._version = 0
 
     def begin(self, version: int, times: Times) -> None:
         """Start the batch that reads state `version`."""
         self._version = version
-        self._batches, self._out = [], []
+        self._batches, self._output = [], []
         self._table.begin(version)
 
     def passes(self, rows: int) -> int:
@@ -109,9 +110,9 @@ class OverRowsOperator:
         ids = self._locate(batch, starts[:-1])
         new = np.diff(starts)
         table: Words = self._table.words[ids]
-        stored = table[:, self._place + 2].astype(np.int64)
-        old_starts, lengths = _running(stored), stored + new
-        sequence = _running(lengths)
+        stored = table[:, self._slots_offset + 2].astype(np.int64)
+        old_starts, lengths = bounds_of(stored), stored + new
+        sequence = bounds_of(lengths)
         total, olds = int(sequence[-1]), int(old_starts[-1])
         # For each row of the sequences, its position among the stored rows followed by the new ones.
         owners = np.repeat(np.arange(len(new)), lengths)
@@ -121,8 +122,10 @@ class OverRowsOperator:
         columns = self._sequences(table, stored, old_starts, batch, source)
         results = self._frames.results(columns, np.flatnonzero(fresh), inside[fresh])
         names = [field.name for field in self.spec.output_fields]
-        self._out.append(pa.RecordBatch.from_arrays([*batch.columns[1:], *results], names=names))
-        self._keep(batch, ids, inside >= (lengths - self._frames.most)[owners], fresh, source - olds, inside, owners)
+        self._output.append(pa.RecordBatch.from_arrays([*batch.columns[1:], *results], names=names))
+        self._store_last(
+            batch, ids, inside >= (lengths - self._frames.max_preceding)[owners], fresh, source - olds, inside, owners
+        )
 
     def _locate(self, batch: pa.RecordBatch, firsts: NDArray[np.int64]) -> NDArray[np.int64]:
         heads = batch.take(pa.array(firsts))
@@ -133,7 +136,7 @@ class OverRowsOperator:
     def _sequences(
         self,
         table: Words,
-        held: NDArray[np.int64],
+        stored: NDArray[np.int64],
         old_starts: NDArray[np.int64],
         batch: pa.RecordBatch,
         source: NDArray[np.int64],
@@ -142,25 +145,35 @@ class OverRowsOperator:
 
         Args:
             table: the table's rows of the keys.
-            held: the number of stored rows of each key.
+            stored: the number of stored rows of each key.
             old_starts: the first stored row of each key, among the stored rows of all keys.
             batch: the new rows.
             source: for each row of the sequences, its position among the stored rows followed by the new ones.
         """
-        owners = np.repeat(np.arange(len(held)), held)
+        owners = np.repeat(np.arange(len(stored)), stored)
         which = np.arange(len(owners)) - old_starts[owners]
         heap = address(self._table.heap.data)
-        out: Words = np.empty((len(owners), self._kept.layout.width), dtype=np.uint64)
-        read_slots(table, heap, self._place, self._kept.stride, self._kept.blobs, owners, which, out, NO_HEAP.copy())
-        old = [*self._kept.unpack(Rows(out, NO_HEAP), [], self._kept.fields)] if self._inputs else []
+        out: Words = np.empty((len(owners), self._stored_rows.layout.width), dtype=np.uint64)
+        read_slots(
+            table,
+            heap,
+            self._slots_offset,
+            self._stored_rows.stride,
+            self._stored_rows.blobs,
+            owners,
+            which,
+            out,
+            NO_HEAP.copy(),
+        )
+        old = [*self._stored_rows.unpack(Rows(out, NO_HEAP), [], self._stored_rows.fields)] if self._inputs else []
         taken = pa.array(source)
         operands = {}
         for number, position in enumerate(self._inputs):
-            both_ = pa.concat_arrays([old[0].column(number), batch.column(1 + position)])
-            operands[position] = operand(both_.take(taken), self._types[position])
+            candidates = pa.concat_arrays([old[0].column(number), batch.column(1 + position)])
+            operands[position] = operand(candidates.take(taken), self._types[position])
         return operands
 
-    def _keep(
+    def _store_last(
         self,
         batch: pa.RecordBatch,
         ids: NDArray[np.int64],
@@ -168,7 +181,7 @@ class OverRowsOperator:
         fresh: NDArray[np.bool_],
         position: NDArray[np.int64],
         inside: NDArray[np.int64],
-        of: NDArray[np.int64],
+        owners: NDArray[np.int64],
     ) -> None:
         """Store the last rows of each key.
 
@@ -179,35 +192,44 @@ class OverRowsOperator:
             fresh: a mask of the sequences' rows that are new.
             position: for each new row, its position in the batch.
             inside: for each row, its position in its sequence.
-            of: for each row, the number of its key.
+            owners: for each row, the number of its key.
         """
-        rows = self._kept.pack([batch.column(1 + p) for p in self._inputs], batch.num_rows)
+        rows = self._stored_rows.pack([batch.column(1 + p) for p in self._inputs], batch.num_rows)
         sources = np.where(fresh, position, -1 - inside)[stays]
-        counts = np.bincount(of[stays], minlength=len(ids))
+        counts = np.bincount(owners[stays], minlength=len(ids))
         ends = np.cumsum(counts)
-        places = np.concatenate([[0], ends * self._kept.stride])
+        places = np.concatenate([[0], ends * self._stored_rows.stride])
         out = np.empty(int(places[-1]) + 8, dtype=np.uint8)
         pairs: Words = np.empty((len(ids), 2), dtype=np.uint64)
         words = self._table.words
         write_slots(
-            *(address(words), words.strides[0], address(self._table.heap.data), self._place, np.arange(len(ids)), ids),
+            *(
+                address(words),
+                words.strides[0],
+                address(self._table.heap.data),
+                self._slots_offset,
+                np.arange(len(ids)),
+                ids,
+            ),
             *(ends - counts, ends, np.zeros(len(sources), dtype=np.int8), sources),
-            *(address(rows.words), self._kept.stride, address(rows.heap), self._kept.blobs, self._version),
+            *(
+                address(rows.words),
+                self._stored_rows.stride,
+                address(rows.heap),
+                self._stored_rows.blobs,
+                self._version,
+            ),
             *(address(out), pairs, places),
         )
-        self._table.put_bytes(ids, self._place, pairs, out)
-        self._table.words[ids, self._place + 2] = counts
+        self._table.put_bytes(ids, self._slots_offset, pairs, out)
+        self._table.words[ids, self._slots_offset + 2] = counts
 
     def output(self) -> Iterator[pa.RecordBatch]:
         """Yield the batch's rows with their results."""
-        for rows in self._out:
-            for start in range(0, rows.num_rows, PIECE):
-                yield rows.slice(start, PIECE)
+        for rows in self._output:
+            for start in range(0, rows.num_rows, MAX_OUTPUT_ROWS):
+                yield rows.slice(start, MAX_OUTPUT_ROWS)
 
     def close(self) -> None:
         """Release all memory."""
         self._table.close()
-
-
-def _running(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.concatenate([[0], np.cumsum(counts)])

@@ -44,19 +44,19 @@ class PackedRows:
         self.types = [parse_type(field.type) for field in fields]
         flat = [list(leaves(dtype)) for dtype in self.types]
         firsts = np.cumsum([0, *(len(part) for part in flat)])
-        self._keyed = [part_.column for part_ in order if self.types[part_.column].nested]
-        stored = [leaf for part in flat for leaf in part] + [ORDER_KEY] * len(self._keyed)
-        shown = len(stored) - len(self._keyed)
+        self._order_key_columns = [column.column for column in order if self.types[column.column].nested]
+        stored = [leaf for part in flat for leaf in part] + [ORDER_KEY] * len(self._order_key_columns)
+        shown = len(stored) - len(self._order_key_columns)
         columns = tuple(Column(str(number), leaf.kind) for number, leaf in enumerate(stored))
         self.layout = RowLayout(TableSchema(columns, ()))
         self.places = [Place.of(offset, index) for index, offset in enumerate(self.layout.offsets)]
         self.blobs: NDArray[np.int64] = np.array(self.layout.bytes_columns, dtype=np.int64)
-        keys = {column: shown + number for number, column in enumerate(self._keyed)}
-        first = [(keys.get(part_.column, firsts[part_.column]), part_) for part_ in order]
-        named = {place for part_ in order for place in range(firsts[part_.column], firsts[part_.column + 1])}
+        keys = {column: shown + number for number, column in enumerate(self._order_key_columns)}
+        first = [(keys.get(column.column, firsts[column.column]), column) for column in order]
+        named = {place for column in order for place in range(firsts[column.column], firsts[column.column + 1])}
         named |= set(keys.values())
         unordered = [(position, Order(0)) for position in range(len(stored)) if position not in named]
-        described = [self._describe(position, stored[position], part_) for position, part_ in first + unordered]
+        described = [self._describe(position, stored[position], column) for position, column in first + unordered]
         self.descriptor = np.array(described, dtype=np.int64).reshape(len(described), compare.COLUMN)
         self.ordering = len(first)
 
@@ -89,7 +89,7 @@ class PackedRows:
         heaps: list[Bytes] = []
         base = 0
         flat = [leaf for array, dtype in zip(arrays, self.types, strict=True) for leaf in flatten(array, dtype)]
-        flat += [order_leaf(arrays[column], self.types[column]) for column in self._keyed]
+        flat += [order_leaf(arrays[column], self.types[column]) for column in self._order_key_columns]
         for leaf, place in zip(flat, self.places, strict=True):
             base += self._put(words, leaf, place, heaps, base)
         return Rows(words, NO_HEAP if not heaps else heaps[0] if len(heaps) == 1 else np.concatenate(heaps))

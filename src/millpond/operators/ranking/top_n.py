@@ -21,7 +21,7 @@ from millpond.kernels.ranking.grouping import KeyBlock, group
 from millpond.kernels.ranking.packed_rows import BORN, long_slots, put_best, read_slots, write_slots
 from millpond.layout import HashRange, Rows, Words
 from millpond.operators.columns.encode import hashes_of, portions
-from millpond.operators.protocol import MAIN, NO_EXTRA_METRICS, PIECE, MakeRows, Times
+from millpond.operators.protocol import MAIN, MAX_OUTPUT_ROWS, NO_EXTRA_METRICS, MakeRmwTable, Times
 from millpond.operators.ranking.packed_rows import PackedRows
 from millpond.operators.ranking.tables import rank_table
 from millpond.operators.retraction import unknown_retraction
@@ -43,13 +43,13 @@ class TopNOperator:
     extra_metrics = NO_EXTRA_METRICS
     late_rows = 0
 
-    def __init__(self, spec: RankSpec, make_table: MakeRows) -> None:
+    def __init__(self, spec: RankSpec, make_table: MakeRmwTable) -> None:
         self.spec = spec
         self._main = rank_table(spec)
         self._table = make_table(MAIN, self._main.layout.schema, self._main.initial)
         self.tables: dict[str, RmwTable] = {MAIN: self._table}
         self._slots = PackedRows(spec.columns, spec.order)
-        self._place = self._main.values[0].offset
+        self._slots_offset = self._main.values[0].offset
         tombstones = spec.changes or spec.retracts or spec.function != "row_number"
         flags = ranking.ALL_ROWS * spec.retracts | ranking.TOMBSTONES * tombstones
         ranking_args = (spec.limit, FUNCTIONS[spec.function], flags)
@@ -81,9 +81,9 @@ class TopNOperator:
     def process(self, batch: pa.RecordBatch) -> None:
         """Fold in rows of the batch: the column `__hash`, then those of the spec."""
         for portion in portions(batch, self._table.portion, self._table.ahead):
-            self._take(portion)
+            self._fold(portion)
 
-    def _take(self, batch: pa.RecordBatch) -> None:
+    def _fold(self, batch: pa.RecordBatch) -> None:
         columns = batch.columns[1 : 1 + len(self.spec.columns)]
         keys = self._main.encode(hashes_of(batch), [columns[position] for position in self.spec.keys])
         rows = self._slots.pack(columns, batch.num_rows)
@@ -91,10 +91,12 @@ class TopNOperator:
         if self.spec.retracts:
             signs = np.sign(batch.column(batch.num_columns - 1).to_numpy())
         self._table.prepare(keys, self._version)
-        put = self._put_single if self.spec.single else self._put
+        rank_block = self._rank_block_single if self.spec.single else self._rank_block
         for start in range(0, batch.num_rows, BLOCK):
             stop = start + BLOCK
-            put(Rows(keys.words[start:stop], keys.heap), Rows(rows.words[start:stop], rows.heap), signs[start:stop])
+            rank_block(
+                Rows(keys.words[start:stop], keys.heap), Rows(rows.words[start:stop], rows.heap), signs[start:stop]
+            )
 
     def _group(self, keys: Rows) -> tuple[KeyBlock, NDArray[np.bool_]]:
         # Existing rows do not count as changed yet: `_touch` marks only the groups that the block changes.
@@ -135,10 +137,10 @@ class TopNOperator:
         words = self._table.words
         return data_of(words), words.strides[0]
 
-    def _put(self, keys: Rows, rows: Rows, signs: NDArray[np.int8]) -> None:
+    def _rank_block(self, keys: Rows, rows: Rows, signs: NDArray[np.int8]) -> None:
         slots = self._slots
         block, created = self._group(keys)
-        stored = int(self._table.words[block.groups, self._place + 2].sum())
+        stored = int(self._table.words[block.groups, self._slots_offset + 2].sum())
         entries = ranking.Entries(
             np.empty(stored + rows.count, dtype=np.int64),
             np.empty(stored + rows.count, dtype=np.int8),
@@ -147,7 +149,7 @@ class TopNOperator:
         )
         # `decide` sorts `members`, so the first row of each group is read before.
         firsts = block.members[block.starts[:-1]]
-        slab = (*self._slab(), data_of(self._table.heap.data), self._place)
+        slab = (*self._slab(), data_of(self._table.heap.data), self._slots_offset)
         heap = data_of(rows.heap)
         room = np.empty(rows.count, dtype=np.int64), np.empty(rows.count, dtype=np.int64)
         kernel_args = *slab, block, data_of(rows.words), heap
@@ -164,30 +166,30 @@ class TopNOperator:
         pairs = np.empty((len(changed), 2), dtype=np.uint64)
         begins = np.concatenate([[0], entries.ends[:-1]])
         # `_touch` may have moved the table, so its addresses are read again.
-        slab = (*self._slab(), data_of(self._table.heap.data), self._place)
+        slab = (*self._slab(), data_of(self._table.heap.data), self._slots_offset)
         write_slots(
             *(*slab, changed, ids, begins, entries.ends, entries.fates, entries.sources),
             *(data_of(rows.words), slots.stride, heap, slots.blobs, self._version, address(out), pairs, places),
         )
-        self._table.put_bytes(ids, self._place, pairs, out)
-        self._table.words[ids, self._place + 2] = (entries.ends - begins)[changed]
+        self._table.put_bytes(ids, self._slots_offset, pairs, out)
+        self._table.words[ids, self._slots_offset + 2] = (entries.ends - begins)[changed]
 
-    def _put_single(self, keys: Rows, rows: Rows, signs: NDArray[np.int8]) -> None:
+    def _rank_block_single(self, keys: Rows, rows: Rows, signs: NDArray[np.int8]) -> None:
         slots = self._slots
         block, created = self._group(keys)
         winners = np.empty(len(block.groups), dtype=np.int64)
         rows_at = data_of(rows.words)
-        slab = (*self._slab(), data_of(self._table.heap.data), self._place)
+        slab = (*self._slab(), data_of(self._table.heap.data), self._slots_offset)
         changes = ranking.best(*slab, block, rows_at, data_of(rows.heap), self._ranking, self._version, winners)
         if not changes:
             return
         changed = np.flatnonzero(winners >= 0)
         ids = self._touch(keys, block, block.members[block.starts[:-1]], changed, created)
         winners = winners[changed]
-        put_best(*self._slab(), self._place, ids, winners, rows_at, slots.stride, self._bytes, self._version)
+        put_best(*self._slab(), self._slots_offset, ids, winners, rows_at, slots.stride, self._bytes, self._version)
         for offset in slots.blobs:
             pairs = np.ascontiguousarray(rows.words[winners, offset : offset + 2])
-            self._table.put_bytes(ids, self._place + offset, pairs, rows.heap)
+            self._table.put_bytes(ids, self._slots_offset + offset, pairs, rows.heap)
 
     def finish(self) -> dict[str, TableDelta]:
         """End the batch: seal the table."""
@@ -196,10 +198,10 @@ class TopNOperator:
     def output(self) -> Iterator[pa.RecordBatch]:
         """Yield the new images of the rows that the batch changed; with `changes`, also the old ones."""
         for rows in self._table.touched():
-            yield from self._new(rows) if self.spec.single else self._changes(rows)
+            yield from self._inserted_rows(rows) if self.spec.single else self._changes(rows)
 
-    def _new(self, rows: Rows) -> Iterator[pa.RecordBatch]:
-        words = rows.words[:, self._place :]
+    def _inserted_rows(self, rows: Rows) -> Iterator[pa.RecordBatch]:
+        words = rows.words[:, self._slots_offset :]
         words = np.ascontiguousarray(words[words[:, BORN] == np.uint64(self._version + 1)])
         if len(words):
             ranks = pa.array(np.ones(len(words), dtype=np.int32))
@@ -208,16 +210,16 @@ class TopNOperator:
     def _changes(self, rows: Rows) -> Iterator[pa.RecordBatch]:
         slots, spec = self._slots, self.spec
         words = np.ascontiguousarray(rows.words)
-        most = 2 * int(words[:, self._place + 2].sum())
+        most = 2 * int(words[:, self._slots_offset + 2].sum())
         owners, which = np.empty(most, dtype=np.int64), np.empty(most, dtype=np.int64)
         ranks, kinds = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.int8)
         heap = data_of(rows.heap)
         total = rank_changes.changes(
-            *(words, heap, self._place, self._ranking, self._version, spec.changes, owners, which, ranks, kinds)
+            *(words, heap, self._slots_offset, self._ranking, self._version, spec.changes, owners, which, ranks, kinds)
         )
-        for start in range(0, total, PIECE):
-            stop = min(start + PIECE, total)
-            piece = (words, heap, self._place, slots.stride, slots.blobs, owners[start:stop], which[start:stop])
+        for start in range(0, total, MAX_OUTPUT_ROWS):
+            stop = min(start + MAX_OUTPUT_ROWS, total)
+            piece = (words, heap, self._slots_offset, slots.stride, slots.blobs, owners[start:stop], which[start:stop])
             out = np.empty((stop - start, slots.layout.width), dtype=np.uint64)
             values = np.empty(long_slots(*piece), dtype=np.uint8)
             read_slots(*piece, out, values)

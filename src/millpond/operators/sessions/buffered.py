@@ -17,9 +17,9 @@ import pyarrow as pa
 from millpond.kernels.event_time import sessions as kernels
 from millpond.layout import HASH, Ints, Rows
 from millpond.operators.protocol import MAIN, ROWS, MakeTable, Times, scratch
-from millpond.operators.sessions.closed import ClosedSessions, together
+from millpond.operators.sessions.closed import ClosedSessions, concatenate
 from millpond.operators.sessions.operator import SessionOperator
-from millpond.operators.sessions.row_lists import Lists
+from millpond.operators.sessions.row_lists import RowLists
 from millpond.operators.sessions.tables import kept_rows
 from millpond.spec.kinds.session import SessionSpec
 from millpond.stores.memory.spooled import spooled
@@ -44,20 +44,20 @@ class BufferedSessions(SessionOperator):
         self._make_scratch = scratch(make_table)
         self._stored = kept_rows(spec)
         (lists,) = self._calls
-        assert isinstance(lists, Lists)
+        assert isinstance(lists, RowLists)
         self._lists = lists
         layout = self._stored.layout
-        self._kept = make_table(ROWS, layout.schema, self._stored.initial, kind="unaligned")
+        self._row_store = make_table(ROWS, layout.schema, self._stored.initial, kind="unaligned")
         self._boundary = layout.offsets[len(layout.schema.keys) - 1]
-        self.tables[ROWS] = self._kept
+        self.tables[ROWS] = self._row_store
         self._rows = Rows(np.empty((0, layout.width), np.uint64), np.empty(0, np.uint8))
 
     def begin(self, version: int, times: Times) -> None:
         """Start the batch that reads state `version`."""
         super().begin(version, times)
-        self._kept.begin(version)
+        self._row_store.begin(version)
 
-    def _settle(self, earliest: int) -> None:
+    def _close_early(self, earliest: int) -> None:
         """Close nothing ahead of the batch's rows, because results could not be put back."""
 
     def _load(self, batch: pa.RecordBatch, order: Ints) -> None:
@@ -78,8 +78,8 @@ class BufferedSessions(SessionOperator):
         kept = self._rows.words[bounds[0] : bounds[-1]]
         kept[:, self._boundary] = np.repeat(boundaries, counts).view(np.uint64)
         times = -(-ends // 1000)
-        self._kept.append(Rows(kept, self._rows.heap), np.repeat(times, counts))
-        merged = self._lists.several(words, rows)
+        self._row_store.append(Rows(kept, self._rows.heap), np.repeat(times, counts))
+        merged = self._lists.with_several_lists(words, rows)
         if len(merged):
             sessions, first = np.unique(rows[merged], return_index=True)
             self._postpone(sessions, times[merged[first]])
@@ -91,7 +91,7 @@ class BufferedSessions(SessionOperator):
         owners, boundaries = self._lists.of(sessions)
         heads = np.ascontiguousarray(sessions.words[:, : self._layout.key_stop])
         kernels.head_rows(heads, self._ordinal)
-        self._kept.postpone(heads[owners, HASH], boundaries, times[owners])
+        self._row_store.postpone(heads[owners, HASH], boundaries, times[owners])
 
     def finish(self) -> dict[str, TableDelta]:
         """End the batch: take out closed sessions, aggregate them, and seal the tables."""
@@ -99,14 +99,14 @@ class BufferedSessions(SessionOperator):
         self._rows = Rows(self._rows.words[:0].copy(), self._rows.heap[:0].copy())
         self._table.unrestrict()
         self._closed = spooled(self._results(self._expiry), self._table.portion)
-        return {MAIN: self._table.seal(), ROWS: self._kept.seal()}
+        return {MAIN: self._table.seal(), ROWS: self._row_store.seal()}
 
     def _results(self, expiry: Expiry) -> Iterator[list[Any]]:
         """Yield the results of the sessions that the watermark has passed, each batch as an Arrow stream."""
-        with closing(self._together(expiry)) as pieces:
+        with closing(self._closed_groups(expiry)) as pieces:
             for sessions in pieces:
                 closed = ClosedSessions(
-                    self.spec, self._main, self._lists, self._stored, self._kept, self._make_scratch, sessions
+                    self.spec, self._main, self._lists, self._stored, self._row_store, self._make_scratch, sessions
                 )
                 for batch in closed.results():
                     sink = pa.BufferOutputStream()
@@ -114,18 +114,18 @@ class BufferedSessions(SessionOperator):
                         writer.write_batch(batch)
                     yield [sink.getvalue()]
 
-    def _together(self, expiry: Expiry) -> Generator[Rows]:
+    def _closed_groups(self, expiry: Expiry) -> Generator[Rows]:
         """Yield closed sessions, as many as are taken together: one scan of the store's indexes finds them all."""
         waiting: list[Rows] = []
         count = 0
-        for rows in self._close(expiry):
+        for rows in self._take_closed(expiry):
             waiting.append(rows)
             count += rows.count
             if count >= _SESSIONS_PER_READ:
-                yield together(waiting, self._layout)
+                yield concatenate(waiting, self._layout)
                 waiting, count = [], 0
         if waiting:
-            yield together(waiting, self._layout)
+            yield concatenate(waiting, self._layout)
 
     def output(self) -> Iterator[pa.RecordBatch]:
         """Yield the sessions that the watermark has closed."""
@@ -137,4 +137,4 @@ class BufferedSessions(SessionOperator):
     def close(self) -> None:
         """Release all memory."""
         super().close()
-        self._kept.close()
+        self._row_store.close()

@@ -14,8 +14,8 @@ from millpond.kernels.event_time.sessions import head_rows
 from millpond.kernels.runs.gather import addresses, gather_rows
 from millpond.layout import HASH, META, NULLS, Column, Ints, RowLayout, Rows, Words
 from millpond.operators.aggregate.groups import Groups
-from millpond.operators.protocol import MAIN, MakeRows
-from millpond.operators.sessions.row_lists import Lists
+from millpond.operators.protocol import MAIN, MakeRmwTable
+from millpond.operators.sessions.row_lists import RowLists
 from millpond.operators.sessions.tables import BOUNDARY
 from millpond.operators.tables.input_rows import StoredRows
 from millpond.operators.tables.keyed import Keyed, decode_rows, keyed
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from millpond.stores.unaligned.table import UnalignedTable
 
 _NUMBER = Field("__session", "bigint")
-_SPREAD = np.uint64(0x9E3779B97F4A7C15)
+_HASH_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _BLOCK = 8192
 _TIME_SHIFT = np.uint64(16)
 
 
-class _Taken(NamedTuple):
+class _SessionRows(NamedTuple):
     """Rows of closed sessions, and for each row the number of its session."""
 
     rows: Rows
@@ -62,22 +62,22 @@ class ClosedSessions:
         self,
         spec: SessionSpec,
         main: Keyed,
-        lists: Lists,
+        lists: RowLists,
         stored: StoredRows,
         kept: UnalignedTable,
-        make_scratch: MakeRows,
+        make_scratch: MakeRmwTable,
         sessions: Rows,
     ) -> None:
         self._spec = spec
         self._main = main
         self._lists = lists
         self._stored = stored
-        self._kept = kept
+        self._row_store = kept
         self._make_scratch = make_scratch
         self._sessions = sessions
-        self._wanted = lists.rows(sessions)
+        self._expected = lists.rows(sessions)
         self._seen = np.zeros(sessions.count, np.int64)
-        self._held: list[_Taken] = []
+        self._buffered: list[_SessionRows] = []
 
     def results(self) -> Iterator[pa.RecordBatch]:
         """Yield the sessions with their results, and remove their rows from the store.
@@ -96,32 +96,32 @@ class ClosedSessions:
     def _take(self, names: Keyed, table: RmwTable) -> Iterator[pa.RecordBatch]:
         collisions: list[Rows] = []
         buffered = 0
-        most = self._kept.portion
-        for rows in self._kept.take(*self._name(names, table)):
+        most = self._row_store.portion
+        for rows in self._row_store.take(*self._record_lists(names, table)):
             sessions = self._sessions_of(rows, names, table)
             known = sessions >= 0
             if not known.all():  # rows of another key with the same hash and boundary
-                collisions.append(_some(rows, ~known, self._stored.layout))
-                rows, sessions = _some(rows, known, self._stored.layout), sessions[known]
+                collisions.append(_copy_rows(rows, ~known, self._stored.layout))
+                rows, sessions = _copy_rows(rows, known, self._stored.layout), sessions[known]
             self._seen += np.bincount(sessions, minlength=len(self._seen))
-            self._held.append(_Taken(rows, sessions))
-            buffered += self._held[-1].bytes
+            self._buffered.append(_SessionRows(rows, sessions))
+            buffered += self._buffered[-1].bytes
             if buffered >= most:
                 yield from self._aggregate()
-                buffered = sum(taken.bytes for taken in self._held)
+                buffered = sum(taken.bytes for taken in self._buffered)
                 # Incomplete sessions stay buffered, so the next aggregation waits for another portion of rows.
-                most = buffered + self._kept.portion
-        if (self._seen != self._wanted).any():
+                most = buffered + self._row_store.portion
+        if (self._seen != self._expected).any():
             raise StateDamagedError(
                 "The log does not have the rows of all sessions that it should.",
                 action="Restart from an older checkpoint.",
-                file=self._kept.place,
+                file=self._row_store.place,
             )
         yield from self._aggregate()
         for rows in collisions:
-            self._kept.append(rows, (rows.words[:, META] >> _TIME_SHIFT).astype(np.int64))
+            self._row_store.append(rows, (rows.words[:, META] >> _TIME_SHIFT).astype(np.int64))
 
-    def _name(self, names: Keyed, table: RmwTable) -> tuple[Words, Ints]:
+    def _record_lists(self, names: Keyed, table: RmwTable) -> tuple[Words, Ints]:
         """Record the session of each list, and return the lists by hash and boundary."""
         main = self._main.layout
         heads = np.ascontiguousarray(self._sessions.words[:, : main.key_stop])
@@ -147,9 +147,9 @@ class ClosedSessions:
 
     def _aggregate(self) -> Iterator[pa.RecordBatch]:
         """Yield the results of sessions whose rows are complete, and release their rows."""
-        whole = self._seen == self._wanted
-        parts = [(taken, whole[taken.sessions]) for taken in self._held]
-        self._held = [_left(taken, ~chosen, self._stored.layout) for taken, chosen in parts if not chosen.all()]
+        whole = self._seen == self._expected
+        parts = [(taken, whole[taken.sessions]) for taken in self._buffered]
+        self._buffered = [_select(taken, ~chosen, self._stored.layout) for taken, chosen in parts if not chosen.all()]
         parts = [(taken, chosen) for taken, chosen in parts if chosen.any()]
         if not parts:
             return
@@ -158,16 +158,16 @@ class ClosedSessions:
         try:
             groups.begin(0)
             for taken, chosen in parts:
-                groups.fold(self._batch(_left(taken, chosen, self._stored.layout)))
+                groups.fold(self._batch(_select(taken, chosen, self._stored.layout)))
             del parts
             for rows in groups.scan():
                 yield from self._decoded(groups, rows)
         finally:
             groups.close()
 
-    def _batch(self, taken: _Taken) -> pa.RecordBatch:
+    def _batch(self, taken: _SessionRows) -> pa.RecordBatch:
         """Build a batch for the groups: rows keyed by the number of their session."""
-        hashes = (taken.sessions.view(np.uint64) * _SPREAD).view(np.int64)
+        hashes = (taken.sessions.view(np.uint64) * _HASH_MULTIPLIER).view(np.int64)
         columns = [pa.array(hashes), pa.array(taken.sessions), *self._stored.inputs(taken.rows)]
         names = ["__hash", _NUMBER.name, *(field.name for field in self._spec.inputs)]
         return pa.RecordBatch.from_arrays(columns, names=names)
@@ -195,17 +195,17 @@ def _key_words(words: Words, source: RowLayout, target: RowLayout) -> Words:
     return out
 
 
-def _some(rows: Rows, which: np.ndarray, layout: RowLayout) -> Rows:
+def _copy_rows(rows: Rows, which: np.ndarray, layout: RowLayout) -> Rows:
     """Copy the chosen rows, with no more heap than they need."""
     rows_at, heaps_at = addresses(rows.words, rows.heap)
     return Rows(*gather_rows(rows_at[which], heaps_at[which], layout.width, shape_of(layout).blobs))
 
 
-def _left(taken: _Taken, which: np.ndarray, layout: RowLayout) -> _Taken:
-    return taken if which.all() else _Taken(_some(taken.rows, which, layout), taken.sessions[which])
+def _select(taken: _SessionRows, which: np.ndarray, layout: RowLayout) -> _SessionRows:
+    return taken if which.all() else _SessionRows(_copy_rows(taken.rows, which, layout), taken.sessions[which])
 
 
-def together(pieces: Sequence[Rows], layout: RowLayout) -> Rows:
+def concatenate(pieces: Sequence[Rows], layout: RowLayout) -> Rows:
     """Concatenate pieces."""
     if len(pieces) == 1:
         return pieces[0]

@@ -18,10 +18,10 @@ from millpond.files.formats.segment import decode_rows as decode_segment
 from millpond.files.formats.segment import encode_rows
 from millpond.kernels.event_time import sessions as kernels
 from millpond.layout import HashRange, Ints, Rows, Words
-from millpond.operators.columns.encode import ALL, both, hashes_of, numbers, operand, plain, portions
+from millpond.operators.columns.encode import ALL, and_masks, hashes_of, numbers, operand, plain, portions
 from millpond.operators.columns.offsets import bounds_of
 from millpond.operators.functions.accumulators import BLOCK
-from millpond.operators.protocol import MAIN, NO_EXTRA_METRICS, PIECE, MakeTable, Times
+from millpond.operators.protocol import MAIN, MAX_OUTPUT_ROWS, NO_EXTRA_METRICS, MakeTable, Times
 from millpond.operators.sessions.pieces import Pieces, own_windows
 from millpond.operators.sessions.tables import main_table
 from millpond.operators.tables.keyed import decode_rows
@@ -39,7 +39,7 @@ Fold = Callable[[Ints, int, int], None]
 
 _LONG = DataType("bigint")
 
-_MANY = 8192  # maximum sessions, of keys with several, that are merged together
+_MAX_MERGED_SESSIONS = 8192  # maximum sessions, of keys with several, that are merged together
 
 
 class SessionOperator:
@@ -66,7 +66,8 @@ class SessionOperator:
         self._version = 0
         self._times = Times()
         self._closed: list[Any] = []
-        self._early: bool | None = None  # whether sessions were closed ahead of the batch's rows; None: not yet decided
+        # Whether sessions were closed ahead of the batch's rows; None until the first rows decide.
+        self._closed_early: bool | None = None
         self.late_rows = 0
 
     def begin(self, version: int, times: Times) -> None:
@@ -74,7 +75,7 @@ class SessionOperator:
         self._version = version
         self._times = times
         self._closed = []
-        self._early = None
+        self._closed_early = None
         self.late_rows = 0
         self._table.begin(version)
         for call in self._calls:
@@ -90,8 +91,8 @@ class SessionOperator:
 
     def restrict(self, range_: HashRange) -> None:
         """Restrict the rows that follow to a hash range, until the next call or the next batch."""
-        if self._early is None:
-            self._early = False  # closing scans the whole range
+        if self._closed_early is None:
+            self._closed_early = False  # closing scans the whole range
         self._table.restrict(range_)
 
     def process(self, batch: pa.RecordBatch) -> None:
@@ -107,13 +108,13 @@ class SessionOperator:
                 self.late_rows += int(np.count_nonzero(~on_time))
                 portion, starts, ends = portion.filter(pa.array(on_time)), starts[on_time], ends[on_time]
             if portion.num_rows:
-                self._settle(int(starts.min()))
+                self._close_early(int(starts.min()))
                 self._fold(portion, starts, ends)
 
     def adopt(self, batch: pa.RecordBatch) -> None:
         """Adopt sessions: `__hash`, the keys, start and end in microseconds, and the state columns of all calls."""
         first = 1 + len(self._key_types)
-        for portion in portions(batch, self._table.portion, _MANY):
+        for portion in portions(batch, self._table.portion, _MAX_MERGED_SESSIONS):
             places = self._main.keys[:-1]
             rows = partial_rows(portion, self._main, self._key_types, places, self._calls, skipped=2)
             for number in (0, 1):
@@ -123,7 +124,7 @@ class SessionOperator:
             rows.words[:, self._ordinal] = 0
             self._put_back(rows)
 
-    def _settle(self, earliest: int) -> None:
+    def _close_early(self, earliest: int) -> None:
         """Close what the watermark has passed ahead of rows that start too late to change it, as nearly all do.
 
         Few keys then have sessions left beside those that the batch makes. If an earlier row follows, the closed
@@ -132,15 +133,15 @@ class SessionOperator:
         if self._expiry is None:
             return
         reached = earliest <= self._times.closed * 1000
-        if self._early is None:
-            self._early = not reached
-            if self._early:
+        if self._closed_early is None:
+            self._closed_early = not reached
+            if self._closed_early:
                 self._close_all(self._expiry)
-        elif self._early and reached:
-            self._early = False
+        elif self._closed_early and reached:
+            self._closed_early = False
             for rows in self._closed_rows():
-                for start in range(0, rows.count, _MANY):
-                    self._put_back(Rows(rows.words[start : start + _MANY], rows.heap))
+                for start in range(0, rows.count, _MAX_MERGED_SESSIONS):
+                    self._put_back(Rows(rows.words[start : start + _MAX_MERGED_SESSIONS], rows.heap))
             self._closed = []
 
     def _put_back(self, closed: Rows) -> None:
@@ -187,7 +188,7 @@ class SessionOperator:
             # Row ids are only valid as long as the table's epoch does not change.
             rows = ids[chosen] if self._table.epoch == epoch else self._find(heads, stamps, chosen)
             kernels.extend(self._table.words, rows, self._session, pieces.starts[start:stop], pieces.ends[start:stop])
-            self._changed(rows, rows)
+            self._mark_changed(rows, rows)
             self._update(rows, pieces.rows[start : stop + 1])
         if most < count:
             others = which[most:]
@@ -217,7 +218,7 @@ class SessionOperator:
             return np.full(len(ends), self._version)
         return Expiry.stamps(-(-ends // 1000))
 
-    def _changed(self, touched: Ints, filed: Ints) -> None:
+    def _mark_changed(self, touched: Ints, filed: Ints) -> None:
         self._table.touch(touched)
         if self._expiry is not None:
             self._expiry.file(filed)
@@ -227,13 +228,13 @@ class SessionOperator:
         places = pa.array(order)
         columns = {p: batch.column(first + p).take(places) for p in self._used | self._filters}
         operands = {
-            p: operand(column, self._input_types[p], counted=p in self._counted) for p, column in columns.items()
+            p: operand(column, self._input_types[p], nulls_only=p in self._counted) for p, column in columns.items()
         }
         for call, spec in zip(self._calls, self.spec.calls, strict=True):
             counts = ALL
             if spec.filter is not None:
                 condition = operands[spec.filter]
-                counts = both(condition.valid, condition.values.astype(np.uint8))
+                counts = and_masks(condition.valid, condition.values.astype(np.uint8))
             call.load([operands[position] for position in spec.inputs], counts)
 
     def _update(self, rows: Ints, bounds: Ints) -> None:
@@ -259,7 +260,7 @@ class SessionOperator:
         ends = bounds_of(stored + np.diff(keys))
         start = 0
         while start < len(stored):
-            stop = max(start + 1, int(np.searchsorted(ends, ends[start] + _MANY, "right")) - 1)
+            stop = max(start + 1, int(np.searchsorted(ends, ends[start] + _MAX_MERGED_SESSIONS, "right")) - 1)
             low, high = int(keys[start]), int(keys[stop])
             part = Rows(heads.words[start:stop], heads.heap)
             times = pieces.starts[low:high], pieces.ends[low:high]
@@ -283,7 +284,7 @@ class SessionOperator:
         stamp = int(self._stamps(ends.max(initial=self._times.closed * 1000, keepdims=True))[0])
         bounds = bounds_of(stored)
         which = np.repeat(np.arange(len(stored)), stored)
-        numbered = self._numbered(heads, which, np.arange(bounds[-1]) - bounds[which])
+        numbered = self._ordinal_keys(heads, which, np.arange(bounds[-1]) - bounds[which])
         old = table.upsert(numbered, stamp, "created").rows
         old_starts, old_ends = (np.ascontiguousarray(table.words[old, offset + i]).view(np.int64) for i in (0, 1))
         of_stored, stays = np.empty(len(old), np.int64), np.empty(len(old), np.uint8)
@@ -300,17 +301,17 @@ class SessionOperator:
         merged = leaving[of_stored[leaving] >= 0]
         copies = table.copy(old[merged])
         table.remove(old[leaving])
-        rows = table.upsert(self._numbered(heads, key, slot), stamp, "created").rows
+        rows = table.upsert(self._ordinal_keys(heads, key, slot), stamp, "created").rows
         kernels.put_sessions(table.words, rows, offset, new_starts[:count], new_ends[:count])
         head = np.flatnonzero(slot == 0)
         table.words[rows[head], offset + 3] = sizes[key[head]]
         changed[head] |= sizes[key[head]] != stored[key[head]]
         for call in self._calls:
             call.combine(table, rows[of_stored[merged]], copies)
-        self._changed(rows[changed != 0], rows)
+        self._mark_changed(rows[changed != 0], rows)
         return rows[of_piece]
 
-    def _numbered(self, heads: Rows, which: Ints, ordinals: Ints) -> Rows:
+    def _ordinal_keys(self, heads: Rows, which: Ints, ordinals: Ints) -> Rows:
         words = np.empty((len(which), heads.words.shape[1]), np.uint64)
         kernels.number_rows(heads.words, which, ordinals, self._ordinal, words)
         return Rows(words, heads.heap)
@@ -319,13 +320,14 @@ class SessionOperator:
 
     def _close_all(self, expiry: Expiry) -> None:
         """Take the sessions that the watermark has passed out of the table."""
-        closed = (encode_rows(rows, self._layout, False) for rows in self._close(expiry))
+        closed = (encode_rows(rows, self._layout, False) for rows in self._take_closed(expiry))
         self._closed = spooled(closed, self._table.portion)
 
-    def _close(self, expiry: Expiry) -> Iterator[Rows]:
+    def _take_closed(self, expiry: Expiry) -> Iterator[Rows]:
         """Take out the sessions that the watermark has passed, and yield them."""
         table = self._table
-        most = max(_MANY, table.portion // (8 * self._layout.key_stop))  # closed sessions that wait to be taken out
+        # Closed sessions that wait to be taken out: memory holds their keys until then.
+        most = max(_MAX_MERGED_SESSIONS, table.portion // (8 * self._layout.key_stop))
         done = False
         while not done:
             epoch = table.epoch
@@ -340,7 +342,7 @@ class SessionOperator:
                     waiting += kernels.mark_closed(table.words, ids, self._session, self._ordinal, alone)
                     table.remove(ids[alone == 1])
                     others = ids[alone == 0]
-                    self._changed(others, others)
+                    self._mark_changed(others, others)
                     marked.append(others)
                     kept.append(Rows(np.ascontiguousarray(rows.words[alone == 0, : self._layout.key_stop]), rows.heap))
                     yield rows
@@ -348,9 +350,9 @@ class SessionOperator:
                         done = False
                         break
             if waiting:
-                self._take_out(kept, np.concatenate(marked) if table.epoch == epoch else None)
+                self._remove_closed(kept, np.concatenate(marked) if table.epoch == epoch else None)
 
-    def _take_out(self, left: Sequence[Rows], marked: Ints | None) -> None:
+    def _remove_closed(self, left: Sequence[Rows], marked: Ints | None) -> None:
         """Remove sessions that are marked as closed.
 
         Args:
@@ -359,7 +361,7 @@ class SessionOperator:
         """
         table = self._table
         epoch = table.epoch
-        heads = [self._heads(keys) for keys in left]
+        heads = [self._find_heads(keys) for keys in left]
         if marked is not None and table.epoch == epoch:
             # Mostly all sessions of a key have been closed: then no session needs a new ordinal.
             rows, places, counts = np.unique(np.concatenate(heads), return_inverse=True, return_counts=True)
@@ -370,7 +372,7 @@ class SessionOperator:
         for keys in left:
             self._renumber(keys)
 
-    def _heads(self, keys: Rows) -> Ints:
+    def _find_heads(self, keys: Rows) -> Ints:
         """Return the row ids of the keys' first sessions; turns `keys` into the key rows of these."""
         kernels.head_rows(keys.words, self._ordinal)
         stamp = int(self._stamps(np.array([self._times.closed * 1000]))[0])
@@ -403,7 +405,7 @@ class SessionOperator:
 
     def finish(self) -> dict[str, TableDelta]:
         """End the batch: take out closed sessions, and seal the table."""
-        if self._expiry is not None and not self._early:
+        if self._expiry is not None and not self._closed_early:
             self._table.unrestrict()
             self._close_all(self._expiry)
         return {MAIN: self._table.seal()}
@@ -412,8 +414,8 @@ class SessionOperator:
         """Yield the sessions that the watermark has closed, or in complete mode all sessions."""
         fields = self.spec.output_fields
         for rows in self._table.scan() if self._expiry is None else self._closed_rows():
-            for start in range(0, rows.count, PIECE):
-                part = Rows(rows.words[start : start + PIECE], rows.heap)
+            for start in range(0, rows.count, MAX_OUTPUT_ROWS):
+                part = Rows(rows.words[start : start + MAX_OUTPUT_ROWS], rows.heap)
                 yield from decode_rows(self._main, self._calls, fields, part)
 
     def _closed_rows(self) -> Iterator[Rows]:

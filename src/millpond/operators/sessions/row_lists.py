@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _WIDTH = 8
 
 
-class Lists(Accumulator):
+class RowLists(Accumulator):
     """The lists that hold the rows of a session, each by its initial boundary (FlowKV §4.2), and the number of rows.
 
     A list begins with a session, under the session's start. It keeps that name when the session grows, so that written
@@ -48,7 +48,7 @@ class Lists(Accumulator):
         """Do nothing: rows are kept in the store."""
 
     def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
-        raise UsageError("Rows of sessions are not folded here.", action="Add them by `Lists.add`.")
+        raise UsageError("Rows of sessions are not folded here.", action="Add them by `RowLists.add`.")
 
     def add(self, table: Writable, sessions: Ints, starts: Ints, counts: Ints) -> Ints:
         """Add rows to sessions.
@@ -71,18 +71,18 @@ class Lists(Accumulator):
     def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         first, number, others = (place.offset for place in self.places[:3])
         names = np.ascontiguousarray(source.words[:, first])
-        beside = np.ones(len(rows), np.uint8)
+        is_further = np.ones(len(rows), np.uint8)
         fresh = np.flatnonzero(table.words[rows, number] == 0)
         if len(fresh):
-            begun, which = np.unique(rows[fresh], return_index=True)
-            table.words[begun, first] = names[fresh[which]]
-            beside[fresh[which]] = 0
+            new_sessions, which = np.unique(rows[fresh], return_index=True)
+            table.words[new_sessions, first] = names[fresh[which]]
+            is_further[fresh[which]] = 0
         np.add.at(table.words[:, number], rows, source.words[:, number])
-        self._blobs.make_room(table, rows, 0, others, width=_WIDTH, valid=beside)
-        kernels.append_fixed(table.words, table.heap.data, rows, 0, others, names.view(np.uint8), beside, _WIDTH)
+        self._blobs.make_room(table, rows, 0, others, width=_WIDTH, valid=is_further)
+        kernels.append_fixed(table.words, table.heap.data, rows, 0, others, names.view(np.uint8), is_further, _WIDTH)
         self._blobs.append(table, rows, others, source)
 
-    def several(self, words: Words, sessions: Ints) -> Ints:
+    def with_several_lists(self, words: Words, sessions: Ints) -> Ints:
         """Return the positions of sessions (row ids) that have more than one list."""
         return np.flatnonzero(words[sessions, self.places[3].offset])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from millpond.layout import Column
 from millpond.operators.functions.accumulators import Accumulator
-from millpond.operators.sessions.row_lists import Lists
+from millpond.operators.sessions.row_lists import RowLists
 from millpond.operators.tables.bound import accumulators, bind, state_columns
 from millpond.operators.tables.input_rows import StoredRows
 from millpond.operators.tables.keyed import Keyed, keyed
@@ -28,7 +28,7 @@ with ordinal 0 counts the sessions of its key.
 
 def main_table(spec: SessionSpec) -> tuple[Keyed, list[Accumulator]]:
     """Return the table of sessions, and the accumulators bound to it; if rows are kept, their lists instead."""
-    bound: list[Accumulator] = [Lists()] if spec.keeps_rows else accumulators(spec.calls, spec.inputs)
+    bound: list[Accumulator] = [RowLists()] if spec.keeps_rows else accumulators(spec.calls, spec.inputs)
     columns = [*SESSION, *state_columns(bound)]
     table = keyed((*spec.key_fields, ORDINAL), columns, parse_type(spec.window.type))
     bind(bound, table.values[len(SESSION) :])

@@ -13,7 +13,7 @@ from millpond.plan.catalyst.nodes import Expression, percentile_options, sketch_
 from millpond.plan.catalyst.versions import merges_empty_moments
 from millpond.plan.reading.reading import Reading
 from millpond.plan.reading.reasons import Reason, Unsupported
-from millpond.spec.functions import BY_CATALYST, unsupported_key, sketch_precision, unsupported_call
+from millpond.spec.functions import BY_CATALYST, sketch_precision, unsupported_call, unsupported_key
 from millpond.spec.operators import AggregateCall
 
 SMALL = frozenset({"tinyint", "smallint", "int", "bigint", "float", "double", "boolean", "date"})

@@ -14,7 +14,7 @@ from millpond.plan.catalyst.versions import semi_join_has_right_first, semi_join
 from millpond.plan.reading.join_condition import LEFT, RIGHT, Sides, TimeRange, compiled, conjuncts
 from millpond.plan.reading.reading import unique
 from millpond.plan.reading.reasons import Reason, Unsupported
-from millpond.spec.functions import KEY_COLUMNS, MAX_KEY_COLUMNS, unsupported_key, key_width, unsupported_value
+from millpond.spec.functions import KEY_COLUMNS, MAX_KEY_COLUMNS, key_width, unsupported_key, unsupported_value
 from millpond.spec.kinds.join import FROM_TIME, JoinSide, JoinSpec
 from millpond.spec.operators import Field
 from millpond.spec.types import holds_floats, parse_type

@@ -226,7 +226,11 @@ def _keep(old: OperatorSchema, new: OperatorSchema, spec: OperatorSpec) -> tuple
     if _VARIABLES in new.spec:
         return _varied(old, new, spec)
     kept = repinned(new, named(spec, old), old.fields)
-    if old.functions == new.functions or not spec.facts.functions_may_change or len(old.functions) != len(new.functions):
+    if (
+        old.functions == new.functions
+        or not spec.facts.functions_may_change
+        or len(old.functions) != len(new.functions)
+    ):
         return kept, []
     _check_kind(msgspec.convert(old.spec, OperatorSpec), spec)
     messages = []

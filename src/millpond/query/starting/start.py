@@ -314,7 +314,9 @@ class _Startup:
         return tasks
 
     def _rewritten(self, tasks: list[OperatorTask]) -> DataFrame:
-        no_data = any(operator.needs_no_data_batches or operator.due_by_processing_time for operator in self.decision.ours)
+        no_data = any(
+            operator.needs_no_data_batches or operator.due_by_processing_time for operator in self.decision.ours
+        )
         # The number of Spark's state stores matters only if Spark has to run no-data batches.
         stores = self.query_logs.stores() if no_data else None
         return self.start.rewrite(tasks, stores, self.start.combinations.of(self.specs))

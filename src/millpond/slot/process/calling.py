@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import pyarrow as pa
 
-from millpond.operators.processors.calls import Ask, Changed, Phase
+from millpond.operators.processors.calls import Changes, FetchState, Phase
 from millpond.slot.process.connection import Connection, Kind, PeerGone
 from millpond.slot.process.messages import Call, Called, Fetch
 
@@ -27,8 +27,8 @@ class ConnectedCaller:
         times: tuple[int, int],
         tables: Mapping[str, pa.RecordBatch],
         take: Callable[[pa.RecordBatch], None],
-        answer: Ask,
-    ) -> Changed:
+        answer: FetchState,
+    ) -> Changes:
         """See `Caller`."""
         self._connection.send(Call(phase, *times, list(tables)))
         for table in tables.values():

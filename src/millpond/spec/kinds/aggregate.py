@@ -8,7 +8,15 @@ from typing import ClassVar, Self
 import msgspec
 
 from millpond.metrics import OBSERVED
-from millpond.spec.calls import EVENT_TIME_WINDOWS, explain_requested_pattern, describe_calls, needs_rows, with_requested_pattern, result_fields, unsupported_state
+from millpond.spec.calls import (
+    EVENT_TIME_WINDOWS,
+    describe_calls,
+    explain_requested_pattern,
+    needs_rows,
+    result_fields,
+    unsupported_state,
+    with_requested_pattern,
+)
 from millpond.spec.functions import FUNCTIONS, is_by_value, is_distinct, key_width, unsupported_call
 from millpond.spec.operators import OP, AggregateCall, EventTime, Field, Pattern
 from millpond.spec.protocol import AccessPattern, ChangelogError, KindFacts, Spec
@@ -28,7 +36,11 @@ class AggregateSpec(Spec, frozen=True, tag="aggregate"):
     """
 
     facts: ClassVar[KindFacts] = KindFacts(
-        emits_input_rows=False, supports_complete=True, beyond_spark=False, reads_updates_as_rows=False, functions_may_change=True
+        emits_input_rows=False,
+        supports_complete=True,
+        beyond_spark=False,
+        reads_updates_as_rows=False,
+        functions_may_change=True,
     )
 
     keys: tuple[Field, ...]

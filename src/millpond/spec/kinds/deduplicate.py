@@ -21,7 +21,9 @@ class DeduplicateSpec(FirstRows, frozen=True, tag="deduplicate"):
         passed: whether the input has a watermark by which no row is late, because no operator above reads its column.
     """
 
-    facts: ClassVar[KindFacts] = KindFacts(emits_input_rows=True, supports_complete=False, beyond_spark=False, reads_updates_as_rows=True)
+    facts: ClassVar[KindFacts] = KindFacts(
+        emits_input_rows=True, supports_complete=False, beyond_spark=False, reads_updates_as_rows=True
+    )
 
     time: EventTime | None = None
     passed: bool = False
@@ -84,7 +86,9 @@ class WithinSpec(FirstRows, frozen=True, tag="within"):
     are dropped.
     """
 
-    facts: ClassVar[KindFacts] = KindFacts(emits_input_rows=True, supports_complete=False, beyond_spark=False, reads_updates_as_rows=False)
+    facts: ClassVar[KindFacts] = KindFacts(
+        emits_input_rows=True, supports_complete=False, beyond_spark=False, reads_updates_as_rows=False
+    )
 
     time: EventTime
     delay_ms: int

@@ -21,7 +21,9 @@ class OrderedRows(Spec, frozen=True):
         order: the order of rows within a key.
     """
 
-    facts: ClassVar[KindFacts] = KindFacts(emits_input_rows=True, supports_complete=False, beyond_spark=True, reads_updates_as_rows=False)
+    facts: ClassVar[KindFacts] = KindFacts(
+        emits_input_rows=True, supports_complete=False, beyond_spark=True, reads_updates_as_rows=False
+    )
 
     columns: tuple[Field, ...]
     keys: tuple[int, ...]

@@ -137,7 +137,11 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
     """
 
     facts: ClassVar[KindFacts] = KindFacts(
-        emits_input_rows=False, supports_complete=True, beyond_spark=False, reads_updates_as_rows=True, variables_may_change=True
+        emits_input_rows=False,
+        supports_complete=True,
+        beyond_spark=False,
+        reads_updates_as_rows=True,
+        variables_may_change=True,
     )
 
     columns: tuple[Field, ...]
@@ -253,7 +257,9 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
 
     def table_columns(self, table: str) -> tuple[Field, ...]:
         """Return the columns of a table's rows as a user reads them: the key, then the variable under its name."""
-        name, stored = next(((v.name, v.user_type) for v in self.variables if v.table == table), (TIMERS, "array<bigint>"))
+        name, stored = next(
+            ((v.name, v.user_type) for v in self.variables if v.table == table), (TIMERS, "array<bigint>")
+        )
         taken = {field.name for field in self.key_fields}
         while name in taken:
             name += "_state"

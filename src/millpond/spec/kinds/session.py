@@ -8,7 +8,16 @@ from typing import ClassVar, Self
 import msgspec
 
 from millpond.metrics import READ_AHEAD
-from millpond.spec.calls import EMITS_ONCE, EVENT_TIME_WINDOWS, explain_requested_pattern, describe_calls, needs_rows, with_requested_pattern, result_fields, unsupported_state
+from millpond.spec.calls import (
+    EMITS_ONCE,
+    EVENT_TIME_WINDOWS,
+    describe_calls,
+    explain_requested_pattern,
+    needs_rows,
+    result_fields,
+    unsupported_state,
+    with_requested_pattern,
+)
 from millpond.spec.functions import SESSION_DISTINCT, is_distinct, key_width, unsupported_call
 from millpond.spec.operators import AggregateCall, Field, Pattern
 from millpond.spec.protocol import AccessPattern, ChangelogError, KindFacts, Spec
@@ -31,7 +40,11 @@ class SessionSpec(Spec, frozen=True, tag="session"):
     """
 
     facts: ClassVar[KindFacts] = KindFacts(
-        emits_input_rows=False, supports_complete=True, beyond_spark=False, reads_updates_as_rows=False, functions_may_change=True
+        emits_input_rows=False,
+        supports_complete=True,
+        beyond_spark=False,
+        reads_updates_as_rows=False,
+        functions_may_change=True,
     )
 
     keys: tuple[Field, ...]

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
 
-from millpond.operators.processors.calls import Ask
+from millpond.operators.processors.calls import FetchState
 from millpond.tasks.user_processor import UserProcessor
 from millpond.worker.processors.asynchronous.base import row_by_row, yields
 from millpond.worker.processors.asynchronous.controller import Controller, Task
@@ -30,7 +30,7 @@ class AwaitingRunning(Running):
         in_flight: how many keys may wait for state at a time.
     """
 
-    def __init__(self, processor: UserProcessor, ask: Ask, in_flight: int) -> None:
+    def __init__(self, processor: UserProcessor, ask: FetchState, in_flight: int) -> None:
         super().__init__(processor, ask)
         self._in_flight = in_flight
         self._single = row_by_row(self._processor)

@@ -28,7 +28,7 @@ class StateFetcher:
         self.failed: BaseException | None = None
 
     def __call__(self, table: str, asked: pa.RecordBatch) -> pa.Array:
-        """Fetch parts of the variable of a table (see `operators.processors.calls.Ask`)."""
+        """Fetch parts of the variable of a table (see `operators.processors.calls.FetchState`)."""
         self.check()
         try:
             self._connection.send(Fetch(table))

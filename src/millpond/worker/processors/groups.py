@@ -15,7 +15,7 @@ from pyspark.serializers import CPickleSerializer
 from pyspark.sql.streaming.state import GroupState
 from pyspark.util import fail_on_stopiteration
 
-from millpond.operators.processors.calls import Ask, Changed
+from millpond.operators.processors.calls import Changes, FetchState
 from millpond.operators.protocol import MAIN
 from millpond.slot.process.messages import Call
 from millpond.spec.kinds.group_state import GroupStateSpec
@@ -41,7 +41,7 @@ class RunningGroups(Running):
         key: the key that the function is called for; None between keys.
     """
 
-    def __init__(self, groups: UserGroups, ask: Ask) -> None:
+    def __init__(self, groups: UserGroups, ask: FetchState) -> None:
         from pyspark.worker import RunnerConf
         from pyspark.worker_util import read_command
 
@@ -133,7 +133,7 @@ class RunningGroups(Running):
             raise refused("updating group state", str(error)) from None
         return kept
 
-    def changes(self) -> Changed:
+    def changes(self) -> Changes:
         """Return the changes of the last call: the complete new state of each changed key.
 
         Raises:

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.stateful_processor_api_client import StatefulProcesso
 from pyspark.sql.types import StructType
 
 from millpond.errors import UsageError
-from millpond.operators.processors.calls import Ask, Changed
+from millpond.operators.processors.calls import Changes, FetchState
 from millpond.spec.kinds.processor import TIMERS, ProcessorSpec, TimeMode
 from millpond.worker.processors.state import refusals
 from millpond.worker.processors.state.columns import in_pieces
@@ -128,7 +128,7 @@ class Handle(CheckedHandle):
         timers: timers of the keys of the call.
     """
 
-    def __init__(self, spec: ProcessorSpec, now: int, ask: Ask) -> None:
+    def __init__(self, spec: ProcessorSpec, now: int, ask: FetchState) -> None:
         super().__init__(spec.time_mode, State.CREATED, self._held)
         self.place = Place(ask)
         self.timers = Timers()
@@ -144,7 +144,7 @@ class Handle(CheckedHandle):
         if self._timed:
             self.timers.begin(tables[TIMERS].column("value"))
 
-    def changes(self) -> Changed:
+    def changes(self) -> Changes:
         """Return the state changes of the call and end it.
 
         Raises:

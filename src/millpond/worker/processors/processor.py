@@ -21,7 +21,7 @@ from pyspark.sql.streaming.stateful_processor_api_client import StatefulProcesso
 from pyspark.sql.types import StructType
 from pyspark.util import fail_on_stopiteration
 
-from millpond.operators.processors.calls import COUNT, DUE, KEYS, ROWS, Ask, Changed
+from millpond.operators.processors.calls import COUNT, DUE, KEYS, ROWS, Changes, FetchState
 from millpond.slot.process.messages import Call
 from millpond.spec.types import DataType, parse_type
 from millpond.tasks.user_processor import UserProcessor
@@ -44,7 +44,7 @@ class Running:
         key: the key that the processor is called for; None between keys.
     """
 
-    def __init__(self, processor: UserProcessor, ask: Ask) -> None:
+    def __init__(self, processor: UserProcessor, ask: FetchState) -> None:
         from pyspark.worker import RunnerConf
 
         freeze()
@@ -95,7 +95,7 @@ class Running:
         yield from self._taken()
         self.key = handle.place.at = None
 
-    def changes(self) -> Changed:
+    def changes(self) -> Changes:
         """Return the state changes of the last call (see `operators.processors.calls`)."""
         return self._handle.changes() if self._handle and self._handle.state is not State.CLOSED else []
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from millpond.operators.processors.calls import Ask
+from millpond.operators.processors.calls import FetchState
 from millpond.tasks.user_processor import UserGroups, UserProcessor
 from millpond.worker.processors.awaiting import AwaitingRunning
 from millpond.worker.processors.groups import RunningGroups
 from millpond.worker.processors.processor import Running
 
 
-def start_processor(processor: UserProcessor, ask: Ask) -> Running:
+def start_processor(processor: UserProcessor, ask: FetchState) -> Running:
     """Load and start a processor. As in Spark, each task has its own instance.
 
     Args:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import ValueState
 
 from millpond.layout import NEVER
-from millpond.operators.processors.calls import Ask
+from millpond.operators.processors.calls import FetchState
 from millpond.spec.kinds.processor import Variable
 from millpond.spec.types import parse_type
 from millpond.worker.processors.state.columns import built, stored
@@ -32,7 +32,7 @@ class Place:
 
     __slots__ = ("ask", "at")
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: FetchState) -> None:
         self.at: Any = None
         self.ask = ask
 

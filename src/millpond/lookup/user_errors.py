@@ -19,15 +19,15 @@ from millpond.errors import UsageError
 from millpond.lookup.table import Connection, Found, LookupTable
 from millpond.spec.types import spark_name
 
-_ALWAYS = (ImportError, NameError, NotImplementedError)
+_ALWAYS_BUGS = (ImportError, NameError, NotImplementedError)
 """Exceptions that always mean a bug: no client raises them because of its store."""
 
-_IN_USERS = (AttributeError, LookupError, TypeError)
+_BUGS_IN_USER_LINES = (AttributeError, LookupError, TypeError)
 """Exceptions that clients also raise when a connection breaks: a bug only if the user's lines raise them."""
 
-_OURS = "millpond"
-_ARROW = "pyarrow"
-_MOST_FRAMES = 5
+_OWN_PACKAGE = "millpond"
+_ARROW_PACKAGE = "pyarrow"
+_MAX_FRAMES = 5
 
 
 def find_bug(table: LookupTable, error: Exception) -> UsageError | None:
@@ -40,31 +40,33 @@ def find_bug(table: LookupTable, error: Exception) -> UsageError | None:
     Returns:
         The error to raise; None if the store, not the code, caused the exception.
     """
-    if type(error).__module__.partition(".")[0] not in ("builtins", _ARROW):  # a client's own class
+    if type(error).__module__.partition(".")[0] not in ("builtins", _ARROW_PACKAGE):  # a client's own class
         return None
-    frames = [entry for entry in traceback.walk_tb(error.__traceback__) if _package(entry[0]) != _ARROW]
-    start = next((index for index, (frame, _) in enumerate(frames) if frame.f_globals.get("__name__") != _CALLER), None)
+    frames = [entry for entry in traceback.walk_tb(error.__traceback__) if _package(entry[0]) != _ARROW_PACKAGE]
+    start = next(
+        (index for index, (frame, _) in enumerate(frames) if frame.f_globals.get("__name__") != _CALLING_MODULE), None
+    )
     # empty: the call itself failed, for example with wrong arguments
     called = frames[start:] if start is not None else []
     home = _package(called[0][0]) if called else ""
-    if home == _OURS:
+    if home == _OWN_PACKAGE:
         return None
     users = [(frame, line) for frame, line in called if _package(frame) == home or not _in_library(frame)]
     at_once = not called or users[-1:] == called[-1:]
-    if not isinstance(error, _ALWAYS) and not (isinstance(error, _IN_USERS) and at_once):
+    if not isinstance(error, _ALWAYS_BUGS) and not (isinstance(error, _BUGS_IN_USER_LINES) and at_once):
         return None
     lines = [f"{frame.f_code.co_filename}, line {line}, in {frame.f_code.co_name}" for frame, line in users]
-    where = "; ".join(lines[-_MOST_FRAMES:]) or f"the call of {type(table).__qualname__}"
+    where = "; ".join(lines[-_MAX_FRAMES:]) or f"the call of {type(table).__qualname__}"
     return UsageError(
         f"The table '{table.name}' has a bug: {type(error).__name__}: {str(error).strip()} ({where}).",
         action="Mend its code. Is it the store that fails so, raise an error of another kind there, an OSError say.",
     )
 
 
-_CALLER = "millpond.lookup.fetch"
+_CALLING_MODULE = "millpond.lookup.fetch"
 """The module that calls tables."""
 
-_LIBRARIES = tuple(path for name, path in sysconfig.get_paths().items() if "lib" in name)
+_LIBRARY_FOLDERS = tuple(path for name, path in sysconfig.get_paths().items() if "lib" in name)
 
 
 def _package(frame: FrameType) -> str:
@@ -73,7 +75,7 @@ def _package(frame: FrameType) -> str:
 
 def _in_library(frame: FrameType) -> bool:
     file = frame.f_code.co_filename
-    return file.startswith(("<frozen", *_LIBRARIES)) or "site-packages" in file or "dist-packages" in file
+    return file.startswith(("<frozen", *_LIBRARY_FOLDERS)) or "site-packages" in file or "dist-packages" in file
 
 
 def check_connection(table: LookupTable, connection: object) -> None:
@@ -127,14 +129,14 @@ def check_found(table: LookupTable, connection: Connection, found: object, colum
     return found._replace(rows=pa.RecordBatch.from_arrays(converted, schema=columns))
 
 
-def _wrong_result(table: LookupTable, function: Callable[..., Any], said: str, expected: str) -> UsageError:
+def _wrong_result(table: LookupTable, function: Callable[..., Any], result: str, expected: str) -> UsageError:
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     where = f" ({code.co_filename}, line {code.co_firstlineno}, in {code.co_name})" if code is not None else ""
     return UsageError(
-        f"The table '{table.name}' gave {said} where {expected} was expected{where}.",
+        f"The table '{table.name}' gave {result} where {expected} was expected{where}.",
         action="Mend its code: `millpond docs enrichment` has a table to start from.",
     )
 
 
-def _kind(given: object) -> str:
-    return "None" if given is None else f"a {type(given).__name__}"
+def _kind(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"

@@ -18,8 +18,8 @@ from millpond.operators.processors.tables import Variable, parts, variables
 from millpond.spec.kinds.processor import ProcessorSpec
 from millpond.spec.types import DataType
 
-_MOST = 1 << 30  # approximate bytes of a row; the rest of a key's state is in further rows
-_LAST = (1 << 63) - 1
+_MAX_ROW_BYTES = 1 << 30  # approximate bytes of a row; the rest of a key's state is in further rows
+_LAST_PART = (1 << 63) - 1
 _LENGTH = int(LENGTH)
 
 
@@ -31,15 +31,15 @@ def read(spec: ProcessorSpec, table: str, rows: Rows) -> Iterator[pa.RecordBatch
         yield pa.RecordBatch.from_arrays(columns, names=[*names, spec.table_columns(table)[-1].name])
 
 
-def read_columns(one: Variable, rows: Rows) -> Iterator[list[pa.Array]]:
+def read_columns(variable: Variable, rows: Rows) -> Iterator[list[pa.Array]]:
     """Yield the key columns and the state of rows of a variable's table, in pieces if they are large."""
     try:
-        columns = key_columns(rows, one.keyed.keys, one.keyed.types)
-        columns.append(nested_column(rows, one.keyed.values[0].offset, ALL, one.type))
+        columns = key_columns(rows, variable.keyed.keys, variable.keyed.types)
+        columns.append(nested_column(rows, variable.keyed.values[0].offset, ALL, variable.type))
     except OversizeError:
         middle = rows.count // 2
-        yield from read_columns(one, Rows(rows.words[:middle], rows.heap))
-        yield from read_columns(one, Rows(rows.words[middle:], rows.heap))
+        yield from read_columns(variable, Rows(rows.words[:middle], rows.heap))
+        yield from read_columns(variable, Rows(rows.words[middle:], rows.heap))
         return
     yield columns
 
@@ -60,7 +60,7 @@ def read_whole(
         group.
     """
     variable = variables(spec)[table]
-    beside = _Beside(others, parts(spec)[next(v.parts for v in spec.variables if v.table == table)])
+    beside = _PartsByKeyGroup(others, parts(spec)[next(v.parts for v in spec.variables if v.table == table)])
     names = [field.name for field in spec.table_columns(table)]
     for rows in pieces:
         headed = (rows.words[:, variable.keyed.values[-1].offset] & LENGTH) != 0
@@ -69,12 +69,12 @@ def read_whole(
         while len(remaining):
             group = key_groups(Rows(remaining[:1], rows.heap))
             count = int(np.count_nonzero(group.covers(remaining[:, HASH])))
-            for columns in _whole(variable, Rows(remaining[:count], rows.heap), beside.of(group)):
+            for columns in _with_parts(variable, Rows(remaining[:count], rows.heap), beside.of(group)):
                 yield pa.RecordBatch.from_arrays(columns, names=names)
             remaining = remaining[count:]
 
 
-class _Some(NamedTuple):
+class _DecodedParts(NamedTuple):
     """Parts of keys: the keys' columns, the parts' numbers, their content, and its size in bytes."""
 
     keys: list[pa.Array]
@@ -83,7 +83,7 @@ class _Some(NamedTuple):
     sizes: Ints
 
 
-def _some(rows: Rows, variable: Variable, fields: int) -> Iterator[_Some]:
+def _decode_parts(rows: Rows, variable: Variable, fields: int) -> Iterator[_DecodedParts]:
     """Decode rows; rows that are not of a table of parts count as the last part of their key."""
     offset = variable.keyed.values[0].offset
     try:
@@ -91,14 +91,14 @@ def _some(rows: Rows, variable: Variable, fields: int) -> Iterator[_Some]:
         values = nested_column(rows, offset, ALL, variable.type)
     except OversizeError:
         middle = rows.count // 2
-        yield from _some(Rows(rows.words[:middle], rows.heap), variable, fields)
-        yield from _some(Rows(rows.words[middle:], rows.heap), variable, fields)
+        yield from _decode_parts(Rows(rows.words[:middle], rows.heap), variable, fields)
+        yield from _decode_parts(Rows(rows.words[middle:], rows.heap), variable, fields)
         return
-    numbers = np.full(rows.count, _LAST) if len(columns) == fields else columns[-1].to_numpy()
-    yield _Some(columns[:fields], numbers, values, ints(rows, offset) & _LENGTH)
+    numbers = np.full(rows.count, _LAST_PART) if len(columns) == fields else columns[-1].to_numpy()
+    yield _DecodedParts(columns[:fields], numbers, values, ints(rows, offset) & _LENGTH)
 
 
-class _Beside:
+class _PartsByKeyGroup:
     """The rows of a table of parts, key group by key group.
 
     Args:
@@ -111,32 +111,32 @@ class _Beside:
         self._bounds: deque[int] = deque()
         self._groups = by_range(pieces, iter(self._bounds.popleft, None))
         self._range = HashRange(0, 0)
-        self._found: list[_Some] = []
+        self._parts: list[_DecodedParts] = []
 
-    def of(self, group: HashRange) -> list[_Some]:
+    def of(self, group: HashRange) -> list[_DecodedParts]:
         """Return the parts of a key group; groups must come in order, and one may be repeated."""
         if group != self._range:
             self._bounds.extend(group)
             next(self._groups)  # skip the parts of keys between the groups
             fields = len(self._variable.keyed.fields) - 1
-            self._found = [part for rows in next(self._groups) for part in _some(rows, self._variable, fields)]
+            self._parts = [part for rows in next(self._groups) for part in _decode_parts(rows, self._variable, fields)]
             self._range = group
-        return self._found
+        return self._parts
 
 
-def _whole(variable: Variable, rows: Rows, beside: list[_Some]) -> Iterator[list[pa.Array]]:
+def _with_parts(variable: Variable, rows: Rows, beside: list[_DecodedParts]) -> Iterator[list[pa.Array]]:
     """Yield the keys of rows with all their state; `beside` has parts of these keys, and of others."""
     fields = len(variable.keyed.fields)
-    heads = list(_some(rows, variable, fields))
+    heads = list(_decode_parts(rows, variable, fields))
     everything = [*heads, *beside]
-    owners = _numbered([part.keys for part in everything], variable.keyed.types)
+    owners = _number_keys([part.keys for part in everything], variable.keyed.types)
     numbers, sizes = (np.concatenate([part[field] for part in everything]) for field in (1, 3))
     order = np.lexsort((numbers, owners))
     order = order[owners[order] < rows.count]
     owners, sizes = owners[order], sizes[order]
     before = np.cumsum(sizes) - sizes
     before -= before[np.searchsorted(owners, owners, "left")]
-    starts = np.flatnonzero(np.diff(owners, prepend=-1) | np.diff(before // _MOST, prepend=0))
+    starts = np.flatnonzero(np.diff(owners, prepend=-1) | np.diff(before // _MAX_ROW_BYTES, prepend=0))
     keys = [pa.concat_arrays(columns) for columns in zip(*(part.keys for part in heads), strict=True)]
     chunks = np.cumsum([0, *(len(part.values) for part in everything)])
     for start, stop in zip(starts, [*starts[1:], len(order)], strict=True):
@@ -157,7 +157,7 @@ def _whole(variable: Variable, rows: Rows, beside: list[_Some]) -> Iterator[list
             ]
 
 
-def _numbered(keys: list[list[pa.Array]], types: tuple[DataType, ...]) -> Ints:
+def _number_keys(keys: list[list[pa.Array]], types: tuple[DataType, ...]) -> Ints:
     """Number the keys in order of first occurrence; equal keys have the same number."""
     dtype = DataType("struct", fields=tuple((str(position), dtype_) for position, dtype_ in enumerate(types)))
     packed = []

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from millpond.operators.columns.buffers import bitmap, there
+from millpond.operators.columns.buffers import bitmap, validity_bytes
 from millpond.spec.types import DataType
 
 
-def evolved(array: pa.Array, before: DataType, now: DataType) -> pa.Array:
+def evolve_values(array: pa.Array, before: DataType, now: DataType) -> pa.Array:
     """Convert values from one type to another: fields match by name, and new fields are null.
 
     Args:
@@ -24,17 +24,17 @@ def evolved(array: pa.Array, before: DataType, now: DataType) -> pa.Array:
         for name, inner in now.fields:
             if name in old:
                 position, type_before = old[name]
-                fields.append(evolved(array.field(position), type_before, inner))
+                fields.append(evolve_values(array.field(position), type_before, inner))
             else:
                 fields.append(pa.nulls(len(array), inner.arrow))
-        return pa.Array.from_buffers(now.arrow, len(array), [bitmap(there(array))], children=fields)
+        return pa.Array.from_buffers(now.arrow, len(array), [bitmap(validity_bytes(array))], children=fields)
     if not now.nested:
         return array.cast(now.arrow, safe=False)
     type_before, inner = before.fields[-1][1], now.fields[-1][1]
     if now.name == "array":
-        parts = [evolved(array.values, type_before, inner)]
+        parts = [evolve_values(array.values, type_before, inner)]
     else:
         entries = pa.struct([now.arrow.key_field, now.arrow.item_field])
-        both = [array.keys, evolved(array.items, type_before, inner)]
+        both = [array.keys, evolve_values(array.items, type_before, inner)]
         parts = [pa.Array.from_buffers(entries, len(array.keys), [None], children=both)]
     return pa.Array.from_buffers(now.arrow, len(array), array.buffers()[:2], children=parts)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 _HEAD = parse_type(HEAD)
-_MOST = 64 << 20  # bytes of a table of a call, and of due rows that are taken out together, unless they are of one key
+_MAX_BYTES = 64 << 20  # of a table of a call, and of due rows taken out together, unless they are of one key
 
 
 class Due(NamedTuple):
@@ -44,7 +44,7 @@ class Due(NamedTuple):
     times: pa.ListArray
 
 
-class Stored:
+class StoredVariable:
     """The table of one variable.
 
     Args:
@@ -57,12 +57,12 @@ class Stored:
         self.variable = variable
         keyed = variable.keyed
         self.table: RmwTable = make_table(name, keyed.layout.schema, keyed.initial)
-        self._at = keyed.values[0].offset
+        self._value_offset = keyed.values[0].offset
         self._expiry: Expiry | None = None
         if variable.expires:
-            self._expires_at = keyed.values[1].offset
-            self._expiry = self.table.expire_by(self._expires_at)
-        self._head_at = keyed.values[-1].offset
+            self._expiry_offset = keyed.values[1].offset
+            self._expiry = self.table.expire_by(self._expiry_offset)
+        self._head_offset = keyed.values[-1].offset
         self._version = 0
 
     def begin(self, version: int) -> None:
@@ -88,10 +88,10 @@ class Stored:
         present = np.flatnonzero(rows >= 0)
         if not len(present):
             return [pa.nulls(len(rows), self.variable.type.arrow)]
-        if len(present) > 1 and int((self.table.words[rows[present], self._at] & LENGTH).sum()) > _MOST:
+        if len(present) > 1 and int((self.table.words[rows[present], self._value_offset] & LENGTH).sum()) > _MAX_BYTES:
             raise OversizeError
         stored = self.table.copy(rows[present])
-        columns = [nested_column(stored, self._at, ALL, self.variable.type)]
+        columns = [nested_column(stored, self._value_offset, ALL, self.variable.type)]
         if (heads := self._heads(stored)) is not None:
             columns.append(heads)
         if len(present) == len(rows):
@@ -104,8 +104,8 @@ class Stored:
         """Return the heads of rows, null for rows without parts; None if no row has any."""
         if not self.variable.headed:
             return None
-        present = (held.words[:, self._head_at] & LENGTH) != 0
-        return nested_column(held, self._head_at, present.view(np.uint8), _HEAD) if present.any() else None
+        present = (held.words[:, self._head_offset] & LENGTH) != 0
+        return nested_column(held, self._head_offset, present.view(np.uint8), _HEAD) if present.any() else None
 
     def write(
         self, keys: Rows, values: pa.Array, expiries: pa.Array | None, heads: pa.StructArray | None = None
@@ -140,14 +140,14 @@ class Stored:
         times = np.full(len(values), NEVER) if expiries is None else expiries.to_numpy(zero_copy_only=False)
         stamps = self._version if self._expiry is None else Expiry.stamps(times)
         rows = self.table.upsert(keys, stamps).rows
-        self._put(rows, values, times)
+        self._put_values(rows, values, times)
         if heads is not None:
             packed = strings(*pack(heads, _HEAD), validity(heads))
-            self.table.put_bytes(rows, self._head_at, packed.values, packed.heap)
+            self.table.put_bytes(rows, self._head_offset, packed.values, packed.heap)
 
-    def _put(self, rows: NDArray[np.int64], values: pa.Array, times: NDArray[np.int64]) -> None:
+    def _put_values(self, rows: NDArray[np.int64], values: pa.Array, times: NDArray[np.int64]) -> None:
         packed = strings(*pack(values, self.variable.type), ALL)
-        self.table.put_bytes(rows, self._at, packed.values, packed.heap)
+        self.table.put_bytes(rows, self._value_offset, packed.values, packed.heap)
         if self._expiry is not None:
             self._expiry.write(rows, times)
 
@@ -156,12 +156,12 @@ class Stored:
         keyed = self.variable.keyed
         for rows in self._due(limit):
             stored = self.table.copy(rows)
-            times = nested_column(stored, self._at, ALL, self.variable.type)
+            times = nested_column(stored, self._value_offset, ALL, self.variable.type)
             due, remaining = _split(times, pc.less_equal(times.values, limit))
             yield Due(ints(stored, 0), key_columns(stored, keyed.keys, keyed.types), due)
-            self._keep(rows, remaining, remaining.values)
+            self._keep_remaining(rows, remaining, remaining.values)
 
-    def take_out(self, limit: int) -> Iterator[tuple[Ints, list[pa.Array], pa.Array]]:
+    def take_timed_out(self, limit: int) -> Iterator[tuple[Ints, list[pa.Array], pa.Array]]:
         """Take out what is due at `limit`, in milliseconds: the hashes and columns of keys, and their state.
 
         Use a piece before the next.
@@ -172,7 +172,7 @@ class Stored:
             yield (
                 ints(stored, 0),
                 key_columns(stored, keyed.keys, keyed.types),
-                nested_column(stored, self._at, ALL, self.variable.type),
+                nested_column(stored, self._value_offset, ALL, self.variable.type),
             )
             self.table.remove(rows)
 
@@ -180,8 +180,8 @@ class Stored:
         """Yield ids of rows that have something due; remove it before the next ones."""
         assert self._expiry is not None
         for rows in self._expiry.due(limit):
-            before = np.cumsum((self.table.words[rows, self._at] & LENGTH).astype(np.int64))
-            yield from np.split(rows, np.flatnonzero(np.diff(before // _MOST)) + 1)
+            before = np.cumsum((self.table.words[rows, self._value_offset] & LENGTH).astype(np.int64))
+            yield from np.split(rows, np.flatnonzero(np.diff(before // _MAX_BYTES)) + 1)
 
     def empty(self, make_table: MakeTable) -> None:
         """Remove everything; `make_table` opens temporary tables."""
@@ -208,37 +208,37 @@ class Stored:
                 self.table.remove(rows)
                 continue
             stored = self.table.copy(rows)
-            parts = nested_column(stored, self._at, ALL, self.variable.type)
+            parts = nested_column(stored, self._value_offset, ALL, self.variable.type)
             _, remaining = _split(parts, pc.less_equal(pc.struct_field(parts.values, "expiry"), now))
-            beside = None
+            parts_expiry = None
             if (heads := self._heads(stored)) is not None:
-                beside = heads.field("expiry").fill_null(0).to_numpy()
-                beside = np.where(beside > now, beside, NEVER)
-            self._keep(rows, remaining, pc.struct_field(remaining.values, "expiry"), beside)
+                parts_expiry = heads.field("expiry").fill_null(0).to_numpy()
+                parts_expiry = np.where(parts_expiry > now, parts_expiry, NEVER)
+            self._keep_remaining(rows, remaining, pc.struct_field(remaining.values, "expiry"), parts_expiry)
 
-    def _keep(
-        self, rows: NDArray[np.int64], left: pa.ListArray, expiries: pa.Array, beside: Ints | None = None
+    def _keep_remaining(
+        self, rows: NDArray[np.int64], remaining: pa.ListArray, expiries: pa.Array, parts_expiry: Ints | None = None
     ) -> None:
         """Keep the remaining list elements of rows, in the table's order of expiry.
 
         Args:
             rows: the row ids.
-            left: the remaining elements, a list for each row.
+            remaining: the remaining elements, a list for each row.
             expiries: the expiry of each of these elements.
-            beside: the expiry of the parts beside each row, `NEVER` if there are none.
+            parts_expiry: the expiry of the parts beside each row, `NEVER` if there are none.
         """
-        offsets = left.offsets.to_numpy()
+        offsets = remaining.offsets.to_numpy()
         nonempty = np.diff(offsets) > 0
         firsts = np.full(len(rows), NEVER)
         if nonempty.any():
             firsts[nonempty] = np.minimum.reduceat(expiries.to_numpy(zero_copy_only=False), offsets[:-1][nonempty])
-        kept = nonempty if beside is None else nonempty | (beside < NEVER)
-        if beside is not None:
-            firsts = np.minimum(firsts, beside)
+        kept = nonempty if parts_expiry is None else nonempty | (parts_expiry < NEVER)
+        if parts_expiry is not None:
+            firsts = np.minimum(firsts, parts_expiry)
         self.table.remove(rows[~kept])
         if kept.any():
             self.table.touch(rows[kept])
-            self._put(rows[kept], left.filter(pa.array(kept)), firsts[kept])
+            self._put_values(rows[kept], remaining.filter(pa.array(kept)), firsts[kept])
 
     def seal(self) -> TableDelta:
         """End the batch."""

@@ -16,7 +16,7 @@ import pytest
 from millpond.errors import UsageError
 from millpond.lookup import Found, RedisTable
 from millpond.lookup.fetch import FAILED, Answer, Fetcher
-from millpond.lookup.secrets import hide
+from millpond.lookup.secrets import redact_error
 from millpond.spec.kinds.enrich import EnrichSpec
 from tests.operators.rig import fields
 
@@ -197,7 +197,7 @@ class TestBugs:
         monkeypatch.setattr(RedisTable, "_check_options", no_such_key)
         answer = run(table)
         assert answer.failure is not None
-        assert "KeyError" in answer.failure.said
+        assert "KeyError" in answer.failure.message
 
 
 class TestWrongAnswers:
@@ -258,6 +258,6 @@ def test_pauses_grow(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_secrets_are_taken_out() -> None:
     error = ValueError("user joe, password abc or abcdef", 5)
     error.__context__ = OSError("abc is no host")
-    hide(error, ["abc", "abcdef", ""])
+    redact_error(error, ["abc", "abcdef", ""])
     assert error.args == ("user joe, password … or …", 5)
     assert str(error.__context__) == "… is no host"

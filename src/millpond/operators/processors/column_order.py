@@ -10,7 +10,7 @@ from millpond.operators.processors.input import Group, Pieces
 from millpond.spec.operators import Field
 
 
-class Arranged:
+class ColumnOrder:
     """The mapping between the columns of rows as they come and as they are kept.
 
     Args:
@@ -33,12 +33,12 @@ class Arranged:
 
     def rows(self, group: Group) -> pa.RecordBatch:
         """Return the rows of keys with their columns in the original order."""
-        return self._back(group.rows)
+        return self._in_original_order(group.rows)
 
     def piece(self, pieces: Pieces, number: int) -> pa.StructArray:
         """Return a piece of a key's rows with their columns in the original order."""
-        return self._back(pieces.batch(number).columns[1:]).to_struct_array()
+        return self._in_original_order(pieces.batch(number).columns[1:]).to_struct_array()
 
-    def _back(self, rows: Sequence[pa.Array]) -> pa.RecordBatch:
+    def _in_original_order(self, rows: Sequence[pa.Array]) -> pa.RecordBatch:
         columns = [rows[self._places[position]] for position in range(len(self._names))]
         return pa.RecordBatch.from_arrays(columns, names=self._names)
