@@ -57,7 +57,7 @@ class Groups:
         calls: the accumulators, bound to it.
         table: the main table.
         tables: all tables by name.
-        changelog: the changelog columns of the main table; None if groups cannot disappear and no changelog is asked for.
+        changelog: the changelog columns of the main table; None if no row is retracted and no changelog is asked for.
         before: accumulators of the groups' state before the batch, where the spec asks for changes.
         sides: the side tables of distinct inputs, each with its layout.
     """
