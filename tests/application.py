@@ -9,7 +9,7 @@ from pathlib import Path
 from millpond.checkpoint.forks.parents import open_state
 from millpond.checkpoint.generation import claim
 from millpond.checkpoint.recovery import Recovery
-from millpond.checkpoint.state_schema import OperatorSchema, StateSchema, pin, plain
+from millpond.checkpoint.state_schema import OperatorSchema, StateSchema, plain, write_or_check_schema
 from millpond.files.locations.opening import open_filesystem
 from millpond.operators.kinds.registry import state_tables
 from millpond.query.logs.query_logs import QueryLogs, RollBack
@@ -68,7 +68,7 @@ class Application(ABC):
     def pin(self) -> None:
         """Pin the query."""
         tables = {name: plain(table.schema) for name, table in state_tables(self.spec).items()}
-        pin(self.files, StateSchema(1 << 15, (OperatorSchema("operator", plain(self.spec), tables),)))
+        write_or_check_schema(self.files, StateSchema(1 << 15, (OperatorSchema("operator", plain(self.spec), tables),)))
 
     def shape(self, recovery: Recovery) -> int:
         """The number of the query's shape, once it is known what there is."""

@@ -219,7 +219,7 @@ def rescale_state(
             run="millpond state rescale",
             partitions=partitions,
             key_groups=reader.claim.key_groups,
-            least=reader.claim.number + 1,
+            minimum=reader.claim.number + 1,
         )
         _out.print("The query's next start takes them, unless spark.millpond.partitions says otherwise.")
 
@@ -239,7 +239,7 @@ def collect_state(
 
     files, orphans = orphans_of(checkpoint)
     table = Table("kind", "objects", "bytes")
-    for kind, infos in orphans.found.items():
+    for kind, infos in orphans.unneeded.items():
         table.add_row(kind, f"{len(infos):,}", f"{sum(info.size for info in infos):,}")
     _out.print(f"{files.url}:")
     _out.print(table)
@@ -256,7 +256,7 @@ def collect_state(
         raise typer.Exit(1)
     if not dry_run:
         orphans.remove(files)
-    number = sum(len(infos) for infos in orphans.found.values())
+    number = sum(len(infos) for infos in orphans.unneeded.values())
     _out.print(f"{counted(number, 'object')} {'would be removed' if dry_run else 'removed'}")
     for location, objects in still_shared(files, orphans).items():
         _out.print(f"{counted(objects, 'object')} of {location} still needed", soft_wrap=True)

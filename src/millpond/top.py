@@ -25,7 +25,7 @@ from millpond.metrics import (
     request_cost,
 )
 from millpond.query.progress.reader import BatchProgress, Progress, ProgressReader
-from millpond.slot.process.queries import find_query
+from millpond.slot.process.queries import find_running_query
 from millpond.words import counted
 from millpond.worker.client import CommitHealth, commit_health
 
@@ -68,7 +68,7 @@ def watch(checkpoint: str, console: Console, interval: float, *, once: bool) -> 
 
 def _running(state: str) -> tuple[int | None, CommitHealth | None]:
     """Return the process of the query's application, if it runs on this host, and the commit health of its slots."""
-    running = find_query(state)
+    running = find_running_query(state)
     if running is None:
         return None, None
     directory, note = running

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from millpond.checkpoint.compaction.requests import Done, Request, claim_lease
+from millpond.checkpoint.compaction.requests import CompactionResult, Request, claim_lease
 from millpond.compactor.worker import Worker
 from millpond.errors import TransientError
 from millpond.files.backends.filesystem import FileSystem
@@ -28,7 +28,7 @@ class Compactor(Worker):
 
     world: World
 
-    def _answer(self, files: FileSystem, request: Request, done: Done) -> None:
+    def _answer(self, files: FileSystem, request: Request, done: CompactionResult) -> None:
         if not self.world.quiet and self.world.random.random() < 0.3:
             self.world.stalled.append(partial(super()._answer, files, request, done))
             raise TransientError("It has stalled.")

@@ -14,11 +14,11 @@ from millpond.checkpoint.forks.parents import read_parents
 from millpond.checkpoint.forks.pins import read_pins, release
 from millpond.checkpoint.formats.commit import parse_commit_name
 from millpond.checkpoint.formats.manifest import PartitionManifest
-from millpond.checkpoint.generation import numbers
+from millpond.checkpoint.generation import claimed_generations
 from millpond.checkpoint.recovery import Recovery
-from millpond.checkpoint.retention.collector import _GENERATIONS
-from millpond.checkpoint.retention.needs import IN_FLIGHT, committed_at, read_needs
-from millpond.checkpoint.retention.orphans import UPLOAD, find_orphans
+from millpond.checkpoint.retention.collector import _MIN_KEPT_CLAIMS
+from millpond.checkpoint.retention.needs import IN_FLIGHT_BATCHES, committed_at, read_needs
+from millpond.checkpoint.retention.orphans import MAX_UPLOAD_SECONDS, find_orphans
 from millpond.errors import FencedError, StateDamagedError, TransientError, UsageError
 from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem
 from millpond.files.locations.forked import parse_shared
@@ -260,14 +260,14 @@ def check_location(world: World, outside: bool) -> None:
         world: an application that has ended. outside: whether `state gc` does it, or the query itself.
     """
     world.stop_all()
-    world.clock.now += UPLOAD
-    kept = max(world.retain, world.state_retain, IN_FLIGHT)
-    batches = world.committed + 1 + kept + 2 * IN_FLIGHT + 1
+    world.clock.now += MAX_UPLOAD_SECONDS
+    kept = max(world.retain, world.state_retain, IN_FLIGHT_BATCHES)
+    batches = world.committed + 1 + kept + 2 * IN_FLIGHT_BATCHES + 1
     world.calm = True
     world.start()
     while world.committed < batches - 1:
         world.run_batch()
-        world.clock.now += UPLOAD
+        world.clock.now += MAX_UPLOAD_SECONDS
     world.stop_all()
     replayed = -1
     while replayed < len(world.replayed):  # what compactors were asked for before is not waited for any more
@@ -282,10 +282,10 @@ def check_location(world: World, outside: bool) -> None:
             found.remove(world.raw)
     else:
         world._collector._clock = lambda: world.times() + MONTH
-        for ago in (IN_FLIGHT, IN_FLIGHT, 0, 0):  # nothing has been written since
+        for ago in (IN_FLIGHT_BATCHES, IN_FLIGHT_BATCHES, 0, 0):  # nothing has been written since
             world.collect(ago)
             world.clock.now += MONTH
-        assert len(numbers(world.raw)) <= _GENERATIONS
+        assert len(claimed_generations(world.raw)) <= _MIN_KEPT_CLAIMS
     world.check_end(world.committed + 1)
     unneeded = left_over(world, world.committed - kept)
     assert not unneeded, unneeded
@@ -311,6 +311,6 @@ def left_over(world: World, oldest: int) -> list[str]:
     assert parents is None or shared <= set(range(len(parents.parents)))
     kept = needed | {"query.json", "parents.json"}
     if not world.calm_files:  # what was written of late may still come to be named
-        young = committed_at(commits, min(oldest, world.committed - IN_FLIGHT)) - UPLOAD
+        young = committed_at(commits, min(oldest, world.committed - IN_FLIGHT_BATCHES)) - MAX_UPLOAD_SECONDS
         kept |= {info.name for info in files.list("files/") if info.modified >= young}
     return sorted(name for name in there - kept if not name.startswith(("generations/", "rolled-back/", "claims/")))

@@ -36,7 +36,7 @@ from millpond.slot.partition.attempt_lock import Attempt
 from millpond.slot.partition.partition import Partition
 from millpond.slot.partition.remote_compaction import RemoteCompaction
 from millpond.slot.partition.running import RunningQuery, SlotResources
-from millpond.slot.partition.timed import Timed
+from millpond.slot.partition.timed import TimedExecutor
 from millpond.spec.kinds.join import JoinSpec
 from millpond.stores import append_files, event_time_slices
 from millpond.stores.aligned import hash_intervals
@@ -117,7 +117,7 @@ class Query(RunningQuery):
         self.append_files = AppendFiles(world.state, str(cache), copies=self.runs.copies)
         self.append_files._requests = self.append_files._readers = self.append_files._copier = Later()  # type: ignore[assignment]
         self.remote = None
-        self.merges = Timed(self.resources.merges)
+        self.merges = TimedExecutor(self.resources.merges)
         if world.workers:
             self.remote = RemoteCompaction(
                 world.state, self.task.generation, threaded=False, clock=world.clock, stats=world.compactions

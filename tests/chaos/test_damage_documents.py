@@ -17,19 +17,18 @@ import pytest
 import xxhash
 
 from millpond.checkpoint.compaction.requests import (
-    Done,
+    CompactionResult,
     Request,
     claim_lease,
-    done_name,
     lease_name,
-    put_done,
     put_request,
-    read_done,
+    put_result,
     read_request,
+    read_result,
     request_name,
+    result_name,
 )
-from millpond.checkpoint.forks.parents import NAME as PARENTS
-from millpond.checkpoint.forks.parents import open_state
+from millpond.checkpoint.forks.parents import PARENTS_FILE, open_state
 from millpond.checkpoint.formats.documents import FORMAT
 from millpond.checkpoint.generation import newest_claim
 from millpond.checkpoint.retention.collector import Collector
@@ -196,7 +195,7 @@ def test_a_damaged_answer_is_not_taken(tmp_path: Path, how: str) -> None:
         remote, did = asked(folder)
         (request,) = (folder / "millpond" / "compaction" / f"{GENERATION:015d}").glob("*.request")
         files = open_state(str(folder))
-        put_done(files, GENERATION, request.stem, Done("one", (RunRef("files/b.run", 1, 1, 0, 1),)))
+        put_result(files, GENERATION, request.stem, CompactionResult("one", (RunRef("files/b.run", 1, 1, 0, 1),)))
         damage(request.with_suffix(".done"), how, random.Random(seed))
         for _ in range(10):
             remote.step()
@@ -233,7 +232,7 @@ def test_a_damaged_lease_holds_up_nothing(tmp_path: Path, how: str) -> None:
     worker.step()
     now[0] = 100.0
     worker.step()
-    done = read_done(files, GENERATION, IDENTITY)
+    done = read_result(files, GENERATION, IDENTITY)
     assert done is not None
     assert done.error, "an empty job cannot be done"
 
@@ -241,12 +240,12 @@ def test_a_damaged_lease_holds_up_nothing(tmp_path: Path, how: str) -> None:
 def test_altered_documents_of_compactions_are_told_apart(tmp_path: Path) -> None:
     files = open_state(str(tmp_path))
     put_request(files, Request(IDENTITY, GENERATION, b"job"))
-    put_done(files, GENERATION, IDENTITY, Done("one"))
+    put_result(files, GENERATION, IDENTITY, CompactionResult("one"))
     assert read_request(files, GENERATION, IDENTITY) == Request(IDENTITY, GENERATION, b"job")
-    for name in (request_name(GENERATION, IDENTITY), done_name(GENERATION, IDENTITY)):
+    for name in (request_name(GENERATION, IDENTITY), result_name(GENERATION, IDENTITY)):
         path = tmp_path / "millpond" / name
         path.write_bytes(newer(path.read_bytes()))
-    for read in (read_request, read_done):
+    for read in (read_request, read_result):
         with pytest.raises(StateIncompatibleError, match="has format") as error:
             read(files, GENERATION, IDENTITY)
         assert error.value.file is not None
@@ -254,9 +253,9 @@ def test_altered_documents_of_compactions_are_told_apart(tmp_path: Path) -> None
 
 
 def test_parents_of_a_newer_format_are_refused(copied: Path) -> None:
-    path = copied / "new" / "millpond" / PARENTS
+    path = copied / "new" / "millpond" / PARENTS_FILE
     path.write_bytes(newer(path.read_bytes()))
     with pytest.raises(StateIncompatibleError, match=f"has format {FORMAT + 1}") as error:
         open_state(str(copied / "new"))
     assert error.value.file is not None
-    assert error.value.file.endswith(PARENTS)
+    assert error.value.file.endswith(PARENTS_FILE)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from millpond.checkpoint.retention.orphans import AGE
+from millpond.checkpoint.retention.orphans import MIN_AGE_SECONDS
 from millpond.errors import FencedError, StateDamagedError, TransientError, UsageError
 from tests.chaos.neighbours import Neighbours
 from tests.chaos.tripwire import Crash
@@ -228,7 +228,7 @@ def test_merges_that_are_sent_for_long_outlive_all_collections(tmp_path):
         def between(world=world, neighbours=neighbours):
             with suppress(UsageError):
                 neighbours.collect(world)
-            world.clock.now += AGE
+            world.clock.now += MIN_AGE_SECONDS
 
         drive(world, 20, between=between)
         world.check_end(20)

@@ -38,7 +38,7 @@ from millpond.checkpoint.generation import claim
 from millpond.checkpoint.recovery import Recovery
 from millpond.checkpoint.retention.collector import Collector
 from millpond.checkpoint.sealed import SealedFiles
-from millpond.checkpoint.state_schema import OperatorSchema, StateSchema, pin, plain
+from millpond.checkpoint.state_schema import OperatorSchema, StateSchema, plain, write_or_check_schema
 from millpond.compactor.worker import Worker
 from millpond.errors import MillpondError, StateDamagedError
 from millpond.files.backends import objects
@@ -181,14 +181,14 @@ class Slot:
         version = batch + 1 if self.sync else batch
         self.committer.wait_durable(0, partition, version)
         if self.remote is not None:
-            self.remote.durable(0, partition, version)
+            self.remote.mark_durable(0, partition, version)
         return output
 
     def _open(self, partition: int, version: int) -> Held:
         self._release(partition)
         self.committer.drain()
         manifest = self.checkpoint.open_partition(0, partition, version)
-        self.committer.opened(manifest)
+        self.committer.mark_durable(manifest)
         runs = next((table.runs for table in manifest.tables.values()), TableManifest())
         recent = deltas_of(self.world.state, manifest)
         state = runs_of(self.world.state, manifest) | recent
@@ -217,7 +217,7 @@ class Slot:
         sealed = seal(held.manifest, tables, input_checksum=checksum, input_rows=len(rows), rows=counts)
         sealed = self.sealed.write(sealed, self.generation)
         if self.remote is not None:
-            self.remote.sealed(sealed.manifest)
+            self.remote.record_sealed(sealed.manifest)
         self.committer.submit(sealed)
         held.manifest, held.batch, held.rows = sealed.manifest, batch, rows
         held.recent = held.recent | changed
@@ -596,7 +596,7 @@ class World:
             self.trace.append(f"{self.partitions} partitions, {self.slot_count} slots")
         with self.wired():
             check_fork(self.location, self._ledger_files)
-        pin(self.state, StateSchema(self.key_groups, (PINNED,)))
+        write_or_check_schema(self.state, StateSchema(self.key_groups, (PINNED,)))
         generation = claim(self.state, run="chaos", partitions=self.partitions, key_groups=self.key_groups)
         # From here on it looks at what is durable.
         getattr(self.state, "own", self.state).claimed = generation.number

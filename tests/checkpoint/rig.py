@@ -33,7 +33,7 @@ def begin(
     """Claim a generation and let it begin at `version` (the newest durable one)."""
     generation = claim(files, run="test", partitions=partitions, key_groups=64)
     recovery = Recovery(files, generation, operators)
-    recovery.begin([recovery.newest() if version is None else version])
+    recovery.write_base([recovery.newest() if version is None else version])
     return generation, recovery
 
 
@@ -70,7 +70,7 @@ class Slot:
     def open(self, partition: int, version: int, wait: float = 0.0) -> PartitionManifest:
         """Open a partition of operator 0."""
         manifest = self.checkpoint.open_partition(0, partition, version, wait=wait)
-        self.committer.opened(manifest)
+        self.committer.mark_durable(manifest)
         return manifest
 
     def read(self, manifest: PartitionManifest) -> list[bytes]:

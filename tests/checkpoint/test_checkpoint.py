@@ -99,7 +99,7 @@ def test_own_commit_goes_before_the_base(tmp_path):
     new = claim(files, run="new", partitions=2, key_groups=64)
     from millpond.checkpoint.recovery import Recovery
 
-    Recovery(files, new, 1).begin([1, 2])
+    Recovery(files, new, 1).write_base([1, 2])
     again = Slot(files, new.number, tmp_path)
     assert again.read(again.open(0, 2)) == [b"1", b"2"]
     again.seal(again.open(0, 1), b"other")

@@ -49,7 +49,7 @@ def test_what_is_sealed_goes_into_one_object_per_version(tmp_path):
 
 
 def test_what_is_much_goes_into_several_objects(tmp_path, monkeypatch):
-    monkeypatch.setattr("millpond.checkpoint.committer.LARGE", 10)
+    monkeypatch.setattr("millpond.checkpoint.committer.MAX_SHARED_COMMIT_BYTES", 10)
     files, slot = slot_on(tmp_path, lambda put, name: put(), threaded=False)
     for partition, size in enumerate((4, 6, 30, 10)):
         slot.seal(slot.open(partition, 0), b"x" * size)
@@ -277,18 +277,18 @@ def test_it_goes_on_trying_after_the_limit(tmp_path):
             raise TransientError("no")
         put()
 
-    _, slot = slot_on(tmp_path, on_put, limit=0.05, trouble=0.0)
-    assert slot.committer.trouble() == ""
+    _, slot = slot_on(tmp_path, on_put, limit=0.05, report_after=0.0)
+    assert slot.committer.commit_failure() == ""
     slot.seal(slot.open(0, 0), b"a")
     with pytest.raises(TransientError):
         slot.committer.wait_durable(0, 0, 1)
     assert re.search(
         r"failed for 0 s: no \(file memory:.*commits/.*\)\. See whether .* Meanwhile they are tried again",
-        slot.committer.trouble(),
+        slot.committer.commit_failure(),
     )
     broken.clear()
     slot.committer.wait_durable(0, 0, 1, timeout=60)
-    assert slot.committer.trouble() == ""
+    assert slot.committer.commit_failure() == ""
 
 
 def test_stuck_put_is_taken_over_by_a_new_thread(tmp_path):

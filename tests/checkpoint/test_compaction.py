@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from millpond.checkpoint.compaction.requests import (
-    LIMIT,
-    MARGIN,
+    CLOCK_MARGIN_SECONDS,
+    MAX_WAIT_SECONDS,
     Request,
     claim_lease,
-    give_up_lease,
-    made_for,
+    list_requests,
     put_request,
+    release_lease,
+    remove_request,
     request_name,
-    requests,
-    withdraw,
+    request_of_file,
 )
 from millpond.checkpoint.generation import claim
 from tests.checkpoint.test_garbage import Job, twice
@@ -33,13 +33,13 @@ def test_a_result_stays_as_long_as_its_request(tmp_path: Path) -> None:
     job = Job(tmp_path)
     number = ask(job, "one")
     job.write_run("orphan")
-    assert made_for("files/one-result.run") == "one"
+    assert request_of_file("files/one-result.run") == "one"
     for _ in range(10):
         job.batch(flushed=job.manifest.version)
     twice(job, job.settled(9), running=9)
     assert job.names("files/") == ["files/one-result.run"]
-    assert requests(job.files)["one"].lease == 1
-    withdraw(job.files, number, "one")
+    assert list_requests(job.files)["one"].lease == 1
+    remove_request(job.files, number, "one")
     assert not job.names("compaction/")
     twice(job, job.settled(9), running=9)
     assert not job.names("files/")
@@ -61,7 +61,7 @@ def test_a_result_that_is_named_meanwhile_stays(tmp_path: Path) -> None:
         def list(self, prefix: str, *, after: str = "") -> object:
             if prefix == "commits/":
                 job.batch("one-result")
-                withdraw(job.files, number, "one")
+                remove_request(job.files, number, "one")
             return listed(prefix, after=after)
 
     collector.files = Files()  # type: ignore[assignment]
@@ -81,8 +81,8 @@ def test_requests_of_older_runs_go(tmp_path: Path) -> None:
     assert not any("new" in name for name in found)
     assert request_name(older.number, "old") in found
     twice(job, job.settled(9), running=9)
-    assert [made_for(name) for name in job.names("files/")] == ["new"]
-    assert set(requests(job.files)) == {"new"}
+    assert [request_of_file(name) for name in job.names("files/")] == ["new"]
+    assert set(list_requests(job.files)) == {"new"}
 
 
 def test_what_a_dead_slot_has_asked_goes_when_no_version_can_name_it(tmp_path: Path) -> None:
@@ -92,10 +92,10 @@ def test_what_a_dead_slot_has_asked_goes_when_no_version_can_name_it(tmp_path: P
         job.batch(flushed=job.manifest.version)
     collector = job.collector()
     twice(job, collector, running=12)
-    job.clock.now += LIMIT + MARGIN
+    job.clock.now += MAX_WAIT_SECONDS + CLOCK_MARGIN_SECONDS
     twice(job, collector, running=12)
     twice(job, collector, running=17)  # the oldest version that may be opened is 14
-    assert set(requests(job.files)) == {"one"}
+    assert set(list_requests(job.files)) == {"one"}
     twice(job, collector, running=18)
     assert not job.names("compaction/")
     twice(job, collector, running=18)
@@ -105,15 +105,15 @@ def test_what_a_dead_slot_has_asked_goes_when_no_version_can_name_it(tmp_path: P
 def test_a_lease_that_is_given_up_is_free_until_the_next(tmp_path: Path) -> None:
     job = Job(tmp_path)
     number = ask(job, "one")
-    assert requests(job.files)["one"].taken
+    assert list_requests(job.files)["one"].leased
     claim_lease(job.files, number, "one", 2, "worker")
-    give_up_lease(job.files, number, "one", 1, "worker")  # by one that had another since
-    assert requests(job.files)["one"].taken
-    give_up_lease(job.files, number, "one", 2, "worker")
-    assert not requests(job.files)["one"].taken
+    release_lease(job.files, number, "one", 1, "worker")  # by one that had another since
+    assert list_requests(job.files)["one"].leased
+    release_lease(job.files, number, "one", 2, "worker")
+    assert not list_requests(job.files)["one"].leased
     claim_lease(job.files, number, "one", 3, "other")
-    known = requests(job.files)["one"]
-    assert known.taken
-    assert (known.lease, known.free, len(known.others)) == (3, 2, 5)
-    withdraw(job.files, number, "one")
+    known = list_requests(job.files)["one"]
+    assert known.leased
+    assert (known.lease, known.released, len(known.replies)) == (3, 2, 5)
+    remove_request(job.files, number, "one")
     assert not job.names("compaction/")

@@ -1,9 +1,9 @@
 import pytest
 
 from millpond.checkpoint.formats.manifest import seal
-from millpond.checkpoint.generation import claim, numbers
+from millpond.checkpoint.generation import claim, claimed_generations
 from millpond.checkpoint.retention.collector import Collector
-from millpond.checkpoint.retention.needs import IN_FLIGHT
+from millpond.checkpoint.retention.needs import IN_FLIGHT_BATCHES
 from millpond.errors import FencedError, StateDamagedError
 from millpond.files.refs import RunRef, TableManifest
 from tests.checkpoint.rig import Slot, begin, memory
@@ -49,7 +49,7 @@ class Job:
         """A collector to which all files that are there have been known for some batches."""
         collector = self.collector(**options)
         for _ in range(2):
-            collector.collect(running - IN_FLIGHT)
+            collector.collect(running - IN_FLIGHT_BATCHES)
         return collector
 
     def names(self, folder):
@@ -240,12 +240,12 @@ def test_claims_stay_by_which_retained_versions_are_read(tmp_path):
     collector.collect(23)
     assert job.names("generations/") == names, "version 3 is of the first run"
     collector.collect(24)
-    assert first not in numbers(job.files)
-    assert numbers(job.files) == made, "the second began with version 4"
+    assert first not in claimed_generations(job.files)
+    assert claimed_generations(job.files) == made, "the second began with version 4"
     collector.collect(27)
-    assert numbers(job.files) == made[3:]
+    assert claimed_generations(job.files) == made[3:]
     collector.collect(100)
-    assert numbers(job.files) == made[-16:]
+    assert claimed_generations(job.files) == made[-16:]
 
 
 def test_old_claims_go_but_the_last_ones_stay(tmp_path):

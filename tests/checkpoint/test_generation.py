@@ -6,9 +6,9 @@ from millpond.checkpoint.generation import (
     check_fence,
     claim,
     claim_name,
+    claimed_generations,
     fenced_name,
     newest_claim,
-    numbers,
     read_base,
     read_claim,
     split_key_groups,
@@ -32,10 +32,10 @@ def test_numbers_rise_and_fence():
 def test_a_claim_of_the_time_is_behind_all_before_it():
     """So a run whose checkpoint was deleted is older than the run that has begun in its place."""
     files = memory()
-    first = claim(files, run="a", partitions=1, least=1_700_000_000_000)
-    second = claim(files, run="b", partitions=1, least=1_600_000_000_000)
+    first = claim(files, run="a", partitions=1, minimum=1_700_000_000_000)
+    second = claim(files, run="b", partitions=1, minimum=1_600_000_000_000)
     assert (first.number, second.number) == (1_700_000_000_000, 1_700_000_000_001)
-    assert numbers(files) == [first.number, second.number]
+    assert claimed_generations(files) == [first.number, second.number]
 
 
 def test_fence_holds_when_the_next_generation_has_been_collected():
@@ -71,7 +71,7 @@ def test_of_two_claims_at_once_the_lower_one_is_fenced():
         def put(self, name, data, *, create=False, sync=True):
             if self.first:
                 self.first = False
-                assert claim(files, run="b", partitions=1, least=10).number == 10
+                assert claim(files, run="b", partitions=1, minimum=10).number == 10
             files.put(name, data, create=create, sync=sync)
 
     files = memory()
@@ -83,11 +83,11 @@ def test_of_two_claims_at_once_the_lower_one_is_fenced():
 
 def test_a_run_whose_checkpoint_was_deleted_is_fenced():
     files = memory()
-    first = claim(files, run="a", partitions=1, least=1000)
+    first = claim(files, run="a", partitions=1, minimum=1000)
     for info in files.list(""):
         files.delete(info.name)
     check_fence(files, first.number)  # no other run has begun in its place
-    claim(files, run="b", partitions=1, least=2000)
+    claim(files, run="b", partitions=1, minimum=2000)
     with pytest.raises(FencedError, match="Generation 2000"):
         check_fence(files, first.number)
 
@@ -108,7 +108,7 @@ def test_racing_claims_get_different_numbers():
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(c.number for c in claims) == numbers(files) == list(range(1, 9))
+    assert sorted(c.number for c in claims) == claimed_generations(files) == list(range(1, 9))
     check_fence(files, 8)
     for number in range(1, 8):
         with pytest.raises(FencedError):
@@ -119,7 +119,7 @@ def test_claim_survives_puts_of_unknown_outcome():
     files = memory()
     for seed in range(20):
         faulty = FaultyFiles(files, Faults(fail=0.3, torn=0.2, repeat=0.2, retries=20, seed=seed))
-        before = numbers(files)
+        before = claimed_generations(files)
         try:
             number = claim(faulty, run="r", partitions=1).number
         except TransientError:

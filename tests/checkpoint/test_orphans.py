@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 
-from millpond.checkpoint.retention.orphans import AGE, STAGING_AGE, UPLOAD, Orphans, find_orphans
+from millpond.checkpoint.retention.orphans import (
+    MAX_UPLOAD_SECONDS,
+    MIN_AGE_SECONDS,
+    STAGING_AGE_SECONDS,
+    Orphans,
+    find_orphans,
+)
 from millpond.errors import StateDamagedError
 from millpond.files.backends.filesystem import FileInfo
 from millpond.files.backends.local import LocalFiles
@@ -19,14 +25,14 @@ from tests.checkpoint.rig import Slot
 from tests.checkpoint.test_garbage import Job
 
 
-def look(job: Job, planned: range, *, since: float = AGE + 60, files: Any = None) -> Orphans:
+def look(job: Job, planned: range, *, since: float = MIN_AGE_SECONDS + 60, files: Any = None) -> Orphans:
     """Look for orphans `since` seconds after all of the batches were planned."""
     at = max(info.modified for info in job.files.list(""))
     return find_orphans(files or job.files, dict.fromkeys(planned, at), now=at + since)
 
 
 def names(orphans: Orphans) -> list[str]:
-    return sorted(info.name for infos in orphans.found.values() for info in infos)
+    return sorted(info.name for infos in orphans.unneeded.values() for info in infos)
 
 
 def readable(job: Job, tmp_path: Path, version: int) -> list[bytes]:
@@ -55,7 +61,7 @@ def test_initial_state_goes_once_the_second_batch_is_planned(tmp_path: Path) -> 
     job.batch()
     assert not names(look(job, range(1)))
     job.batch()
-    assert not names(look(job, range(2), since=AGE - 60))
+    assert not names(look(job, range(2), since=MIN_AGE_SECONDS - 60))
     assert names(look(job, range(2))) == ["initial/000000000000001-0.json"]
 
 
@@ -84,7 +90,7 @@ def test_nothing_goes_within_the_hour(tmp_path: Path) -> None:
     job.write_run("orphan")
     for _ in range(10):
         job.batch(flushed=job.manifest.version)
-    assert not names(look(job, range(7, 10), since=AGE - 60))
+    assert not names(look(job, range(7, 10), since=MIN_AGE_SECONDS - 60))
     assert names(look(job, range(7, 10)))
 
 
@@ -95,11 +101,11 @@ def test_what_was_retained_an_hour_ago_stays_with_all_that_it_names(tmp_path: Pa
     for version in range(20):
         job.batch("old", flushed=version) if version < 10 else job.batch(flushed=version)
     at = max(info.modified for info in job.files.list(""))
-    now = at + 2 * AGE
-    planned = {batch: now - (60 if batch > 11 else AGE + 60) for batch in range(15, 20)}
+    now = at + 2 * MIN_AGE_SECONDS
+    planned = {batch: now - (60 if batch > 11 else MIN_AGE_SECONDS + 60) for batch in range(15, 20)}
     # All plans that are left are young: there is no telling what was retained an hour ago.
     assert names(find_orphans(job.files, planned, now=now)) == ["files/orphan.run"]
-    planned = {batch: now - (60 if batch > 13 else AGE + 60) for batch in range(13, 20)}
+    planned = {batch: now - (60 if batch > 13 else MIN_AGE_SECONDS + 60) for batch in range(13, 20)}
     orphans = find_orphans(job.files, planned, now=now)
     assert [int(name[8:20]) for name in names(orphans) if name.startswith("commits/")] == [1, 2, 3, 4, 5, 6]
     assert "files/old.run" not in names(orphans)
@@ -124,7 +130,7 @@ def test_a_file_that_came_in_parts_may_be_younger_than_its_time(tmp_path: Path) 
         job.batch()
     assert names(look(job, range(10))) == ["files/short.run"]
     listed = job.files.list("files/")
-    job.files.list = Dated(job.files.list, {info.name: info.modified - UPLOAD for info in listed})  # type: ignore[method-assign]
+    job.files.list = Dated(job.files.list, {info.name: info.modified - MAX_UPLOAD_SECONDS for info in listed})  # type: ignore[method-assign]
     assert names(look(job, range(10))) == ["files/long.run", "files/short.run"]
 
 
@@ -195,8 +201,8 @@ def test_nothing_is_known_when_a_retained_commit_cannot_be_read(tmp_path: Path) 
 def test_files_that_were_never_finished_go_after_a_day(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.files.put("staging/left-by-a-dead-writer", [b"half"])
-    assert not names(look(job, range(1), since=STAGING_AGE - 60))
-    assert names(look(job, range(1), since=STAGING_AGE + 60)) == ["staging/left-by-a-dead-writer"]
+    assert not names(look(job, range(1), since=STAGING_AGE_SECONDS - 60))
+    assert names(look(job, range(1), since=STAGING_AGE_SECONDS + 60)) == ["staging/left-by-a-dead-writer"]
 
 
 def test_a_file_is_as_old_as_it_has_its_name(tmp_path: Path) -> None:

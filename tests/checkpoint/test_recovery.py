@@ -132,7 +132,7 @@ def test_base_keeps_a_planned_batch_s_version(tmp_path):
     files = memory()
     generation, _ = begin(files)
     run(files, generation.number, tmp_path, 3)
-    look(files).begin([2, 3])
+    look(files).write_base([2, 3])
     again = look(files)
     assert again.durable(2)
     assert again.durable(3)
@@ -145,7 +145,7 @@ def test_half_repeated_batch_with_other_input_is_not_durable(tmp_path):
     generation, _ = begin(files)
     run(files, generation.number, tmp_path, 3)
     recovery = look(files)
-    recovery.begin([2, 3])
+    recovery.write_base([2, 3])
     run(files, recovery.generation.number, tmp_path, 3, start=2, partitions=(0,), data=b"other")
     half = Recovery(files)
     assert half.missing(3) == [(0, 0)]
@@ -159,7 +159,7 @@ def test_half_repeated_batch_with_the_same_input_is_durable(tmp_path):
     generation, _ = begin(files)
     run(files, generation.number, tmp_path, 3)
     recovery = look(files)
-    recovery.begin([2, 3])
+    recovery.write_base([2, 3])
     run(files, recovery.generation.number, tmp_path, 3, start=2, partitions=(0,))
     assert look(files).durable(3)
 
@@ -175,7 +175,7 @@ def test_older_versions_are_found_in_older_runs(tmp_path):
     manifest = recovery.manifest(0, 1, 4)
     assert (manifest.version, manifest.partition) == (4, 1)
     with pytest.raises(ValueError, match="claimed"):
-        recovery.begin([6])
+        recovery.write_base([6])
 
 
 def test_damaged_commits_are_named(tmp_path):
@@ -191,7 +191,7 @@ def test_damaged_commits_are_named(tmp_path):
 
 def test_only_durable_versions_can_begin(tmp_path):
     with pytest.raises(ValueError, match="Version 4"):
-        look(memory()).begin([4])
+        look(memory()).write_base([4])
 
 
 def test_other_key_groups_are_refused_with_both_numbers(tmp_path):

@@ -175,7 +175,7 @@ def test_what_other_partitions_had_in_part_does_not_count(tmp_path):
     """Before all of the new partitions have a version, it is the old ones' that counts, if they had it."""
     files = grown(tmp_path)
     generation = claim(files, run="test", partitions=3, key_groups=GROUPS)
-    Recovery(files, generation, 1).begin([1, 2])
+    Recovery(files, generation, 1).write_base([1, 2])
     slot = Slot(files, generation.number, tmp_path)
     slot.seal(slot.open(0, 1), b"again")
     slot.settle()
@@ -191,7 +191,7 @@ def test_what_other_partitions_had_in_part_does_not_count(tmp_path):
 def test_attempts_that_contradict_each_other_do_not_count_after_a_rescale_either(tmp_path):
     files = grown(tmp_path)
     generation = claim(files, run="test", partitions=3, key_groups=GROUPS)
-    Recovery(files, generation, 1).begin([1, 2])
+    Recovery(files, generation, 1).write_base([1, 2])
     for seen in (1, 2):
         slot = Slot(files, generation.number, tmp_path)
         slot.seal(slot.open(0, 1), b"again", seen=seen)

@@ -2,14 +2,14 @@ import msgspec
 import pytest
 
 from millpond.checkpoint.state_schema import (
-    NAME,
+    QUERY_FILE,
     OperatorSchema,
     StateSchema,
     compare,
-    pin,
     plain,
     read_state_schema,
-    renamed,
+    with_new_columns,
+    write_or_check_schema,
 )
 from millpond.errors import StateDamagedError, StateIncompatibleError
 from millpond.files.locations.faults import Faults, FaultyFiles
@@ -33,32 +33,32 @@ def query(type_="int", *more, key="k"):
 def test_same_query_may_come_back():
     files = memory()
     assert read_state_schema(files) is None
-    pin(files, query())
-    pin(files, query())
+    write_or_check_schema(files, query())
+    write_or_check_schema(files, query())
     assert read_state_schema(files) == query()
 
 
 def test_difference_is_printed():
     files = memory()
-    pin(files, query())
+    write_or_check_schema(files, query())
     with pytest.raises(StateIncompatibleError) as error:
-        pin(files, query("bigint", AggregateCall("sum", (), "bigint")))
+        write_or_check_schema(files, query("bigint", AggregateCall("sum", (), "bigint")))
     assert "aggregate by k: the query groups by (k bigint); its checkpoint groups by (k int)" in str(error.value)
     assert "aggregate by k: the query computes sum(*); its checkpoint does not" in str(error.value)
-    assert error.value.file == files.locate(NAME)
+    assert error.value.file == files.locate(QUERY_FILE)
     with pytest.raises(StateIncompatibleError, match="the query has no 'aggregate by k'; its checkpoint has one"):
-        pin(files, StateSchema(1 << 15, ()))
+        write_or_check_schema(files, StateSchema(1 << 15, ()))
     with pytest.raises(StateIncompatibleError, match="has 64 key groups; the checkpoint has 32768"):
-        pin(files, StateSchema(64, query().operators))
+        write_or_check_schema(files, StateSchema(64, query().operators))
 
 
 @pytest.mark.parametrize("functions", [(), ("count(1)",)])
 def test_the_setting_for_changed_functions_is_told_where_there_are_functions(functions):
     files = memory()
     before, now = (msgspec.structs.replace(query(type_).operators[0], functions=functions) for type_ in ("int", "long"))
-    pin(files, StateSchema(1 << 15, (before,)))
+    write_or_check_schema(files, StateSchema(1 << 15, (before,)))
     with pytest.raises(StateIncompatibleError, match="Change it back") as error:
-        pin(files, StateSchema(1 << 15, (now,)))
+        write_or_check_schema(files, StateSchema(1 << 15, (now,)))
     assert ("onChangedState" in str(error.value)) == bool(functions)
 
 
@@ -68,7 +68,7 @@ def test_another_alias_is_no_difference_and_another_grouping_is():
         named, operators=tuple(msgspec.structs.replace(one, columns=("k", "clicks")) for one in named.operators)
     )
     assert compare(before, named) == compare(named, before) == []
-    assert renamed(before, named) == named
+    assert with_new_columns(before, named) == named
     difference = "aggregate by k: the query groups by (u); its checkpoint groups by (k)"
     (old,), (new,) = (one.operators for one in (before, query(key="u")))
     old, new = (msgspec.structs.replace(one, aliased=True) for one in (old, new))
@@ -84,31 +84,31 @@ def test_another_alias_is_no_difference_and_another_grouping_is():
 @pytest.mark.parametrize("written", [1, 99])
 def test_another_format_is_refused(written):
     files = memory()
-    pin(files, StateSchema(1, (), format=written))
+    write_or_check_schema(files, StateSchema(1, (), format=written))
     with pytest.raises(StateIncompatibleError, match=f"format {written};"):
-        pin(files, query())
+        write_or_check_schema(files, query())
 
 
 def test_altered_file_is_refused_once_there_is_state():
     files = memory()
-    pin(files, query())
-    files.put(NAME, [files.get(NAME).replace(b"int", b"inx")])
+    write_or_check_schema(files, query())
+    files.put(QUERY_FILE, [files.get(QUERY_FILE).replace(b"int", b"inx")])
     begin(files)
-    with pytest.raises(StateDamagedError, match=NAME):
-        pin(files, query())
-    with pytest.raises(StateDamagedError, match=NAME):
+    with pytest.raises(StateDamagedError, match=QUERY_FILE):
+        write_or_check_schema(files, query())
+    with pytest.raises(StateDamagedError, match=QUERY_FILE):
         read_state_schema(files)
 
 
 def test_torn_first_write_is_repeated():
     files = memory()
-    files.put(NAME, [b'{"key_gr'])
-    pin(files, query())
+    files.put(QUERY_FILE, [b'{"key_gr'])
+    write_or_check_schema(files, query())
     assert read_state_schema(files) == query()
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_first_start_outlives_a_store_that_fails_now_and_then(seed):
     inner = memory()
-    pin(FaultyFiles(inner, Faults(fail=0.4, retries=30, seed=seed)), query())
+    write_or_check_schema(FaultyFiles(inner, Faults(fail=0.4, retries=30, seed=seed)), query())
     assert read_state_schema(inner) == query()

@@ -24,10 +24,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from millpond.checkpoint.compaction.requests import Known, made_for, requests
+from millpond.checkpoint.compaction.requests import RequestState, list_requests, request_of_file
 from millpond.checkpoint.forks.parents import open_state
 from millpond.checkpoint.generation import newest_claim
-from millpond.checkpoint.retention.needs import IN_FLIGHT, committed_at, read_needs
+from millpond.checkpoint.retention.needs import IN_FLIGHT_BATCHES, committed_at, read_needs
 from millpond.errors import MillpondError
 from millpond.files.backends.filesystem import FileSystem
 from millpond.files.locations.opening import open_filesystem
@@ -241,12 +241,12 @@ class Query:
         checkpoint = str(self.folder / "checkpoint")
         return open_state(state_of_last_run(open_filesystem(checkpoint)) or checkpoint)
 
-    def known(self) -> dict[str, Known]:
-        return requests(self.files)
+    def known(self) -> dict[str, RequestState]:
+        return list_requests(self.files)
 
     def open_requests(self) -> set[str]:
         """Those without an answer."""
-        return {identity for identity, known in self.known().items() if known.request and not known.done}
+        return {identity for identity, known in self.known().items() if known.request and not known.has_result}
 
     def held(self, worker: Beside, step: str) -> str:
         """Stall a worker, the only one that goes on, at a step of a request that it has in hand; which it is."""
@@ -300,12 +300,12 @@ class Query:
         checkpoint = str(self.folder / "checkpoint")
         files, orphans = orphans_of(checkpoint, now=time.time() + 4 * 3600)
         assert not orphans.missing
-        assert all(infos for kind, infos in orphans.found.items() if kind.startswith(("files that no", "requests")))
+        assert all(infos for kind, infos in orphans.unneeded.items() if kind.startswith(("files that no", "requests")))
         orphans.remove(files)
         assert not list(files.list("compaction/"))
         assert not list(files.list("staging/"))
         commits = files.list("commits/")
-        recent = committed_at(commits, self.parts - 1 - IN_FLIGHT)
+        recent = committed_at(commits, self.parts - 1 - IN_FLIGHT_BATCHES)
         named = self.named()
         assert not [one.name for one in files.list("files/") if one.name not in named and one.modified < recent]
         assert not orphans_of(checkpoint)[1].missing
@@ -345,7 +345,7 @@ def test_workers_and_the_query_are_killed_and_stalled(
 
         first.go_on()
         query.until(lambda: query.told("remote_compactions") > 0)
-        query.until(lambda: any(made_for(name) for name in query.named()))
+        query.until(lambda: any(request_of_file(name) for name in query.named()))
 
         left = query.held(first, BEFORE)
         first.kill()
@@ -382,7 +382,7 @@ def test_workers_and_the_query_are_killed_and_stalled(
         third.resume()
         third.says(left, "is left to", "is not waited for")
         third.end()
-        assert left not in query.known() or not query.known()[left].done
+        assert left not in query.known() or not query.known()[left].has_result
         query.until(lambda: query.told("local_compactions") > 0 and query.told("compaction_ms") > 0)
         assert query.told("remote_compactions") == 0
         query.batch()
@@ -394,8 +394,8 @@ def test_workers_and_the_query_are_killed_and_stalled(
         query.wait_until("the last run waits for no request", lambda: not waiting())
     assert not waiting(), query.told_by_all()
 
-    assert not {made_for(name) for name in query.named()} & unanswered
+    assert not {request_of_file(name) for name in query.named()} & unanswered
     query.check_rows()
     query.collect()
-    assert not {made_for(info.name) for info in query.files.list("files/")} & unanswered
+    assert not {request_of_file(info.name) for info in query.files.list("files/")} & unanswered
     query.check_state()

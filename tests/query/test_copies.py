@@ -40,7 +40,7 @@ def checkpoint_and_copy() -> tuple[str, str, str]:
     QueryLogs(first.checkpoint_files).identify()
     generation = claim(first.files, run="one", partitions=1, key_groups=64)
     first.note(generation.number)
-    Recovery(first.files, generation, 1).begin([0])
+    Recovery(first.files, generation, 1).write_base([0])
     copied(f"{base}/one", f"{base}/two")
     return f"{base}/one", f"{base}/two", f"{base}/state"
 

@@ -22,9 +22,9 @@ from millpond.checkpoint.formats.manifest import seal
 from millpond.checkpoint.generation import claim
 from millpond.checkpoint.recovery import Recovery
 from millpond.checkpoint.retention.collector import Collector
-from millpond.checkpoint.retention.needs import IN_FLIGHT
+from millpond.checkpoint.retention.needs import IN_FLIGHT_BATCHES
 from millpond.checkpoint.retention.orphans import find_orphans
-from millpond.checkpoint.state_schema import OperatorSchema, StateSchema, pin, plain
+from millpond.checkpoint.state_schema import OperatorSchema, StateSchema, plain, write_or_check_schema
 from millpond.errors import (
     MillpondError,
     SettingError,
@@ -77,11 +77,11 @@ class Query:
         check_fork(location, self.root)
         self.query_logs.identify()
         self.files = open_state(location)
-        pin(self.files, PINNED)
+        write_or_check_schema(self.files, PINNED)
         generation = claim(self.files, run="test", partitions=1, key_groups=64)
         recovery = Recovery(self.files, generation, 1)
         version = self.query_logs.last("commits") + 1
-        recovery.begin([version])
+        recovery.write_base([version])
         self.slot = Slot(self.files, generation.number, folder / uuid.uuid4().hex)
         self.manifest = self.slot.open(0, version)
         self.table = self.manifest.tables["main"].runs if version else TableManifest()
@@ -121,7 +121,7 @@ class Query:
 
     def collect(self) -> None:
         """Collect as the running query does each minute: some batches ago, and twice, with the grace period between."""
-        for ago in (IN_FLIGHT, IN_FLIGHT, 0, 0):
+        for ago in (IN_FLIGHT_BATCHES, IN_FLIGHT_BATCHES, 0, 0):
             planned = self.query_logs.retained()
             self.collector.collect(planned.stop - 1 - ago, planned.start)
             self.now += 61
@@ -240,7 +240,7 @@ def test_other_partitions_take_their_parts_of_what_is_shared(original: Query, tm
     fork(original.location, new)
     files = open_state(new)
     generation = claim(files, run="test", partitions=2, key_groups=64)
-    Recovery(files, generation, 1).begin([10])
+    Recovery(files, generation, 1).write_base([10])
     slot = Slot(files, generation.number, tmp_path)
     for partition in range(2):
         opened = slot.open(partition, 10)
@@ -692,7 +692,7 @@ def test_names_of_a_parent_are_read_and_not_written(tmp_path: Path, kind: str) -
     ],
 )
 def test_a_fork_is_at_home_however_its_place_is_written(made: str, run: str, same: bool) -> None:
-    assert Parents(made, ()).made_at(run) is same
+    assert Parents(made, ()).was_created_at(run) is same
 
 
 def test_a_fork_that_is_run_under_another_name_of_its_place_gives_back(original: Query, tmp_path: Path) -> None:

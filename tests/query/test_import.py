@@ -16,7 +16,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import millpond
-from millpond.checkpoint.forks.parents import NAME as PARENTS
+from millpond.checkpoint.forks.parents import PARENTS_FILE
 from millpond.errors import MillpondError, SettingError, StateIncompatibleError, TransientError, UsageError
 from millpond.query import importing
 
@@ -595,7 +595,7 @@ def test_no_query_starts_where_an_import_was_interrupted(
     real = getattr(importing, step)
 
     def dying(*arguments: Any, **named: Any) -> Any:
-        if PARENTS in arguments:  # else there is nothing yet
+        if PARENTS_FILE in arguments:  # else there is nothing yet
             return real(*arguments, **named)
         raise TransientError("The driver dies.")
 

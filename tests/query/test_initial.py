@@ -46,7 +46,7 @@ class Total(StatefulProcessor):
             if self.harm == "slot":
                 directory = SlotDirectory(Path(self.slots))
                 for name in directory.running() - {"template"}:
-                    directory.noted(name).kill()  # type: ignore[union-attr]
+                    directory.recorded_process(name).kill()  # type: ignore[union-attr]
             else:
                 os.kill(os.getpid(), signal.SIGKILL)
         held = self.total.get()

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from millpond.checkpoint.state_schema import NAME, OperatorSchema, StateSchema
+from millpond.checkpoint.state_schema import QUERY_FILE, OperatorSchema, StateSchema
 from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleError
 from millpond.files.backends.filesystem import FileSystem
 from millpond.files.locations.opening import join_url, open_filesystem
@@ -60,8 +60,8 @@ def test_a_missing_query_file_is_named(name: str) -> None:
     files.put(f"millpond/{name}", [b"x"])
     found = error(files)
     assert isinstance(found, StateDamagedError)
-    assert f"the file {NAME}, which says what the state of {BOTH} looks like, is gone" in found.message
-    assert found.file == f"{files.url}/millpond/{NAME}"
+    assert f"the file {QUERY_FILE}, which says what the state of {BOTH} looks like, is gone" in found.message
+    assert found.file == f"{files.url}/millpond/{QUERY_FILE}"
 
 
 def test_state_elsewhere() -> None:
@@ -73,7 +73,7 @@ def test_state_elsewhere() -> None:
         assert isinstance(found, StateDamagedError)
         assert f"is gone: there is nothing at {there.url}/millpond" in found.message
         assert "spark.millpond.state.location to the folder above it" in found.action
-    elsewhere.put(NAME, [b"{}"])
+    elsewhere.put(QUERY_FILE, [b"{}"])
     for state in (here, None):
         found = error(files, state)
         assert isinstance(found, StateIncompatibleError)
@@ -82,7 +82,7 @@ def test_state_elsewhere() -> None:
 
 def test_state_in_the_checkpoint_and_a_setting_that_names_another_place() -> None:
     files = memory()
-    files.put(f"millpond/{NAME}", [b"{}"])
+    files.put(f"millpond/{QUERY_FILE}", [b"{}"])
     found = error(files, memory())
     assert isinstance(found, StateIncompatibleError)
     assert "Unset spark.millpond.state.location" in found.action

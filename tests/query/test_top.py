@@ -16,7 +16,7 @@ from rich.console import Console
 
 import millpond
 from millpond.query.progress.reader import BatchProgress, OperatorProgress, Progress, ProgressReader
-from millpond.slot.process.queries import find_query
+from millpond.slot.process.queries import find_running_query
 from millpond.top import picture
 from millpond.worker.client import CommitHealth
 from tests.s3 import s3
@@ -64,7 +64,7 @@ def test_a_running_query_and_when_it_has_stopped(spark: SparkSession, tmp_path: 
         query.processAllAvailable()
         progress = wait_for_commits(checkpoint)
         said = top(str(checkpoint), "--once")
-        found = find_query(progress.state)
+        found = find_running_query(progress.state)
         assert found is not None
         assert f"running (process {found[1].process.pid})" in said
         assert "0 versions, 0 failed tries" in said
@@ -83,7 +83,7 @@ def test_a_running_query_and_when_it_has_stopped(spark: SparkSession, tmp_path: 
     assert sum(one.late_rows for one in figures) == 1
     assert progress.durable == progress.committed + 1
     deadline = time.monotonic() + 60
-    while find_query(progress.state) is not None:
+    while find_running_query(progress.state) is not None:
         assert time.monotonic() < deadline
         time.sleep(0.1)
     said = top(str(checkpoint))  # without a terminal it shows one frame

@@ -141,7 +141,7 @@ def begin(task: OperatorTask, versions: tuple[int, ...] = (0,)) -> None:
     files = open_filesystem(join_url(task.location, "millpond"))
     claimed = claim(files, run=task.run, partitions=task.partitions)
     assert claimed.number == task.generation
-    Recovery(files, claimed, 1).begin(versions)
+    Recovery(files, claimed, 1).write_base(versions)
 
 
 def grouped(

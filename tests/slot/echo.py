@@ -25,7 +25,7 @@ class Echo:
         self.waiting = False
         self.versions: dict[tuple[int, int], int] = {}
 
-    def run(self, run: Run, batches: Iterator[pa.RecordBatch], abandon: Callable[[], None], caller: Caller) -> Answer:
+    def run(self, run: Run, batches: Iterator[pa.RecordBatch], cancel: Callable[[], None], caller: Caller) -> Answer:
         rows = []
         for batch in batches:
             command = batch.schema.names[-1]
@@ -58,7 +58,7 @@ class Echo:
     def answered(self, query: str) -> list[tuple[int, int, int]]:
         return [(operator, partition, version - 1) for operator, partition, version in self.drain(query, 0.0)]
 
-    def trouble(self, query: str) -> str:
+    def commit_failure(self, query: str) -> str:
         return f"the store of {query} is full" if self.waiting else ""
 
     def lost_call(self, query: str) -> str:

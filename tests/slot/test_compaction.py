@@ -13,13 +13,13 @@ import msgspec
 import pytest
 
 from millpond.checkpoint.compaction.requests import (
-    Done,
+    CompactionResult,
     Request,
-    made_for,
+    list_requests,
     put_request,
-    read_done,
-    requests,
-    withdraw,
+    read_result,
+    remove_request,
+    request_of_file,
 )
 from millpond.checkpoint.forks.parents import open_state
 from millpond.checkpoint.generation import claim
@@ -99,7 +99,7 @@ def named(application: Asking) -> set[str]:
     assert application.server is not None
     partitions = application.server._query(application.task.key).partitions.values()
     tables = [one.runs for each in partitions if each._manifest for one in each._manifest.tables.values()]
-    return {run.name for table in tables for run in table.runs if made_for(run.name)}
+    return {run.name for table in tables for run in table.runs if request_of_file(run.name)}
 
 
 def test_a_worker_s_process_is_killed_and_another_goes_on(tmp_path: Path) -> None:
@@ -109,16 +109,16 @@ def test_a_worker_s_process_is_killed_and_another_goes_on(tmp_path: Path) -> Non
     first = compactor(slow, "--poll", "0.1", "--lease", "2")
     try:
         asked(application)
-        wait_until(lambda: any(known.lease for known in requests(application.files).values()), PATIENCE)
+        wait_until(lambda: any(known.lease for known in list_requests(application.files).values()), PATIENCE)
         first.kill()
         first.wait()
         assert application.remote.stats.remote == 0
         second = compactor(str(tmp_path), "--poll", "0.1", "--lease", "1")
         try:
-            wait_until(lambda: any(known.done for known in requests(application.files).values()), PATIENCE)
+            wait_until(lambda: any(known.has_result for known in list_requests(application.files).values()), PATIENCE)
             application.until(lambda: application.remote.stats.remote > 0)
             application.until(lambda: bool(named(application)))
-            application.until(lambda: not application.remote._taken or application.remote.stats.remote > 3)
+            application.until(lambda: not application.remote._used_results or application.remote.stats.remote > 3)
         finally:
             second.terminate()
             said = second.communicate(timeout=120)[1].decode()
@@ -149,20 +149,20 @@ def test_sigterm_hands_the_work_over_at_once(tmp_path: Path) -> None:
     slow = compactor(f"faults+{tmp_path}?latency_ms=500", "--poll", "0.1", "--lease", "600")
     try:
         asked(application)
-        wait_until(lambda: any(known.taken for known in requests(application.files).values()), PATIENCE)
+        wait_until(lambda: any(known.leased for known in list_requests(application.files).values()), PATIENCE)
         slow.terminate()
-        identity = next(identity for identity, known in requests(application.files).items() if known.lease)
-        wait_until(lambda: not requests(application.files)[identity].taken)
+        identity = next(identity for identity, known in list_requests(application.files).items() if known.lease)
+        wait_until(lambda: not list_requests(application.files)[identity].leased)
         said = slow.communicate(timeout=120)[1].decode()
         assert slow.returncode == 0, said
         assert "ends: 0 done" in said
-        known = requests(application.files)[identity]
+        known = list_requests(application.files)[identity]
         assert known.request is not None
-        assert not known.done
+        assert not known.has_result
         assert not [info.name for info in application.files.list(f"files/{identity}")]
         worker = Worker([application.files], lease=600.0)
         assert worker.step()
-        assert requests(application.files)[identity].done
+        assert list_requests(application.files)[identity].has_result
         application.until(lambda: application.remote.stats.remote > 0)
         assert application.remote.stats.local == 0
     finally:
@@ -172,18 +172,18 @@ def test_sigterm_hands_the_work_over_at_once(tmp_path: Path) -> None:
 
 def test_nobody_works_on_what_was_withdrawn(application: Asking) -> None:
     identity = asked(application)
-    known = requests(application.files)[identity]
+    known = list_requests(application.files)[identity]
     worker = Worker([application.files], lease=0.3)
 
     def slowly(files: FileSystem, request: Request, pace: Pace) -> list[RunRef]:
-        withdraw(files, request.generation, request.id)
+        remove_request(files, request.generation, request.id)
         for _ in pace.over(range(600)):
             time.sleep(0.05)
         raise AssertionError("it was not stopped")
 
     worker._do = slowly  # type: ignore[method-assign]
     assert not worker.step()
-    assert identity not in requests(application.files)
+    assert identity not in list_requests(application.files)
     assert known.request is not None
 
 
@@ -193,9 +193,9 @@ def test_what_was_taken_last_leaves_no_request_behind(application: Asking) -> No
     worker = Worker([application.files], beats=False)
     assert worker.step()
     application.until(lambda: bool(named(application)))
-    assert application.remote._taken
+    assert application.remote._used_results
     application.close()
-    assert not any(known.request for known in requests(application.files).values())
+    assert not any(known.request for known in list_requests(application.files).values())
     Counts(application.folder).through(application.query_logs.last("commits") + 2)
 
 
@@ -204,7 +204,7 @@ def test_what_nobody_has_answered_leaves_no_request_behind(application: Asking) 
     asked(application)
     assert application.remote.waiting
     application.close()
-    wait_until(lambda: not requests(application.files))
+    wait_until(lambda: not list_requests(application.files))
 
 
 def test_files_of_a_schema_that_the_table_has_had(tmp_path: Path) -> None:
@@ -239,9 +239,9 @@ def test_files_of_a_schema_that_the_table_has_had(tmp_path: Path) -> None:
 class Stalling(Worker):
     """A worker that stalls between its work and its answer, until it may go on."""
 
-    held: tuple[FileSystem, Request, Done] | None = None
+    held: tuple[FileSystem, Request, CompactionResult] | None = None
 
-    def _answer(self, files: FileSystem, request: Request, done: Done) -> None:
+    def _answer(self, files: FileSystem, request: Request, done: CompactionResult) -> None:
         self.held = files, request, done
 
     def go_on(self) -> None:
@@ -251,8 +251,8 @@ class Stalling(Worker):
 
 def asked(application: Asking) -> str:
     """A request that is there."""
-    application.until(lambda: any(known.request for known in requests(application.files).values()))
-    return next(identity for identity, known in requests(application.files).items() if known.request)
+    application.until(lambda: any(known.request for known in list_requests(application.files).values()))
+    return next(identity for identity, known in list_requests(application.files).items() if known.request)
 
 
 @pytest.mark.parametrize("scheme", ["", "faults+"], ids=["local", "remote"])
@@ -270,16 +270,16 @@ def test_of_two_that_finish_one_counts(tmp_path: Path, scheme: str) -> None:
         assert all(application.files.exists(ref.name) for ref in made.files)
         while second.step():
             pass
-        assert not requests(application.files)[identity].done, "it was in another's hand"
+        assert not list_requests(application.files)[identity].has_result, "it was in another's hand"
         now[0] += 31.0
         assert second.step()
         assert second.done
         first.go_on()
         assert first.done == 0
         assert not any(application.files.exists(ref.name) for ref in made.files)
-        application.until(lambda: any(made_for(name) == identity for name in named(application)))
-        application.until(lambda: identity not in application.remote._taken)
-        wait_until(lambda: identity not in requests(application.files))
+        application.until(lambda: any(request_of_file(name) == identity for name in named(application)))
+        application.until(lambda: identity not in application.remote._used_results)
+        wait_until(lambda: identity not in list_requests(application.files))
     finally:
         application.close()
 
@@ -290,7 +290,7 @@ def test_without_a_worker_the_slot_does_it(tmp_path: Path) -> None:
     try:
         application.until(lambda: application.remote.stats.local > 1)
         assert application.remote.stats.remote == 0
-        wait_until(lambda: not requests(application.files))
+        wait_until(lambda: not list_requests(application.files))
     finally:
         application.close()
 
@@ -323,7 +323,7 @@ def test_a_job_that_says_more_than_is_known_is_not_done(tmp_path: Path, kind: st
     job = msgspec.msgpack.encode(msgspec.to_builtins(JOBS[kind]) | {"but_not": [7]})
     put_request(files, Request("one", number, job))
     assert Worker([files], beats=False).step()
-    done = read_done(files, number, "one")
+    done = read_result(files, number, "one")
     assert done is not None
     assert "unknown field `but_not`" in done.error
     assert not done.files
@@ -331,7 +331,7 @@ def test_a_job_that_says_more_than_is_known_is_not_done(tmp_path: Path, kind: st
 
 def test_an_answer_that_is_cut_off_or_names_nothing_is_not_used(application: Asking) -> None:
     identity = asked(application)
-    known = requests(application.files)[identity]
+    known = list_requests(application.files)[identity]
     application.files.put(f"compaction/{known.generation:015d}/{identity}.done", [b"{"])
     application.until(lambda: application.remote.stats.local > 0)
     other = asked(application)
@@ -358,7 +358,7 @@ def test_requests_of_a_fenced_run_are_left_alone(application: Asking) -> None:
     claim(application.files, run="other", partitions=2)
     worker = Worker([application.files], beats=False)
     assert not worker.step()
-    assert not any(known.lease for known in requests(application.files).values())
+    assert not any(known.lease for known in list_requests(application.files).values())
 
 
 def test_a_query_that_begins_later_is_found(tmp_path: Path) -> None:

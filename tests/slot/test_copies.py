@@ -14,7 +14,7 @@ import pytest
 
 from millpond.files.formats.blocks import sort_rows
 from millpond.files.tiers.local_copies import CachedSource
-from millpond.slot.partition.copies import KEPT, claim_copies, remove_old_copies
+from millpond.slot.partition.copies import KEPT_SECONDS, claim_copies, remove_old_copies
 from millpond.slot.partition.partitions import PartitionServer
 from millpond.slot.partition.running import RunningQuery
 from millpond.stores.runs.run import Run
@@ -44,7 +44,7 @@ def opens(folder: Path) -> Iterator[Opens]:
         directory = folder / application
         directory.mkdir(exist_ok=True)
         servers.append(PartitionServer(directory))
-        return RunningQuery(task, servers[-1]._shared(task))
+        return RunningQuery(task, servers[-1]._slot_resources(task))
 
     yield make
     for server in servers:
@@ -157,7 +157,7 @@ def test_copies_of_queries_that_are_gone_go(tmp_path: Path) -> None:
     (tmp_path / ".removed-1").mkdir()
     old.release()
     young.release()
-    long_ago = time.time() - KEPT - 100
+    long_ago = time.time() - KEPT_SECONDS - 100
     for folder in (old, used):
         os.utime(folder.path / "lock", (long_ago, long_ago))
         os.utime(folder.path, (long_ago, long_ago))

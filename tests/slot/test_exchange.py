@@ -154,7 +154,7 @@ def test_a_lost_file_is_named(task: OperatorTask, write: Write) -> None:
 
 def test_a_disk_that_takes_nothing_is_an_error(task: OperatorTask, write: Write) -> None:
     folder = exchange_folder(SlotDirectory.of(task).path, task)
-    SlotDirectory.of(task).enter(identify())
+    SlotDirectory.of(task).register(identify())
     folder.parent.mkdir()
     folder.write_text("in the way")
     with pytest.raises(MillpondError, match=r"cannot be written: Not a directory.*or point TMPDIR"):

@@ -16,7 +16,7 @@ import pytest
 from millpond.slot.partition.attempt_lock import Attempt, AttemptLock
 from millpond.slot.partition.partitions import PartitionServer
 from millpond.slot.prefetch.hints import PrefetchHints
-from millpond.slot.prefetch.switch import MOST, HintSwitch, wanted
+from millpond.slot.prefetch.switch import MAX_HINTED_KEYS, HintSwitch, requested_hints
 from millpond.stores.memory.process_memory import anonymous
 from millpond.stores.runs.fetched import Fetched
 from millpond.tasks.operator_task import OperatorTask
@@ -41,7 +41,7 @@ class Watch:
     def _look(self) -> None:
         while not self._over.wait(0.001):
             partition, table, prefetcher = held(self.server)
-            self.kept = max(self.kept, partition._hints._held)
+            self.kept = max(self.kept, partition._hints._waiting_bytes)
             limit = table._account.limit // 2  # a table's share may have shrunk since it was read for
             self.read = max(self.read, table._runs.fetched_memory / limit)
             with prefetcher._lock:
@@ -113,21 +113,21 @@ def test_hints_for_batches_that_do_not_come_are_not_kept() -> None:
     hints = PrefetchHints(None, ("exchange",), MEMORY)
     keys = np.arange(1000, dtype=np.uint64)
     for number in range(10_000):
-        hints.keep(number, "exchange", keys)
+        hints.store(number, "exchange", keys)
     assert len(hints._batches) <= 3
     hints.begin(50)
     assert not hints._batches
     for number in range(10_000):
-        hints.keep(number, "exchange", keys)
+        hints.store(number, "exchange", keys)
     assert sorted(hints._batches) == [50, 51, 52]
-    hints.pass_on(None, 50)
-    assert hints._held == 0
+    hints.prefetch(None, 50)
+    assert hints._waiting_bytes == 0
     assert hints.figures()["dropped_hints"] == 19_997 * len(keys)  # those of batches 50, 51 and 52 were looked at
-    for _ in range(2 * MOST // len(keys)):
-        hints.keep(51, "exchange", keys)
-        hints.pass_on(None, 50)
-    assert hints._batches[51].count == MOST
-    assert hints.figures()["dropped_hints"] >= MOST
+    for _ in range(2 * MAX_HINTED_KEYS // len(keys)):
+        hints.store(51, "exchange", keys)
+        hints.prefetch(None, 50)
+    assert hints._batches[51].count == MAX_HINTED_KEYS
+    assert hints.figures()["dropped_hints"] >= MAX_HINTED_KEYS
 
 
 def test_rows_that_are_far_larger_than_others_are_not_read_ahead_by_the_thousand(
@@ -282,14 +282,14 @@ def test_partitions_of_one_slot_ask_each_for_themselves(tmp_path: Path, large: O
     other.set(("source",))
     other.set(())
     one.set(("exchange",))
-    assert wanted(tmp_path, task) == {0: ("exchange",)}
+    assert requested_hints(tmp_path, task) == {0: ("exchange",)}
     other.set(("source", "exchange"))
-    assert wanted(tmp_path, task) == {0: ("exchange",), 2: ("exchange", "source")}
+    assert requested_hints(tmp_path, task) == {0: ("exchange",), 2: ("exchange", "source")}
     again = HintSwitch(tmp_path, task, 2)  # of the slot that comes after one that died
-    assert wanted(tmp_path, task) == {0: ("exchange",)}
+    assert requested_hints(tmp_path, task) == {0: ("exchange",)}
     again.set(("exchange",))
     again.close()
-    assert wanted(tmp_path, task) == {0: ("exchange",)}
+    assert requested_hints(tmp_path, task) == {0: ("exchange",)}
     one.close()
     assert not list((tmp_path / "hints").iterdir())
 
@@ -310,8 +310,8 @@ def test_at_no_moment_of_a_switch_nothing_is_asked_for(tmp_path: Path, large: Op
     try:
         (folder,) = (tmp_path / "hints").iterdir()
         for _ in range(3000):
-            assert any((folder / name).exists() for name in os.listdir(folder)) or wanted(tmp_path, large)
-            assert set(wanted(tmp_path, large).get(0, ("exchange",))) <= {"source", "exchange"}
+            assert any((folder / name).exists() for name in os.listdir(folder)) or requested_hints(tmp_path, large)
+            assert set(requested_hints(tmp_path, large).get(0, ("exchange",))) <= {"source", "exchange"}
     finally:
         over.set()
         thread.join()
@@ -320,8 +320,8 @@ def test_at_no_moment_of_a_switch_nothing_is_asked_for(tmp_path: Path, large: Op
 def test_nothing_of_hints_is_left_by_a_query_that_ends(tmp_path: Path, large: OperatorTask) -> None:
     task = msgspec.structs.replace(large, exchange="local")
     server = PartitionServer(tmp_path / "slot")
-    server._partition(task, 0)._hints.learn({"cache_misses": 9.0})
-    assert wanted(tmp_path / "slot", task) == {0: ("exchange",)}
+    server._partition(task, 0)._hints.adapt({"cache_misses": 9.0})
+    assert requested_hints(tmp_path / "slot", task) == {0: ("exchange",)}
     server.close()
     assert not list((tmp_path / "slot" / "hints").iterdir())
 
@@ -330,11 +330,11 @@ def test_hints_of_a_batch_that_is_over_take_no_room() -> None:
     """Also if no row of the batch comes, between which hints would be passed on."""
     hints = PrefetchHints(None, ("exchange",), MEMORY)
     hints.begin(0)
-    hints.keep(1, "exchange", np.arange(FLOOD, dtype=np.uint64))
+    hints.store(1, "exchange", np.arange(FLOOD, dtype=np.uint64))
     full = hints._batches[1].count
     assert full > 0
     hints.begin(2)
-    hints.keep(2, "exchange", np.arange(FLOOD, dtype=np.uint64))
+    hints.store(2, "exchange", np.arange(FLOOD, dtype=np.uint64))
     assert hints._batches[2].count == full
 
 
@@ -350,39 +350,39 @@ def test_what_is_learnt_while_a_partition_is_let_go_of_asks_for_nothing(tmp_path
 
     hints = PrefetchHints(Slow(tmp_path, large, 0), ("exchange",), MEMORY)
     with ThreadPoolExecutor(2) as pool:
-        learning = pool.submit(hints.learn, {"cache_misses": 9.0})
+        learning = pool.submit(hints.adapt, {"cache_misses": 9.0})
         assert asking.wait(20)
         closing = pool.submit(hints.close)
         time.sleep(0.05)
         may.set()
         learning.result(20)
         closing.result(20)
-    assert wanted(tmp_path, large) == {}
-    hints.learn({"cache_misses": 9.0})
-    assert wanted(tmp_path, large) == {}
+    assert requested_hints(tmp_path, large) == {}
+    hints.adapt({"cache_misses": 9.0})
+    assert requested_hints(tmp_path, large) == {}
 
 
 def test_hints_take_no_turn_that_an_attempt_waits_for() -> None:
     lock = AttemptLock(5.0)
-    with ThreadPoolExecutor(1) as pool, lock.taken(Attempt(1, 1, lambda: None, fed=True)):
+    with ThreadPoolExecutor(1) as pool, lock.hold(Attempt(1, 1, lambda: None, input_complete=True)):
 
         def attempt() -> None:
-            with lock.taken(Attempt(2, 2, lambda: None)):
+            with lock.hold(Attempt(2, 2, lambda: None)):
                 pass
 
         second = pool.submit(attempt)
         deadline = time.monotonic() + 60
-        while not lock._coming:
+        while not lock._waiting:
             assert time.monotonic() < deadline
             time.sleep(0.001)
         # As if the first were over, and the second had not woken up.
         with lock._changed:
             first, lock._current = lock._current, None
-            with lock.if_free() as free:
+            with lock.try_hold() as free:
                 assert not free
             lock._current = first
     second.result(60)
-    with lock.if_free() as free:
+    with lock.try_hold() as free:
         assert free
 
 

@@ -13,7 +13,7 @@ import pytest
 from millpond.metrics import LOOKAHEADS
 from millpond.slot.partition.partitions import PartitionServer
 from millpond.slot.prefetch.hints import PrefetchHints
-from millpond.slot.prefetch.switch import HintSwitch, wanted
+from millpond.slot.prefetch.switch import HintSwitch, requested_hints
 from millpond.slot.process.identity import identify
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.slot.process.messages import Run
@@ -88,10 +88,10 @@ def test_hints_are_wanted_once_keys_are_missing(tmp_path: Path, large: OperatorT
     server = PartitionServer(tmp_path / "slot")
     try:
         partition = server._partition(task, 0)
-        learn = partition._hints.learn
+        learn = partition._hints.adapt
 
         def asked() -> set[str]:
-            return {one for lookaheads in wanted(tmp_path / "slot", task).values() for one in lookaheads}
+            return {one for lookaheads in requested_hints(tmp_path / "slot", task).values() for one in lookaheads}
 
         assert not asked()
         learn({"cache_misses": 0.0, "cache_hits": 1000.0})
@@ -113,22 +113,22 @@ def test_each_partition_has_a_switch_of_its_own(tmp_path: Path, large: OperatorT
     try:
         hints = [server._partition(task, number)._hints for number in range(2)]
         for one in hints:
-            one.learn({"cache_misses": 100.0, "cache_hits": 900.0})
-        hints[0].learn({"cache_misses": 0.0, "cache_hits": 900.0})
-        assert wanted(tmp_path / "slot", task) == {1: ("exchange",)}
+            one.adapt({"cache_misses": 100.0, "cache_hits": 900.0})
+        hints[0].adapt({"cache_misses": 0.0, "cache_hits": 900.0})
+        assert requested_hints(tmp_path / "slot", task) == {1: ("exchange",)}
     finally:
         server.close()
     server = PartitionServer(tmp_path / "slot")
     try:
         server._partition(task, 1)
-        assert wanted(tmp_path / "slot", task) == {}
+        assert requested_hints(tmp_path / "slot", task) == {}
     finally:
         server.close()
 
 
 def test_who_sends_hints_starts_no_slot(large: OperatorTask) -> None:
     directory = SlotDirectory.of(large)
-    directory.enter(identify())
+    directory.register(identify())
     HintSwitch(directory.path, large, 0).set("exchange")
     hints = HintSender.of(directory, large, 3, "exchange")
     assert hints is not None
@@ -144,13 +144,13 @@ def test_the_latest_lookahead_that_comes_early_enough_is_asked() -> None:
     missing = {"cache_misses": 100.0, "cache_hits": 0.0, "prefetched_keys": 100.0, "prefetched_used": 100.0}
 
     def batch(number: int, slack: float, **figures: float) -> tuple[str, ...]:
-        hints.keep(number, "exchange", np.empty(0, np.uint64))
-        hints.keep(number, "source", np.arange(3, dtype=np.uint64))
+        hints.store(number, "exchange", np.empty(0, np.uint64))
+        hints.store(number, "source", np.arange(3, dtype=np.uint64))
         hints._batches[number].first["exchange"] -= slack
         hints._batches[number].first["source"] -= 3 + slack
         hints.begin(number)
-        hints.pass_on(None, number)
-        hints.learn(missing | figures)
+        hints.prefetch(None, number)
+        hints.adapt(missing | figures)
         return asked[-1]
 
     exchange, both = ("exchange",), ("source", "exchange")
@@ -178,7 +178,7 @@ def test_hints_rest_where_most_keys_have_no_room() -> None:
 
     def wanted(batches: int, dropped: float) -> list[bool]:
         for _ in range(batches):
-            hints.learn(flood | {"dropped_hints": dropped})
+            hints.adapt(flood | {"dropped_hints": dropped})
         return [bool(names) for names in asked[-batches:]]
 
     assert all(wanted(20, 90.0))
@@ -211,13 +211,13 @@ def test_what_lookaheads_send_in_different_shapes_is_all_passed_on() -> None:
     def keep(lookahead: str, columns: dict[str, pa.Array]) -> None:
         keys = pa.record_batch(columns)
         hashes = keys.column(0).to_numpy().view(np.uint64)
-        hints.keep(0, lookahead, hashes, keys if keys.num_columns > 1 else None)
+        hints.store(0, lookahead, hashes, keys if keys.num_columns > 1 else None)
 
     keep("exchange", {"__hash": pa.array([1, 2]), "__right": pa.array([True, False])})
     keep("lookahead(k)", {"_0": pa.array([3]), "_1": pa.array([True])})
     keep("lookahead(k)", {"_0": pa.array([4]), "_1": pa.array([False]), "_2": pa.array([7])})
     keep("exchange", {"__hash": pa.array([5])})
-    hints.pass_on(Told(), 0)  # type: ignore[arg-type]
+    hints.prefetch(Told(), 0)  # type: ignore[arg-type]
     assert told == [(0, [(1, True), (2, False), (3, True)]), (0, [(4, False, 7)]), (0, [5])]
 
 
@@ -262,9 +262,9 @@ def test_a_lookahead_has_a_name_of_any_length(tmp_path: Path, large: OperatorTas
     task = msgspec.structs.replace(large, lookaheads=(*long, "exchange"))
     switch = HintSwitch(tmp_path, task, 3)
     switch.set(long)
-    assert {partition: set(asked) for partition, asked in wanted(tmp_path, task).items()} == {3: set(long)}
+    assert {partition: set(asked) for partition, asked in requested_hints(tmp_path, task).items()} == {3: set(long)}
     switch.set((long[1], "exchange"))
-    assert set(wanted(tmp_path, task)[3]) == {long[1], "exchange"}
+    assert set(requested_hints(tmp_path, task)[3]) == {long[1], "exchange"}
     switch.close()
     assert not list((tmp_path / "hints").iterdir())
 
@@ -273,7 +273,7 @@ def test_files_that_are_none_of_ours_ask_for_nothing(tmp_path: Path, large: Oper
     HintSwitch(tmp_path, large, 0).set(("exchange",))
     (folder,) = (tmp_path / "hints").iterdir()
     (folder / ".nfs000000000123").touch()  # as NFS leaves it of a file that somebody still reads
-    assert wanted(tmp_path, large) == {0: ("exchange",)}
+    assert requested_hints(tmp_path, large) == {0: ("exchange",)}
 
 
 def test_one_sketch_for_each_sender_of_an_operator_until_there_are_many(tmp_path: Path, large: OperatorTask) -> None:
@@ -316,7 +316,7 @@ def test_whoever_sends_keys_may_call_their_columns_what_they_like() -> None:
     signed, times = pa.array([3, 4], pa.int64()), pa.array([7, None], pa.int64())
     sure = pa.schema([pa.field("__hash", pa.int64(), nullable=False), ("t", pa.int64())])
     for schema in (pa.schema([("_0", pa.int64()), ("_1", pa.int64())]), sure, sure):
-        hints.keep(5, "exchange", hashes, pa.RecordBatch.from_arrays([signed, times], schema=schema))
+        hints.store(5, "exchange", hashes, pa.RecordBatch.from_arrays([signed, times], schema=schema))
     told = Told()
-    hints.pass_on(told, 5)  # type: ignore[arg-type]
+    hints.prefetch(told, 5)  # type: ignore[arg-type]
     assert told.keys == 3 * [(3, 7), (4, None)]

@@ -56,7 +56,7 @@ def test_slots_are_started_ahead_of_their_first_rows(task):
 
 def test_the_user_is_told_once_that_kernels_are_compiled(task, caplog):
     directory = SlotDirectory.of(task)
-    directory.enter(identify())
+    directory.register(identify())
     directory.compiling.touch()
     for _ in range(2):
         start_ahead(task).join(60)
@@ -137,9 +137,9 @@ def test_a_template_that_loads_slowly_is_waited_for(task):
 def test_a_dead_slot_is_replaced(task):
     with pytest.raises(TransientError, match="died"):
         _run(task, rows(0, name="die"))
-    before = SlotDirectory.of(task).noted("slot-0")
+    before = SlotDirectory.of(task).recorded_process("slot-0")
     assert len(_run(task, rows(0))) == 1
-    after = SlotDirectory.of(task).noted("slot-0")
+    after = SlotDirectory.of(task).recorded_process("slot-0")
     assert after != before
     assert not before.alive()
 
@@ -154,7 +154,7 @@ def test_a_slot_stopped_in_the_middle_is_killed_before_it_is_replaced(task):
 def test_a_slot_stopped_between_batches_is_replaced_within_the_attempt(task):
     task = hasty(task)
     _run(task, rows(0))
-    stopped = SlotDirectory.of(task).noted("slot-0")
+    stopped = SlotDirectory.of(task).recorded_process("slot-0")
     os.kill(stopped.pid, signal.SIGSTOP)
     assert len(_run(task, rows(0))) == 1
     assert not stopped.alive()
@@ -274,7 +274,7 @@ def test_nothing_is_left_when_the_driver_is_killed(task, stop_a_slot):
 
 def test_a_slot_ends_on_sigterm_and_a_new_one_takes_over(task):
     _run(task, rows(0))
-    slot = SlotDirectory.of(task).noted("slot-0")
+    slot = SlotDirectory.of(task).recorded_process("slot-0")
     os.kill(slot.pid, signal.SIGTERM)
     wait_until(lambda: not slot.alive())
     assert (SlotDirectory.of(task).path.parent / "closed-0").exists()
@@ -285,7 +285,7 @@ def test_what_dead_applications_left_is_removed(task, folder):
     other = SlotDirectory.named(str(folder), "app-0")
     left_by_the_dead(other)
     other.listen("slot-0").close()
-    other.note("slot-0", Process(1, 1))
+    other.record_process("slot-0", Process(1, 1))
     _run(task, rows(0))
     wait_until(lambda: not other.path.exists())
     assert SlotDirectory.of(task).path.exists()
@@ -315,7 +315,7 @@ def test_a_directory_that_is_not_private_is_refused(task, folder):
 
 def left_by_the_dead(directory: SlotDirectory) -> None:
     """Make the directory as an application leaves it whose JVM was killed."""
-    directory.enter(identify())
+    directory.register(identify())
     (directory.path / "owners").joinpath(f"{identify().pid}-{identify().start}").rename(directory.path / "owners/1-1")
 
 
@@ -327,8 +327,8 @@ def test_a_directory_that_is_entered_while_it_is_swept_stays(folder, monkeypatch
         here = SlotDirectory.named(str(folder), f"app-{number}")
         if before != "nothing":
             left_by_the_dead(here)
-            here.note("slot-0", Process(1, 1))
-        world.run(schedule, [lambda here=here: here.enter(identify()), here.sweep])
+            here.record_process("slot-0", Process(1, 1))
+        world.run(schedule, [lambda here=here: here.register(identify()), here.sweep])
         assert here.needed(), schedule
         with here.locked():
             assert (here.path / "owners").is_dir(), schedule

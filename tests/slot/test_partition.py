@@ -261,7 +261,7 @@ class _Gate:
             raise ConnectionError("cut off")
         yield from self.batches[1:]
 
-    def abandon(self):
+    def cancel(self):
         self.cut = True
         self.go.set()
 
@@ -272,7 +272,7 @@ def test_two_live_attempts_take_turns_and_agree(counting, servers):
     outputs = {}
     threads = [
         threading.Thread(
-            target=lambda: outputs.update(slow=table_of(server.run(Run(counting, 0, 0, 0), iter(gate), gate.abandon)))
+            target=lambda: outputs.update(slow=table_of(server.run(Run(counting, 0, 0, 0), iter(gate), gate.cancel)))
         ),
         threading.Thread(
             target=lambda: outputs.update(fast=run(server, counting, 0, grouped(0, [2, 1], [2, 1]), attempt=1)[0])
@@ -301,7 +301,7 @@ def test_an_attempt_that_was_given_up_is_cut_off(counting, servers, later):
 
     def slow():
         try:
-            list(server.run(Run(counting, 0, 0, 0), iter(gate), gate.abandon))
+            list(server.run(Run(counting, 0, 0, 0), iter(gate), gate.cancel))
         except ConnectionError as error:
             failed.append(error)
 
@@ -336,7 +336,7 @@ def test_draining_cuts_off_an_attempt_under_way(counting, servers):
 
     def attempt():
         try:
-            list(server.run(Run(counting, 0, 1, 0), iter(gate), gate.abandon))
+            list(server.run(Run(counting, 0, 1, 0), iter(gate), gate.cancel))
         except ConnectionError as error:
             failed.append(error)
 
@@ -519,12 +519,12 @@ def test_a_thread_that_kept_the_id_of_an_earlier_batch_is_told(counting, servers
     run(server, counting, 0, grouped(0, [1], [1]))
 
     def stale(*rows):
-        return list(server.run(Run(counting, 0, 0, 1, unsure=True), iter([grouped(0, *rows, time=TIME + 1)])))
+        return list(server.run(Run(counting, 0, 0, 1, verify_batch=True), iter([grouped(0, *rows, time=TIME + 1)])))
 
     for rows in (([1, 2], [5, 5]), ([1], [1])):
         with pytest.raises(TransientError, match="not that of batch 0"):
             stale(*rows)
-    now = Run(counting, 0, 1, 2, unsure=True)
+    now = Run(counting, 0, 1, 2, verify_batch=True)
     assert table_of(server.run(now, iter([grouped(0, [1, 2], [5, 5], time=TIME + 1)]))) == {1: (2, 6), 2: (1, 5)}
     with pytest.raises(TransientError, match="overtaken"):
         stale([1, 2], [5, 5])

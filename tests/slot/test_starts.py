@@ -34,7 +34,7 @@ class Query:
         claimed = claim(self.files, run="run", partitions=2)
         recovery = Recovery(self.files, claimed, 1)
         version = recovery.newest()
-        recovery.begin([version])
+        recovery.write_base([version])
         task = msgspec.structs.replace(self.task, generation=claimed.number)
         with ThreadPoolExecutor(2) as tasks:
             for answer in tasks.map(lambda partition: self.run(task, version, partition, whole), range(2)):

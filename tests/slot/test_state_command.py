@@ -17,9 +17,9 @@ from millpond import cli
 from millpond.checkpoint.forks.parents import Parents
 from millpond.checkpoint.formats.documents import write_own_document
 from millpond.checkpoint.formats.manifest import PartitionManifest, TableState, seal
-from millpond.checkpoint.generation import claim, newest_claim, numbers
+from millpond.checkpoint.generation import claim, claimed_generations, newest_claim
 from millpond.checkpoint.recovery import Recovery
-from millpond.checkpoint.state_schema import OperatorSchema, StateSchema, pin, plain
+from millpond.checkpoint.state_schema import OperatorSchema, StateSchema, plain, write_or_check_schema
 from millpond.errors import StateDamagedError, UsageError
 from millpond.files.locations.opening import join_url, open_filesystem
 from millpond.files.refs import RunRef, TableManifest
@@ -195,7 +195,7 @@ def test_state_that_lies_elsewhere_is_found_from_the_checkpoint(
 ) -> None:
     query_logs = open_filesystem(str(tmp_path / "ledger"))
     files = open_filesystem(str(checkpoint / "millpond"))
-    Ownership(query_logs.url, query_logs, str(checkpoint), files).note(max(numbers(files)))
+    Ownership(query_logs.url, query_logs, str(checkpoint), files).note(max(claimed_generations(files)))
     for command, *options in (["ls"], ["show"], ["verify"], ["rescale", "--partitions", 5, "--dry-run"]):
         assert state(command, tmp_path / "ledger", *options) == state(command, checkpoint, *options)
     code, (told,) = state("export", tmp_path / "ledger", tmp_path / "exported")
@@ -220,9 +220,9 @@ def test_an_empty_location_is_a_usage_error(state: Callable[..., tuple]) -> None
 def test_sizes_are_those_of_all_slices(tmp_path: Path, state: Callable[..., tuple]) -> None:
     files = open_filesystem(join_url(str(tmp_path), "millpond"))
     tables = {"main": {}, "distinct0": {}}
-    pin(files, StateSchema(1 << 15, (OperatorSchema("counts", plain(GROUPED), tables),)))
+    write_or_check_schema(files, StateSchema(1 << 15, (OperatorSchema("counts", plain(GROUPED), tables),)))
     generation = claim(files, run="test", partitions=2)
-    Recovery(files, generation, 1).begin([0])
+    Recovery(files, generation, 1).write_base([0])
     slot = Slot(files, generation.number, tmp_path / "host")
     for partition in range(2):
         run, other = (RunRef(f"files/{partition}{at}.run", 1000, 5000, 0, 1) for at in "ab")
@@ -251,9 +251,9 @@ def enriched(tmp_path: Path) -> Path:
     lookup = EnrichSpec((Field("k", "bigint"),), (0,))
     tables = {name: plain(table.schema) for name, table in state_tables(GROUPED).items()}
     operators = (OperatorSchema("enrich by k", plain(lookup), {}), OperatorSchema("counts", plain(GROUPED), tables))
-    pin(files, StateSchema(1 << 15, operators))
+    write_or_check_schema(files, StateSchema(1 << 15, operators))
     generation = claim(files, run="test", partitions=2)
-    Recovery(files, generation, 2).begin([0])
+    Recovery(files, generation, 2).write_base([0])
     slot = Slot(files, generation.number, tmp_path / "host")
     for operator, partition in product(range(2), range(2)):
         held = {"main": (TableManifest(), [])} if operator else {}
@@ -315,7 +315,7 @@ def test_what_partitions_share_is_counted_once(checkpoint: Path, state: Callable
     before = rows("ls", checkpoint)
     files = open_filesystem(join_url(str(checkpoint), "millpond"))
     generation = claim(files, run="test", partitions=PARTITIONS + 1)
-    Recovery(files, generation, 1).begin([BATCHES])
+    Recovery(files, generation, 1).write_base([BATCHES])
     assert rows("ls", checkpoint) == before
     rescaled = rows("rescale", checkpoint, "--partitions", PARTITIONS, "--dry-run")
     assert [row[2] for row in rescaled] == ["0, 1", "1, 2"]
@@ -331,7 +331,7 @@ def _tables(reader: StateReader, partition: int) -> Iterator[TableState]:
 def test_attempts_at_a_batch_are_not_mixed(tmp_path: Path, partitions: int) -> None:
     """A run's first state, and the one that one of its partitions has made again of other input, are two states."""
     files = open_filesystem(join_url(str(tmp_path), "millpond"))
-    pin(files, StateSchema(1 << 15, (OperatorSchema("counts", plain(GROUPED), {"main": {}}),)))
+    write_or_check_schema(files, StateSchema(1 << 15, (OperatorSchema("counts", plain(GROUPED), {"main": {}}),)))
 
     def make(slot: Slot, partition: int, seen: int) -> None:
         parent = slot.open(partition, 1)
@@ -340,7 +340,7 @@ def test_attempts_at_a_batch_are_not_mixed(tmp_path: Path, partitions: int) -> N
 
     def run(versions: list[int], partitions: int) -> Slot:
         generation = claim(files, run="test", partitions=partitions)
-        Recovery(files, generation, 1).begin(versions)
+        Recovery(files, generation, 1).write_base(versions)
         return Slot(files, generation.number, tmp_path / f"host{generation.number}")
 
     first = run([0], 2)
@@ -369,8 +369,10 @@ def test_attempts_at_a_batch_are_not_mixed(tmp_path: Path, partitions: int) -> N
 
 def test_operators_are_listed_before_there_is_a_version(tmp_path: Path, state: Callable[..., tuple]) -> None:
     files = open_filesystem(join_url(str(tmp_path), "millpond"))
-    pin(files, StateSchema(1 << 15, (OperatorSchema("counts", plain(GROUPED), {"main": {}, "distinct0": {}}),)))
-    Recovery(files, claim(files, run="test", partitions=1), 1).begin([0])
+    write_or_check_schema(
+        files, StateSchema(1 << 15, (OperatorSchema("counts", plain(GROUPED), {"main": {}, "distinct0": {}}),))
+    )
+    Recovery(files, claim(files, run="test", partitions=1), 1).write_base([0])
     code, (head, *lines) = state("ls", tmp_path)
     assert code == 0
     assert head.endswith(": generation 1, 1 partition, no durable version yet")

@@ -41,7 +41,7 @@ class Storm:
     def strike(self):
         if self.random.random() < 0.06:
             name = self.random.choice(["slot-0", "slot-0", "slot-0", "template"])
-            process = self.directory.noted(name)
+            process = self.directory.recorded_process(name)
             if process is not None and process.alive():
                 os.kill(
                     process.pid, self.random.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])

@@ -36,7 +36,7 @@ def ask(monkeypatch):
 
 
 def slot(task):
-    return SlotDirectory.of(task).noted("slot-0")
+    return SlotDirectory.of(task).recorded_process("slot-0")
 
 
 def durable(task, version):

@@ -150,7 +150,7 @@ def test_a_version_that_attempts_do_not_agree_on_is_not_shown(tmp_path: Path) ->
             reader.claim.number,
         )
     )
-    slot.committer.opened(manifest)
+    slot.committer.mark_durable(manifest)
     slot.settle()
     again = StateReader(str(tmp_path))
     assert again.versions() == [1]

@@ -21,7 +21,7 @@ from millpond.checkpoint.formats.commit import (
     resolve,
 )
 from millpond.checkpoint.formats.deltas import read_delta, read_deltas
-from millpond.checkpoint.formats.documents import damaged
+from millpond.checkpoint.formats.documents import damaged_error
 from millpond.checkpoint.formats.manifest import DeltaRef, PartitionManifest, Sealed, checksum
 from millpond.checkpoint.generation import Base, BaseVersion, Generation, Tip, check_fence, read_base, read_claim
 from millpond.checkpoint.rescale import inherited
@@ -29,13 +29,13 @@ from millpond.checkpoint.state_schema import StateSchema, read_schemas
 from millpond.errors import MillpondError, StateDamagedError, TransientError
 from millpond.files.backends.filesystem import AlreadyExistsError, Buffer, FileInfo, FileSystem, MissingFileError
 
-_HEADERS = 256
+_MAX_CACHED_HEADERS = 256
 """Commit headers cached in memory. Partitions of one slot share commit objects, so each header is read once."""
 
 _LISTING_SECONDS = 1.0
 """Seconds for which partitions that are opened one after the other share a listing of commits."""
 
-_REMEMBERED = 4
+_MAX_CACHED_MANIFESTS = 4
 """Final manifests cached per partition: the commit of the next version needs its parent's deltas."""
 
 
@@ -48,19 +48,19 @@ class Checkpoint:
         poll: seconds between two listings while waiting for a commit of another slot.
 
     Attributes:
-        shapes: state schemas by number, newest first: the query's own and its ancestors. Empty if it never changed.
+        state_schemas: the query's state schema and its ancestors by number, newest first. Empty if it never changed.
     """
 
     def __init__(self, files: FileSystem, generation: int, *, poll: float = 0.05) -> None:
         self.files = files
         self.claim: Generation = read_claim(files, generation)
         self.base: Base = read_base(files, generation)
-        self.shapes: dict[int, StateSchema] = read_schemas(files, self.base.shape) if self.base.shape else {}
+        self.state_schemas: dict[int, StateSchema] = read_schemas(files, self.base.shape) if self.base.shape else {}
         self._poll = poll
         self._lock = threading.Lock()
         self._headers: OrderedDict[str, CommitHeader] = OrderedDict()
-        self._listed: tuple[int, float, list[FileInfo]] = (-1, 0.0, [])
-        self._known: dict[tuple[int, int], OrderedDict[str, PartitionManifest]] = defaultdict(OrderedDict)
+        self._last_listing: tuple[int, float, list[FileInfo]] = (-1, 0.0, [])
+        self._manifests: dict[tuple[int, int], OrderedDict[str, PartitionManifest]] = defaultdict(OrderedDict)
 
     @property
     def generation(self) -> int:
@@ -85,7 +85,7 @@ class Checkpoint:
         deadline = time.monotonic() + wait
         fresh = False
         while True:
-            own = self._intact(operator, partition, self._listing(version, fresh))
+            own = self._intact_manifests(operator, partition, self._listing(version, fresh))
             # Same lineage means same input, so such manifests are interchangeable; two lineages mean that the attempts
             # of one batch read different rows.
             if len({manifest.lineage for manifest in own}) > 1:
@@ -99,10 +99,10 @@ class Checkpoint:
                     file=self.files.locate(commit_prefix(version, self.generation)),
                 )
             if own:
-                return self._remember(own[0])
-            base = self.base.at(version)
+                return self._cache_manifest(own[0])
+            base = self.base.find_version(version)
             if base is not None or version == 0:
-                return self._remember(self._inherited(base, operator, partition, version))
+                return self._cache_manifest(self._from_base(base, operator, partition, version))
             if fresh and time.monotonic() >= deadline:
                 raise TransientError(
                     "This version of the state is not durable.",
@@ -118,7 +118,7 @@ class Checkpoint:
 
     def commits_of(self, operator: int, partition: int, version: int) -> list[PartitionManifest]:
         """Return this generation's intact manifests of a partition and version, each `id` once."""
-        return self._intact(operator, partition, self._listing(version, fresh=True))
+        return self._intact_manifests(operator, partition, self._listing(version, fresh=True))
 
     def _listing(self, version: int, fresh: bool) -> list[FileInfo]:
         """List this generation's commits of a version, and check the fence.
@@ -135,16 +135,16 @@ class Checkpoint:
             FencedError: a newer generation exists.
         """
         with self._lock:
-            listed, listed_at, commits = self._listed
+            listed, listed_at, commits = self._last_listing
         if fresh or listed != version or time.monotonic() - listed_at > _LISTING_SECONDS:
             listed_at = time.monotonic()
             check_fence(self.files, self.generation)
             commits = self.files.list(commit_prefix(version, self.generation))
             with self._lock:
-                self._listed = version, listed_at, commits
+                self._last_listing = version, listed_at, commits
         return commits
 
-    def _intact(self, operator: int, partition: int, commits: Sequence[FileInfo]) -> list[PartitionManifest]:
+    def _intact_manifests(self, operator: int, partition: int, commits: Sequence[FileInfo]) -> list[PartitionManifest]:
         manifests: dict[str, PartitionManifest] = {}
         for info in commits:
             try:
@@ -173,12 +173,12 @@ class Checkpoint:
         if manifest.parent is None:
             return empty
         with self._lock:
-            cached = self._known[manifest.place].get(manifest.parent)
+            cached = self._manifests[manifest.place].get(manifest.parent)
         if cached is not None:
             return cached
-        base = self.base.at(version)
+        base = self.base.find_version(version)
         if base is not None:
-            inherited_manifest = self._inherited(base, *manifest.place, version)
+            inherited_manifest = self._from_base(base, *manifest.place, version)
             if inherited_manifest.id == manifest.parent:
                 return inherited_manifest
         own = self.commits_of(*manifest.place, version)
@@ -207,24 +207,24 @@ class Checkpoint:
             self.files.put(name, pieces, create=True)
         except AlreadyExistsError:
             # The same bytes mean that an earlier try succeeded and its answer was lost.
-            if not self._holds(name, pieces):
+            if not self._has_same_bytes(name, pieces):
                 raise
         with self._lock:
-            self._listed = -1, 0.0, []
+            self._last_listing = -1, 0.0, []
         for manifest in resolve(header, name, header_end(pieces)).manifests:
-            self._remember(manifest)
+            self._cache_manifest(manifest)
         return name
 
     def check_fence(self) -> None:
         """Raise `FencedError` if a newer generation exists."""
         check_fence(self.files, self.generation)
 
-    def _holds(self, name: str, pieces: Sequence[Buffer]) -> bool:
+    def _has_same_bytes(self, name: str, pieces: Sequence[Buffer]) -> bool:
         data = self.files.get(name)
         length = sum(memoryview(piece).nbytes for piece in pieces)
         return memoryview(data).nbytes == length and checksum([data]) == checksum(pieces)
 
-    def _inherited(self, base: BaseVersion | None, operator: int, partition: int, version: int) -> PartitionManifest:
+    def _from_base(self, base: BaseVersion | None, operator: int, partition: int, version: int) -> PartitionManifest:
         """Return the manifest with which a partition of this run begins (see `rescale.inherited`)."""
         return inherited(self.claim, base, operator, partition, version, lambda tip: self._read_tip(tip, version))
 
@@ -235,7 +235,7 @@ class Checkpoint:
                     return manifest
         except MillpondError as error:
             raise error.at(operator=str(tip.operator), partition=tip.partition, version=version) from None
-        raise damaged(
+        raise damaged_error(
             self.files.locate(tip.commit), f"does not hold partition {tip.partition} of operator {tip.operator}"
         )
 
@@ -247,17 +247,17 @@ class Checkpoint:
                 return cached
         header = read_header(self.files, info.name, info.size)
         if (header.version, header.generation) != parse_commit_name(info.name):
-            raise damaged(self.files.locate(info.name), "does not hold what its name says")
+            raise damaged_error(self.files.locate(info.name), "does not hold what its name says")
         with self._lock:
             self._headers[info.name] = header
-            while len(self._headers) > _HEADERS:
+            while len(self._headers) > _MAX_CACHED_HEADERS:
                 self._headers.popitem(last=False)
         return header
 
-    def _remember(self, manifest: PartitionManifest) -> PartitionManifest:
+    def _cache_manifest(self, manifest: PartitionManifest) -> PartitionManifest:
         with self._lock:
-            cached = self._known[manifest.place]
+            cached = self._manifests[manifest.place]
             cached[manifest.id] = manifest
-            while len(cached) > _REMEMBERED:
+            while len(cached) > _MAX_CACHED_MANIFESTS:
                 cached.popitem(last=False)
         return manifest

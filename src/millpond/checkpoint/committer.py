@@ -30,9 +30,9 @@ from millpond.errors import FencedError, MillpondError, TransientError
 from millpond.files.backends.filesystem import AlreadyExistsError
 from millpond.files.backends.uploads import SLOWEST
 
-Key = tuple[int, int, int]
+VersionKey = tuple[int, int, int]
 
-LARGE = 256 << 20
+MAX_SHARED_COMMIT_BYTES = 256 << 20
 """Largest commit object that several partitions share, in bytes.
 
 Stores accept some gigabytes in one put, but a failed put is repeated as a whole.
@@ -60,7 +60,7 @@ class Committer:
         slot: uuid of the slot.
         sealed: the slot's local files; durable versions are removed from them.
         limit: seconds of failing after which waiters get an error (the committer keeps trying).
-        trouble: seconds of failing after which `trouble()` reports it; shorter failures of a store are normal.
+        report_after: seconds of failing after which `commit_failure` reports it; shorter failures are normal.
         stuck: seconds after which a new thread takes over a put that has not returned (longer for large puts).
         backoff: first and longest pause between tries, in seconds; a random half of it is jitter.
         hold: longest time in seconds that a sealed version waits for the other partitions of its version.
@@ -74,7 +74,7 @@ class Committer:
         sealed: SealedFiles,
         *,
         limit: float = 120.0,
-        trouble: float = 5.0,
+        report_after: float = 5.0,
         stuck: float = 20.0,
         backoff: tuple[float, float] = (0.05, 5.0),
         hold: float = 1.0,
@@ -84,34 +84,34 @@ class Committer:
         self.slot = slot
         self.stats = CommitterStats()
         self._sealed = sealed
-        self._limit = limit
-        self._trouble = trouble
-        self._stuck = stuck
+        self._failure_limit = limit
+        self._report_after = report_after
+        self._stuck_seconds = stuck
         self._backoff = backoff
-        self._hold = hold
+        self._max_hold_seconds = hold
         self._threaded = threaded
         self.heartbeat = time.monotonic()
         self._changed = threading.Condition()
         self._pending: dict[str, Sealed] = {}  # by manifest id, in the order of submission
-        self._since: dict[str, float] = {}  # time of submission of each pending version, by manifest id
-        self._unsure: set[str] = set()  # ids of adopted pending versions, which may be durable already
-        self._group: _Group | None = None
-        self._places: dict[int, set[tuple[int, int]]] = {}  # partitions submitted, for the last versions
-        self._held_since = 0.0  # time of the first submission of the newest version
-        self._released = 0  # versions up to this one are not held any more
-        self._latest: dict[Key, str] = {}  # id of the newest seal of a version
+        self._submitted_at: dict[str, float] = {}  # time of submission of each pending version, by manifest id
+        self._maybe_durable: set[str] = set()  # ids of adopted pending versions, which may be durable already
+        self._in_flight: _Group | None = None
+        self._submitted_places: dict[int, set[tuple[int, int]]] = {}  # partitions submitted, for the last versions
+        self._hold_start = 0.0  # time of the first submission of the newest version
+        self._released_version = 0  # versions up to this one are not held any more
+        self._latest: dict[VersionKey, str] = {}  # id of the newest seal of a version
         self._durable: dict[tuple[int, int], int] = {}
         self._lost: dict[str, TransientError] = {}
         self._fenced: FencedError | None = None
         self._failure: MillpondError | None = None
         self._failing_since: float | None = None
-        self._tries = 0
+        self._failed_tries = 0
         self._random = random.Random()
         self._number = 0
         self._thread: threading.Thread | None = None
         self._closed = threading.Event()
 
-    def opened(self, manifest: PartitionManifest) -> None:
+    def mark_durable(self, manifest: PartitionManifest) -> None:
         """Record that a version was opened from the store, so it is durable."""
         with self._changed:
             self._durable[manifest.place] = max(manifest.version, self._durable.get(manifest.place, 0))
@@ -129,13 +129,13 @@ class Committer:
         with self._changed:
             if self._fenced is not None:
                 raise self._fenced
-            self._forget_attempt(sealed)
+            self._drop_earlier_attempt(sealed)
             self._pending[sealed.manifest.id] = sealed
-            self._since[sealed.manifest.id] = time.monotonic()
-            self._note_place(sealed.manifest)
+            self._submitted_at[sealed.manifest.id] = time.monotonic()
+            self._record_submission(sealed.manifest)
             self._latest[sealed.key] = sealed.manifest.id
             if adopted:
-                self._unsure.add(sealed.manifest.id)
+                self._maybe_durable.add(sealed.manifest.id)
             if self._threaded and self._thread is None:
                 self._start_thread()
             self._changed.notify_all()
@@ -143,14 +143,14 @@ class Committer:
     def release(self, version: int) -> None:
         """Stop holding this version and earlier ones for grouping: a batch that reads it has begun."""
         with self._changed:
-            if version > self._released:
-                self._released = version
+            if version > self._released_version:
+                self._released_version = version
                 self._changed.notify_all()
 
     def wait_durable(self, operator: int, partition: int, version: int, timeout: float | None = None) -> None:
         """Wait until the newest seal of this version is acknowledged.
 
-        Returns at once for version 0 and for versions that were `opened`.
+        Returns at once for version 0 and for versions that were opened.
 
         Args:
             operator, partition, version: the version to wait for.
@@ -166,14 +166,14 @@ class Committer:
         except MillpondError as error:
             raise error.at(operator=str(operator), partition=partition, version=version) from None
 
-    def trouble(self) -> str:
+    def commit_failure(self) -> str:
         """Describe the failure, its duration and its file if commits have failed for some seconds; else return ""."""
         with self._changed:
             failing = 0.0 if self._failing_since is None else time.monotonic() - self._failing_since
-            if failing <= self._trouble:
+            if failing <= self._report_after:
                 return ""
             what = f"Commits have failed for {failing:.0f} s"
-            return str(self._overdue(what, "Meanwhile they are tried again and again."))
+            return str(self._late_error(what, "Meanwhile they are tried again and again."))
 
     def drain(self, timeout: float | None = None) -> None:
         """Wait until all submitted versions are acknowledged; raises as `wait_durable` does."""
@@ -197,39 +197,41 @@ class Committer:
                 self._fenced = error
                 self._changed.notify_all()
         except Exception as error:  # the committer survives every failure; waiters decide when to give up
-            self._failed(error)
+            self._back_off(error)
         return True
 
-    def _forget_attempt(self, sealed: Sealed) -> None:
+    def _drop_earlier_attempt(self, sealed: Sealed) -> None:
         """Drop an earlier attempt at the same version unless its put is in flight.
 
         No later version is computed from the earlier attempt any more.
         """
         earlier = self._pending.get(self._latest.get(sealed.key, ""))
-        in_flight = self._group.members if self._group else []
+        in_flight = self._in_flight.members if self._in_flight else []
         if earlier is not None and not any(earlier is member for member in in_flight):
             del self._pending[earlier.manifest.id]
-            self._since.pop(earlier.manifest.id, None)
+            self._submitted_at.pop(earlier.manifest.id, None)
             self._sealed.remove(earlier)
 
-    def _note_place(self, manifest: PartitionManifest) -> None:
+    def _record_submission(self, manifest: PartitionManifest) -> None:
         """Record that a partition has sealed a version; only the last two versions are kept."""
-        submitted = self._places
+        submitted = self._submitted_places
         if manifest.version not in submitted:
-            self._held_since = time.monotonic()
+            self._hold_start = time.monotonic()
         submitted.setdefault(manifest.version, set()).add(manifest.place)
-        self._places = {version: places for version, places in submitted.items() if version >= manifest.version - 1}
+        self._submitted_places = {
+            version: places for version, places in submitted.items() if version >= manifest.version - 1
+        }
 
-    def _held(self) -> float:
+    def _hold_seconds(self) -> float:
         """Return the seconds for which the oldest pending version may still wait for its other partitions.
 
         It does not wait once every partition of the version before has submitted this one.
         """
         version = min(sealed.manifest.version for sealed in self._pending.values())
-        complete = self._places.get(version - 1, set()) <= self._places.get(version, set())
-        if self._group is not None or self._fenced is not None or complete or version <= self._released:
+        complete = self._submitted_places.get(version - 1, set()) <= self._submitted_places.get(version, set())
+        if self._in_flight is not None or self._fenced is not None or complete or version <= self._released_version:
             return 0.0
-        return max(0.0, self._held_since + self._hold - time.monotonic())
+        return max(0.0, self._hold_start + self._max_hold_seconds - time.monotonic())
 
     def _take_group(self) -> _Group | None:
         """Return the group in flight, else form one of the oldest pending version; None if nothing is pending."""
@@ -237,18 +239,18 @@ class Committer:
             self.heartbeat = time.monotonic()
             if self._fenced is not None:
                 return None
-            if self._group is None and self._pending:
+            if self._in_flight is None and self._pending:
                 version = min(sealed.manifest.version for sealed in self._pending.values())
                 sealed = [sealed for sealed in self._pending.values() if sealed.manifest.version == version]
-                # The first member always fits, so a partition larger than LARGE gets a commit object of its own.
+                # The first member always fits, so a partition above the limit gets a commit object of its own.
                 offsets = itertools.accumulate((member.bytes for member in sealed), initial=0)
                 members = [
                     member
                     for member, offset in zip(sealed, offsets, strict=False)
-                    if not offset or offset + member.bytes <= LARGE
+                    if not offset or offset + member.bytes <= MAX_SHARED_COMMIT_BYTES
                 ]
-                self._group = _Group(self._number, members)
-            return self._group
+                self._in_flight = _Group(self._number, members)
+            return self._in_flight
 
     def _commit(self, group: _Group) -> None:
         """Put a group's commit object, check the fence, and acknowledge.
@@ -258,18 +260,18 @@ class Committer:
         """
         ready = []
         for sealed in group.members:
-            if sealed.manifest.id in self._unsure and self._is_stored(sealed.manifest):
+            if sealed.manifest.id in self._maybe_durable and self._is_committed(sealed.manifest):
                 continue
             parent = self.checkpoint.parent_of(sealed.manifest)
             if parent is None:
-                self._lose(sealed)
+                self._mark_lost(sealed)
             else:
                 ready.append((sealed, parent))
         if ready:
             try:
                 self.checkpoint.put_commit(self.slot, group.number, ready)
             except AlreadyExistsError:
-                self._next_number(group)  # the name holds an earlier torn put of this slot
+                self._advance_number(group)  # the name holds an earlier torn put of this slot
                 raise
         self.heartbeat = time.monotonic()
         # The fence is checked after the put: a run that claims later lists after its claim, so it sees this commit.
@@ -278,17 +280,17 @@ class Committer:
 
     def _acknowledge(self, group: _Group, size: int) -> None:
         with self._changed:
-            if self._group is not group:
+            if self._in_flight is not group:
                 return  # another thread took over and has acknowledged the group
-            self._group = None
-            self._next_number(group)
+            self._in_flight = None
+            self._advance_number(group)
             self._failure = self._failing_since = None
-            self._tries = 0
-            since = [self._since.pop(sealed.manifest.id, math.inf) for sealed in group.members]
+            self._failed_tries = 0
+            since = [self._submitted_at.pop(sealed.manifest.id, math.inf) for sealed in group.members]
             for sealed in group.members:
                 manifest = sealed.manifest
                 self._pending.pop(manifest.id, None)
-                self._unsure.discard(manifest.id)
+                self._maybe_durable.discard(manifest.id)
                 if manifest.id not in self._lost:
                     self._durable[manifest.place] = max(manifest.version, self._durable.get(manifest.place, 0))
                     self._latest.pop((*manifest.place, manifest.version - 2), None)
@@ -301,12 +303,12 @@ class Committer:
             with suppress(MillpondError):  # a slot that adopts a leftover file finds its version durable
                 self._sealed.remove(sealed)
 
-    def _is_stored(self, manifest: PartitionManifest) -> bool:
+    def _is_committed(self, manifest: PartitionManifest) -> bool:
         # A commit of another attempt is enough. If that attempt saw other input, a second commit would contradict it,
         # and the version would be uncertain.
         return bool(self.checkpoint.commits_of(*manifest.place, manifest.version))
 
-    def _lose(self, sealed: Sealed) -> None:
+    def _mark_lost(self, sealed: Sealed) -> None:
         """Mark a version as lost: its parent is neither durable nor known."""
         manifest = sealed.manifest
         with self._changed:
@@ -315,13 +317,13 @@ class Committer:
                 action="Restart the query: it repeats the batch.",
             )
 
-    def _next_number(self, group: _Group) -> None:
+    def _advance_number(self, group: _Group) -> None:
         """Give the group a new object number, for its next put or, after its commit, for the next group."""
         with self._changed:
             self._number = max(self._number, group.number + 1)
             group.number = self._number
 
-    def _failed(self, error: Exception) -> None:
+    def _back_off(self, error: Exception) -> None:
         """Record a failed try, then wait for the backoff, or until the committer closes."""
         with self._changed:
             if not isinstance(error, MillpondError):
@@ -331,14 +333,14 @@ class Committer:
             if self._failing_since is None:
                 self._failing_since = now
             self.stats.retries += 1
-            self._tries += 1
+            self._failed_tries += 1
             first, longest = self._backoff
-            pause = min(longest, first * 2 ** min(self._tries, 20)) * self._random.uniform(0.5, 1.0)
+            pause = min(longest, first * 2 ** min(self._failed_tries, 20)) * self._random.uniform(0.5, 1.0)
             self.heartbeat = now
             self._changed.notify_all()
         self._closed.wait(pause)
 
-    def _is_durable(self, key: Key) -> bool:
+    def _is_durable(self, key: VersionKey) -> bool:
         identity = self._latest.get(key)
         if identity is not None:
             if identity in self._lost:
@@ -356,28 +358,28 @@ class Committer:
             while not done():
                 if self._fenced is not None:
                     raise self._fenced
-                self.release(max(self._places, default=0) if version is None else version)
+                self.release(max(self._submitted_places, default=0) if version is None else version)
                 now = time.monotonic()
                 if deadline is not None and now >= deadline:
-                    raise self._overdue(f"A commit is not durable after {timeout:g} s")
-                self._watch(now)
+                    raise self._late_error(f"A commit is not durable after {timeout:g} s")
+                self._replace_stuck_thread(now)
                 new_failures = self.stats.retries + self.stats.restarts - failures_before
                 failing = 0.0 if self._failing_since is None else now - self._failing_since
-                if failing > self._limit and new_failures > 1:  # it has also failed since this waiter came
-                    raise self._overdue(f"Commits have failed for {failing:.0f} s")
+                if failing > self._failure_limit and new_failures > 1:  # it has also failed since this waiter came
+                    raise self._late_error(f"Commits have failed for {failing:.0f} s")
                 if self._threaded:
-                    self._changed.wait(min(0.5, self._stuck / 4, max(0.0, (deadline or now + 1) - now)))
+                    self._changed.wait(min(0.5, self._stuck_seconds / 4, max(0.0, (deadline or now + 1) - now)))
                 else:
                     self.step()
 
-    def _watch(self, now: float) -> None:
+    def _replace_stuck_thread(self, now: float) -> None:
         """Replace the thread if it died or if its put does not return (MiSA §4.5)."""
         if not self._threaded or not self._pending:
             return
         alive = self._thread is not None and self._thread.is_alive()
-        size = sum(sealed.bytes for sealed in self._group.members) if self._group else 0
-        late = now - self.heartbeat > self._stuck + size / SLOWEST
-        if alive and not (late and self._group):
+        size = sum(sealed.bytes for sealed in self._in_flight.members) if self._in_flight else 0
+        late = now - self.heartbeat > self._stuck_seconds + size / SLOWEST
+        if alive and not (late and self._in_flight):
             return
         if self._failing_since is None:
             self._failing_since = self.heartbeat
@@ -385,10 +387,10 @@ class Committer:
         self.stats.restarts += 1
         self._start_thread()
 
-    def _overdue(self, what: str, then: str = "Then restart the query.") -> TransientError:
+    def _late_error(self, what: str, then: str = "Then restart the query.") -> TransientError:
         """Build the error for a commit that is late, with the last failure and its file."""
         version = min((sealed.manifest.version for sealed in self._pending.values()), default=0)
-        number = self._group.number if self._group else self._number
+        number = self._in_flight.number if self._in_flight else self._number
         name = commit_name(version, self.checkpoint.generation, self.slot, number)
         files, failure = self.checkpoint.files, self._failure
         helps = failure.action if failure and failure.action else f"See whether the store at {files.url} answers."
@@ -408,7 +410,7 @@ class Committer:
         while True:
             with self._changed:
                 while self._thread is me and not self._closed.is_set():
-                    held = self._held() if self._pending else None
+                    held = self._hold_seconds() if self._pending else None
                     if held == 0.0:
                         break
                     self._changed.wait(held)

@@ -35,8 +35,8 @@ from millpond.layout import HashRange
 FOLDER = "generations/"
 INITIAL = "initial/"
 """Folder of initial state, which the first batch reads; by the generation of the run that wrote it."""
-_BASE = ".base.json"
-_FENCED = ".fenced"
+_BASE_SUFFIX = ".base.json"
+_FENCED_SUFFIX = ".fenced"
 
 
 KeyGroups = tuple[tuple[int, int], ...]
@@ -123,7 +123,7 @@ class Base(msgspec.Struct, frozen=True):
     retain: int = 0
     format: int = FORMAT
 
-    def at(self, version: int) -> BaseVersion | None:
+    def find_version(self, version: int) -> BaseVersion | None:
         """Return the base's tips of a version; None if the base lacks it."""
         return next((base for base in self.versions if base.version == version), None)
 
@@ -134,20 +134,20 @@ def split_key_groups(key_groups: int, partitions: int) -> tuple[tuple[int, int],
     return tuple(pairwise(bounds))
 
 
-def claim(files: FileSystem, *, run: str, partitions: int, key_groups: int = 1 << 15, least: int = 1) -> Generation:
+def claim(files: FileSystem, *, run: str, partitions: int, key_groups: int = 1 << 15, minimum: int = 1) -> Generation:
     """Claim the next generation. Once it returns, every older run is fenced: it cannot finish a commit.
 
     Args:
         files: the location's `millpond/` folder.
         run: name of the run.
         partitions, key_groups: their numbers for the query.
-        least: smallest number to claim. The time in milliseconds also fences runs whose checkpoint was deleted.
+        minimum: smallest number to claim. The time in milliseconds also fences runs whose checkpoint was deleted.
 
     Raises:
         SettingError: the store does not honour put-if-absent.
         FencedError: a newer run has begun meanwhile.
     """
-    number = max(least, max(numbers(files), default=0) + 1)
+    number = max(minimum, max(claimed_generations(files), default=0) + 1)
     failures = 5
     while True:
         generation = Generation(number, run, key_groups, split_key_groups(key_groups, partitions), time.time())
@@ -190,7 +190,7 @@ def _fence_older(files: FileSystem) -> None:
     If two claims race, the later one's listing has both. Marks are never removed, so a late put of one is harmless.
     """
     names = {info.name for info in files.list(FOLDER)}
-    claimed = _numbers_of(names)
+    claimed = _generations_in(names)
     for older in claimed[:-1]:
         if fenced_name(older) not in names:
             files.put(fenced_name(older), [b"%d\n" % claimed[-1]])
@@ -214,7 +214,7 @@ def read_base(files: FileSystem, number: int) -> Base:
 
 def newest_retain(files: FileSystem) -> int:
     """Return the number of versions that the newest begun run keeps for readers; 0 if it does not say."""
-    for number in reversed(begun(files)):
+    for number in reversed(generations_with_base(files)):
         with suppress(StateDamagedError):
             return read_base(files, number).retain
     return 0
@@ -222,28 +222,28 @@ def newest_retain(files: FileSystem) -> int:
 
 def newest_claim(files: FileSystem) -> Generation | None:
     """Return the newest readable claim, or None. A torn claim can be skipped: it was never returned to its run."""
-    for number in reversed(numbers(files)):
+    for number in reversed(claimed_generations(files)):
         with suppress(StateDamagedError):
             return read_claim(files, number)
     return None
 
 
-def numbers(files: FileSystem, after: int = 0) -> list[int]:
+def claimed_generations(files: FileSystem, after: int = 0) -> list[int]:
     """List the claimed generations greater than `after`, ascending."""
     start = claim_name(after) if after else ""
-    claimed = _numbers_of(info.name for info in files.list(FOLDER, after=start))
+    claimed = _generations_in(info.name for info in files.list(FOLDER, after=start))
     return [number for number in claimed if number > after]
 
 
-def _numbers_of(names: Iterable[str]) -> list[int]:
+def _generations_in(names: Iterable[str]) -> list[int]:
     prefixes = (name.removeprefix(FOLDER)[:DIGITS] for name in names)
     return sorted({int(prefix) for prefix in prefixes if prefix.isdigit()})
 
 
-def begun(files: FileSystem) -> list[int]:
+def generations_with_base(files: FileSystem) -> list[int]:
     """List the generations that have a base, ascending."""
     names = (info.name.removeprefix(FOLDER) for info in files.list(FOLDER))
-    return sorted(int(name[:DIGITS]) for name in names if name[:DIGITS].isdigit() and name[DIGITS:] == _BASE)
+    return sorted(int(name[:DIGITS]) for name in names if name[:DIGITS].isdigit() and name[DIGITS:] == _BASE_SUFFIX)
 
 
 def check_fence(files: FileSystem, number: int) -> None:
@@ -254,7 +254,7 @@ def check_fence(files: FileSystem, number: int) -> None:
     """
     if files.exists(claim_name(number)) and not files.exists(fenced_name(number)):
         return
-    later = numbers(files, after=number)
+    later = claimed_generations(files, after=number)
     if later:
         raise FencedError(
             f"Generation {later[-1]} of the query has taken over from generation {number}.",
@@ -270,9 +270,9 @@ def claim_name(number: int) -> str:
 
 def fenced_name(number: int) -> str:
     """Return the name of a generation's fence mark: a newer run has claimed."""
-    return f"{FOLDER}{digits(number)}{_FENCED}"
+    return f"{FOLDER}{digits(number)}{_FENCED_SUFFIX}"
 
 
 def base_name(number: int) -> str:
     """Return the name of a generation's base object."""
-    return f"{FOLDER}{digits(number)}{_BASE}"
+    return f"{FOLDER}{digits(number)}{_BASE_SUFFIX}"

@@ -8,9 +8,9 @@ names. Commits of earlier runs are not read, however late they arrived.
     generation = claim(files, run=…, partitions=P)
     recovery = Recovery(files, generation, operators=n)
     if recovery.durable(c + 1):
-        recovery.begin([c + 1])        # slots can open the generation now; add c + 2 if it is durable and planned
+        recovery.write_base([c + 1])        # slots can open the generation now; add c + 2 if it is durable and planned
     else:                              # replay batch c, then claim again
-        recovery.begin([c])
+        recovery.write_base([c])
 
 Each run of the plan, including replays, should claim its own generation. Otherwise the results of a replay and of the
 sink's run could be mistaken for two attempts of one run.
@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from millpond.checkpoint.formats.commit import CommitHeader, parse_commit_name, read_header
-from millpond.checkpoint.formats.documents import damaged
+from millpond.checkpoint.formats.documents import damaged_error
 from millpond.checkpoint.formats.manifest import PartitionManifest
 from millpond.checkpoint.generation import (
     Base,
@@ -32,8 +32,8 @@ from millpond.checkpoint.generation import (
     KeyGroups,
     Tip,
     base_name,
-    begun,
     claim_name,
+    generations_with_base,
     read_base,
     read_claim,
     write_base,
@@ -49,7 +49,7 @@ class Recovery:
 
     Args:
         files: the location's `millpond/` folder.
-        generation: the run's new claim; None is read-only (`read_state`): `begin` raises.
+        generation: the run's new claim; None is read-only (`read_state`): `write_base` raises.
         operators: number of operators that run on Millpond; None takes it from the previous run.
         from_scratch: whether to begin with empty state and ignore the state of earlier runs.
 
@@ -83,7 +83,7 @@ class Recovery:
         layout = generation or (newest.claim if newest else None)
         self._ranges: KeyGroups = layout.ranges if layout else ()
         self.operators = operators if operators is not None else newest.base.operators if newest else 0
-        self._found: dict[int, _Found] = {}
+        self._tips: dict[int, _VersionTips] = {}
 
     def durable(self, version: int) -> bool:
         """Return whether every partition has this version."""
@@ -91,7 +91,7 @@ class Recovery:
 
     def missing(self, version: int) -> list[Place]:
         """List the (operator, partition) pairs that lack a version, or whose attempts at it saw different input."""
-        return [place for place, tip in self._at(version).tips.items() if tip is None and version > 0]
+        return [place for place, tip in self._tips_of(version).tips.items() if tip is None and version > 0]
 
     @property
     def partitions(self) -> int:
@@ -100,7 +100,7 @@ class Recovery:
 
     def ranges(self, version: int) -> KeyGroups:
         """Return the key groups of a version's partitions, as the run that wrote the version had them."""
-        return self._at(version).ranges
+        return self._tips_of(version).ranges
 
     def newest(self) -> int:
         """Return the newest durable version; 0 if there is none."""
@@ -117,18 +117,18 @@ class Recovery:
         run = self._runs.newest()
         return run.base.plan if run else None
 
-    def shape(self, version: int) -> int:
+    def schema_number(self, version: int) -> int:
         """Return the number of the state schema of a durable version; 0 for empty state.
 
         Raises:
             StateDamagedError: its partitions have different state schemas.
         """
-        shapes = {tip.shape for tip in self._at(version).tips.values() if tip is not None}
+        shapes = {tip.shape for tip in self._tips_of(version).tips.values() if tip is not None}
         if len(shapes) > 1:
-            raise damaged(self.files.locate("commits/"), "has another state schema than others of its version")
+            raise damaged_error(self.files.locate("commits/"), "has another state schema than others of its version")
         return shapes.pop() if shapes else 0
 
-    def begin(self, versions: Iterable[int], plan: str = "", *, shape: int = 0, retain: int = 0) -> Base:
+    def write_base(self, versions: Iterable[int], plan: str = "", *, shape: int = 0, retain: int = 0) -> Base:
         """Write the base of the new generation; from then on, slots can open it.
 
         Args:
@@ -144,7 +144,7 @@ class Recovery:
         for version in sorted(set(versions)):
             if not self.durable(version):
                 raise ValueError(f"Version {version} is not durable.")
-            state = self._at(version)
+            state = self._tips_of(version)
             chosen.append(BaseVersion(version, tuple(tip for tip in state.tips.values() if tip), state.ranges))
         base = Base(self.generation.number, self.operators, tuple(chosen), plan, shape, retain)
         write_base(self.files, base)
@@ -152,7 +152,7 @@ class Recovery:
 
     def manifest(self, operator: int, partition: int, version: int) -> PartitionManifest:
         """Read the manifest of a partition at a durable version; partitions are numbered as in `ranges(version)`."""
-        tip = self._at(version).tips.get((operator, partition))
+        tip = self._tips_of(version).tips.get((operator, partition))
         if tip is None:
             if version == 0:
                 return PartitionManifest(operator, partition, 0)
@@ -160,11 +160,13 @@ class Recovery:
         for candidate in read_header(self.files, tip.commit, tip.size).manifests:
             if candidate.id == tip.id:
                 return candidate
-        raise damaged(self.files.locate(tip.commit), f"does not hold partition {partition} of operator {operator}")
+        raise damaged_error(
+            self.files.locate(tip.commit), f"does not hold partition {partition} of operator {operator}"
+        )
 
     def manifests(self, version: int) -> list[PartitionManifest]:
         """Read the manifests of all partitions at a durable version (above 0)."""
-        tips = [tip for tip in self._at(version).tips.values() if tip is not None]
+        tips = [tip for tip in self._tips_of(version).tips.values() if tip is not None]
         objects = dict.fromkeys((tip.commit, tip.size) for tip in tips)
         held = {
             manifest.id: manifest
@@ -173,23 +175,23 @@ class Recovery:
         }
         for tip in tips:
             if tip.id not in held:
-                raise damaged(
+                raise damaged_error(
                     self.files.locate(tip.commit), f"does not hold partition {tip.partition} of operator {tip.operator}"
                 )
         return [held[tip.id] for tip in tips]
 
-    def _at(self, version: int) -> _Found:
-        if version not in self._found:
-            self._found[version] = self._find(version)
-        return self._found[version]
+    def _tips_of(self, version: int) -> _VersionTips:
+        if version not in self._tips:
+            self._tips[version] = self._find_tips(version)
+        return self._tips[version]
 
     def _places(self, ranges: KeyGroups) -> list[Place]:
         return [(operator, partition) for operator in range(self.operators) for partition in range(len(ranges))]
 
-    def _find(self, version: int) -> _Found:
+    def _find_tips(self, version: int) -> _VersionTips:
         run = self._runs.of(version)
         if run is None or version == 0 or self._from_scratch:
-            return _Found(self._ranges, dict.fromkeys(self._places(self._ranges)))
+            return _VersionTips(self._ranges, dict.fromkeys(self._places(self._ranges)))
         ranges = run.claim.ranges
         places = self._places(ranges)
         own: dict[Place, dict[int, Tip]] = defaultdict(dict)
@@ -198,12 +200,12 @@ class Recovery:
                 tip = Tip(*manifest.place, manifest.id, manifest.lineage, info.name, info.size, manifest.shape)
                 own[manifest.place][manifest.lineage] = tip
         if all(len(own[place]) == 1 for place in places):
-            return _Found(ranges, {place: next(iter(own[place].values())) for place in places})
-        base = run.base.at(version)
+            return _VersionTips(ranges, {place: next(iter(own[place].values())) for place in places})
+        base = run.base.find_version(version)
         if base is not None and base.ranges != ranges and all(len(tips) < 2 for tips in own.values()):
             # Partitions with other ranges cannot be combined with the run's own commits. The base is complete, so all
             # tips come from it.
-            return _Found(base.ranges, {place: base.tip(*place) for place in self._places(base.ranges)})
+            return _VersionTips(base.ranges, {place: base.tip(*place) for place in self._places(base.ranges)})
         # The run did not commit this version in all partitions. Tips of its base count as well, where both agree.
         chosen: dict[Place, Tip | None] = {}
         for place in places:
@@ -212,7 +214,7 @@ class Recovery:
             if inherited is not None:
                 tips[inherited.lineage] = inherited
             chosen[place] = next(iter(tips.values())) if len(tips) == 1 else None
-        return _Found(ranges, chosen)
+        return _VersionTips(ranges, chosen)
 
     def _headers(self, version: int, number: int) -> Iterator[tuple[FileInfo, CommitHeader]]:
         for info in self._commits.get((version, number), ()):
@@ -248,7 +250,7 @@ class Recovery:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _VersionTips:
     """The tips found for one version, by operator and partition, and the key groups of these partitions."""
 
     ranges: KeyGroups
@@ -268,10 +270,10 @@ class _Runs:
 
     def __init__(self, files: FileSystem, committed: set[int], generation: Generation | None) -> None:
         self._files = files
-        self._committed = committed
-        self._left = [n for n in begun(files) if generation is None or n < generation.number]
+        self._with_commits = committed
+        self._unread = [n for n in generations_with_base(files) if generation is None or n < generation.number]
         self._read: list[_Run] = []
-        self.last = max(self._left, default=0)
+        self.last = max(self._unread, default=0)
         """Generation of the newest earlier run; 0 if there is none."""
 
     def newest(self) -> _Run | None:
@@ -287,12 +289,12 @@ class _Runs:
 
     def _all(self) -> Iterator[_Run]:
         yield from self._read
-        while self._left:
-            number = self._left.pop()
+        while self._unread:
+            number = self._unread.pop()
             try:
                 run = _Run(read_claim(self._files, number), read_base(self._files, number))
             except StateDamagedError:
-                if number in self._committed:
+                if number in self._with_commits:
                     raise
                 continue  # a torn put of a run that died before it began
             self._read.append(run)

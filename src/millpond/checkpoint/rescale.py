@@ -53,7 +53,7 @@ def inherited(
         tip = base.tip(operator, number) if base is not None and held.meets(range_) else None
         if tip is not None:
             parents.append((read(tip), held))
-    return _joined(parents, operator, partition, version, range_)
+    return _combine(parents, operator, partition, version, range_)
 
 
 class Rescaled(NamedTuple):
@@ -79,10 +79,10 @@ def rescaled(
         range_ = claim.hashes(groups)
         parents = [old for old in range(claim.partitions) if claim.hash_range(old).meets(range_)]
         parts = [(manifest(old), claim.hash_range(old)) for old in parents]
-        yield Rescaled(number, tuple(parents), _joined(parts, operator, number, version, range_))
+        yield Rescaled(number, tuple(parents), _combine(parts, operator, number, version, range_))
 
 
-def _joined(
+def _combine(
     parents: Sequence[Parent], operator: int, partition: int, version: int, range_: HashRange
 ) -> PartitionManifest:
     """Combine the parts of the parents that lie in a partition's range into one manifest."""
@@ -129,7 +129,7 @@ def _table(name: str, version: int, parts: Sequence[tuple[TableState, HashRange]
     keys = 0
     for state, held in parts:
         part = held.meet(range_)
-        keys += _share(state.runs.keys, held, part.hi) - _share(state.runs.keys, held, part.lo)
+        keys += _keys_below(state.runs.keys, held, part.hi) - _keys_below(state.runs.keys, held, part.lo)
         live = part.meet(HashRange(state.runs.lowest))
         if live.lo >= live.hi:
             continue
@@ -142,7 +142,7 @@ def _table(name: str, version: int, parts: Sequence[tuple[TableState, HashRange]
     return TableState(manifest, tuple(dict.fromkeys(deltas)))
 
 
-def _share(keys: int, held: HashRange, until: int) -> int:
+def _keys_below(keys: int, held: HashRange, until: int) -> int:
     """Estimate the number of keys of a range below a hash.
 
     The estimates of adjoining parts of a range add up to all of its keys.

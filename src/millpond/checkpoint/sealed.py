@@ -28,7 +28,7 @@ from millpond.files.backends.local import LocalFiles
 
 _LOCK = "lock"
 _SUFFIX = ".sealed"
-_UNSEEN = "."
+_HIDDEN = "."
 """Name prefix of folders under construction, which no other process touches."""
 
 
@@ -50,7 +50,7 @@ class SealedFiles:
         self._open_folder = open_folder
         self._lock = threading.Lock()
         self._folders: dict[str, _Folder] = {}
-        self._own = self._make(f"{slot}-{uuid.uuid4().hex[:12]}")
+        self._own = self._create_folder(f"{slot}-{uuid.uuid4().hex[:12]}")
         self.path = self._own.path
 
     def write(self, sealed: Sealed, generation: int) -> Sealed:
@@ -65,7 +65,7 @@ class SealedFiles:
         name = _file_name(manifest)
         self._own.files.put(name, pieces, sync=False)
         header = resolve(header, name, header_end(pieces))
-        return _sealed(header, self._own.map(name))
+        return _read_sealed(header, self._own.map(name))
 
     def remove(self, sealed: Sealed) -> None:
         """Delete the file of a sealed delta that is durable, or that is not needed any more."""
@@ -73,7 +73,7 @@ class SealedFiles:
             for folder in tuple(self._folders.values()):
                 folder.files.delete(_file_name(sealed.manifest))
                 if folder is not self._own and not folder.names():
-                    self._drop(folder)
+                    self._remove_folder(folder)
 
     def adopt(self, generation: int) -> list[Sealed]:
         """Take over sealed deltas of this generation that dead slots on this host left, oldest version first.
@@ -84,17 +84,17 @@ class SealedFiles:
         adopted: list[Sealed] = []
         names = sorted(entry.name for entry in os.scandir(self.directory) if entry.is_dir())
         for name in names:
-            if name in self._folders or name.startswith(_UNSEEN):
+            if name in self._folders or name.startswith(_HIDDEN):
                 continue
-            folder = self._take(name)
+            folder = self._lock_abandoned(name)
             if folder is None:
                 continue
             sealed = folder.read_all(generation)
             adopted += sealed
             if not folder.names():
-                self._drop(folder)
+                self._remove_folder(folder)
             elif not sealed:
-                self._release(folder)  # its files are of a newer generation: this run has been fenced
+                self._unlock(folder)  # its files are of a newer generation: this run has been fenced
         return sorted(adopted, key=lambda sealed: (sealed.manifest.version, sealed.key))
 
     def close(self) -> None:
@@ -102,25 +102,25 @@ class SealedFiles:
         with self._lock:
             for folder in tuple(self._folders.values()):
                 if folder.names():
-                    self._release(folder)
+                    self._unlock(folder)
                 else:
-                    self._drop(folder)
+                    self._remove_folder(folder)
 
-    def _make(self, name: str) -> _Folder:
+    def _create_folder(self, name: str) -> _Folder:
         """Create a folder. It is locked under a hidden name first and renamed then, so no other process can lock it."""
         os.makedirs(self.directory, exist_ok=True)
-        path, unseen = (os.path.join(self.directory, mark + name) for mark in ("", _UNSEEN))
-        os.mkdir(unseen)
-        lock = os.open(os.path.join(unseen, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        path, hidden = (os.path.join(self.directory, mark + name) for mark in ("", _HIDDEN))
+        os.mkdir(hidden)
+        lock = os.open(os.path.join(hidden, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.rename(unseen, path)
+            os.rename(hidden, path)
         except BaseException:
             os.close(lock)
             raise
         return self._folders.setdefault(name, _Folder(name, path, lock, self._open_folder(path)))
 
-    def _take(self, name: str) -> _Folder | None:
+    def _lock_abandoned(self, name: str) -> _Folder | None:
         """Lock an abandoned folder; return None if it is in use, or was just removed."""
         path = os.path.join(self.directory, name)
         try:
@@ -137,12 +137,12 @@ class SealedFiles:
         os.close(lock)
         return None
 
-    def _release(self, folder: _Folder) -> None:
+    def _unlock(self, folder: _Folder) -> None:
         os.close(self._folders.pop(folder.name).lock)
 
-    def _drop(self, folder: _Folder) -> None:
+    def _remove_folder(self, folder: _Folder) -> None:
         shutil.rmtree(folder.path, ignore_errors=True)
-        self._release(folder)
+        self._unlock(folder)
 
 
 @dataclass
@@ -166,7 +166,7 @@ class _Folder:
         for name in self.names():
             try:
                 header = read_header(self.files, name)
-                sealed = _sealed(header, self.map(name), check=True)
+                sealed = _read_sealed(header, self.map(name), check=True)
             except (StateDamagedError, StateIncompatibleError):
                 self.files.delete(name)
                 continue
@@ -177,7 +177,7 @@ class _Folder:
         return deltas
 
 
-def _sealed(header: CommitHeader, data: memoryview, *, check: bool = False) -> Sealed:
+def _read_sealed(header: CommitHeader, data: memoryview, *, check: bool = False) -> Sealed:
     (manifest,) = header.manifests
     pieces: dict[str, list[Buffer]] = {}
     tables, rows = {}, {}

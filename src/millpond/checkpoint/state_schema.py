@@ -19,13 +19,13 @@ import msgspec
 
 from millpond.checkpoint.differences import differences
 from millpond.checkpoint.formats.documents import FORMAT, digits, read_document, write_document
-from millpond.checkpoint.generation import begun, numbers, read_base
+from millpond.checkpoint.generation import claimed_generations, generations_with_base, read_base
 from millpond.errors import StateDamagedError, StateIncompatibleError
 from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem, MissingFileError
 from millpond.files.backends.retry import with_retries
 
-NAME = "query.json"
-SHAPES = "shapes/"
+QUERY_FILE = "query.json"
+SCHEMA_FOLDER = "shapes/"
 
 
 class OperatorSchema(msgspec.Struct, frozen=True):
@@ -91,7 +91,7 @@ def plain(struct: object) -> Any:
     return msgspec.json.decode(msgspec.json.encode(struct))
 
 
-def pin(files: FileSystem, query: StateSchema) -> None:
+def write_or_check_schema(files: FileSystem, query: StateSchema) -> None:
     """Write `query.json`, or compare the query with the last run's state schema. Call it first at start.
 
     Raises:
@@ -100,7 +100,7 @@ def pin(files: FileSystem, query: StateSchema) -> None:
     """
     try:
         # If the answer is lost, the next try finds the object of this one, and the comparison below succeeds.
-        with_retries(lambda: write_document(files, NAME, query, create=True))
+        with_retries(lambda: write_document(files, QUERY_FILE, query, create=True))
         return
     except AlreadyExistsError:
         pass
@@ -108,31 +108,31 @@ def pin(files: FileSystem, query: StateSchema) -> None:
         shape = newest_schema(files)
         before = read_schema(files, shape)
     except StateDamagedError:
-        if numbers(files):
+        if claimed_generations(files):
             raise
-        write_document(files, NAME, query)  # the first start died while it wrote the file; there is no state yet
+        write_document(files, QUERY_FILE, query)  # the first start died while it wrote the file; there is no state yet
         return
     lines = compare(before, query)
     if lines:
-        raise differing(lines, files.locate(schema_name(shape)), follows=may_follow(before, query))
+        raise schema_mismatch_error(lines, files.locate(schema_name(shape)), follows=may_evolve(before, query))
 
 
 def compare(before: StateSchema, query: StateSchema) -> list[str]:
     """Describe each difference between two queries that matters for state, one line each."""
-    query = as_before(before, query)
+    query = with_old_aliases(before, query)
     return differences(plain(before), plain(query)) if before != query else []
 
 
-def as_before(before: StateSchema, query: StateSchema) -> StateSchema:
+def with_old_aliases(before: StateSchema, query: StateSchema) -> StateSchema:
     """Return the query with the aliases of the previous run wherever both are equivalent."""
     operators = query.operators
     if len(before.operators) == len(operators):
         operators = tuple(map(_with_aliases, operators, before.operators))
-    between = _between_as_before(before.between, query.between)
+    between = _keep_equivalent(before.between, query.between)
     return msgspec.structs.replace(query, operators=operators, between=between, parent=before.parent)
 
 
-def renamed(before: StateSchema, query: StateSchema) -> StateSchema:
+def with_new_columns(before: StateSchema, query: StateSchema) -> StateSchema:
     """Return the old state schema with the new query's names of state columns."""
     pairs = zip(before.operators, query.operators, strict=True)
     operators = tuple(msgspec.structs.replace(old, columns=new.columns) for old, new in pairs)
@@ -160,7 +160,7 @@ def _names_of(before: Any, now: Any) -> Any:
     return before if are_fields and {**before, "name": ""} == {**now, "name": ""} else now
 
 
-def differing(lines: Sequence[str], file: str, *, follows: bool = True) -> StateIncompatibleError:
+def schema_mismatch_error(lines: Sequence[str], file: str, *, follows: bool = True) -> StateIncompatibleError:
     """Return the error for a query that differs from its state schema.
 
     Args:
@@ -178,7 +178,7 @@ def differing(lines: Sequence[str], file: str, *, follows: bool = True) -> State
     )
 
 
-def may_follow(before: StateSchema, query: StateSchema) -> bool:
+def may_evolve(before: StateSchema, query: StateSchema) -> bool:
     """Return whether an operator with aggregate functions differs; `spark.millpond.onChangedState` applies to these."""
     if len(before.operators) != len(query.operators):
         return False
@@ -186,19 +186,19 @@ def may_follow(before: StateSchema, query: StateSchema) -> bool:
     return any(old != new and bool(old.functions or new.functions) for old, new in pairs)
 
 
-def _between_as_before(before: tuple[BetweenSchema, ...], now: tuple[BetweenSchema, ...]) -> tuple[BetweenSchema, ...]:
+def _keep_equivalent(before: tuple[BetweenSchema, ...], now: tuple[BetweenSchema, ...]) -> tuple[BetweenSchema, ...]:
     """Replace each schema by the previous run's if both have the same meaning."""
     known = {_meaning(schema): schema for schema in before}
     return tuple(known.get(_meaning(schema), schema) for schema in now)
 
 
-def _meaning(one: BetweenSchema) -> tuple[object, ...]:
-    return one.digest, one.functions, one.time_zones, tuple(one.settings.items())
+def _meaning(schema: BetweenSchema) -> tuple[object, ...]:
+    return schema.digest, schema.functions, schema.time_zones, tuple(schema.settings.items())
 
 
-def repin(files: FileSystem, query: StateSchema) -> None:
+def overwrite_schema(files: FileSystem, query: StateSchema) -> None:
     """Overwrite the `query.json` of a query that has committed nothing."""
-    write_document(files, NAME, query)
+    write_document(files, QUERY_FILE, query)
 
 
 def read_state_schema(files: FileSystem) -> StateSchema | None:
@@ -211,7 +211,7 @@ def read_state_schema(files: FileSystem) -> StateSchema | None:
 
 def newest_schema(files: FileSystem) -> int:
     """Return the number of the last begun run's state schema; 0 (`query.json`) if there was no run."""
-    for number in reversed(begun(files)):
+    for number in reversed(generations_with_base(files)):
         with suppress(StateDamagedError):  # a torn put of a run that died before it began; else recovery raises
             return read_base(files, number).shape
     return 0
@@ -219,7 +219,7 @@ def newest_schema(files: FileSystem) -> int:
 
 def schema_name(number: int) -> str:
     """Return the name of a state schema's object."""
-    return f"{SHAPES}{digits(number)}.json" if number else NAME
+    return f"{SCHEMA_FOLDER}{digits(number)}.json" if number else QUERY_FILE
 
 
 def read_schema(files: FileSystem, number: int) -> StateSchema:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 
 from millpond.checkpoint.forks.parents import open_state
-from millpond.checkpoint.generation import numbers
+from millpond.checkpoint.generation import claimed_generations
 from millpond.compactor.worker import Worker
 from millpond.errors import MillpondError, UsageError
 from millpond.files.backends.filesystem import FileSystem
@@ -50,7 +50,7 @@ class Locations:
             if location not in self._found:
                 try:
                     files = open_state(state_of_last_run(place) or location)
-                    if not numbers(files):
+                    if not claimed_generations(files):
                         continue
                 except MillpondError as error:  # other locations go on
                     if self._told.get(location) != str(error):

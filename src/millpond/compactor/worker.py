@@ -15,19 +15,19 @@ import msgspec
 import numpy as np
 
 from millpond.checkpoint.compaction.requests import (
-    Done,
-    Known,
+    CompactionResult,
     Request,
+    RequestState,
     claim_lease,
     file_prefix,
-    give_up_lease,
-    holder,
+    lease_holder,
     lease_name,
-    put_done,
-    read_done,
+    list_requests,
+    put_result,
     read_request,
+    read_result,
+    release_lease,
     request_name,
-    requests,
 )
 from millpond.checkpoint.generation import check_fence
 from millpond.errors import FencedError, MillpondError, StateDamagedError, TransientError
@@ -117,57 +117,57 @@ class Worker:
                 _log.warning("%s: %s", files.url, error)
         return worked
 
-    def _open(self, files: FileSystem, seen: dict[str, tuple[int, float]]) -> Iterator[tuple[str, Known]]:
+    def _open(self, files: FileSystem, seen: dict[str, tuple[int, float]]) -> Iterator[tuple[str, RequestState]]:
         """Yield the free requests of runs that are not fenced, oldest first.
 
         A request is free if no worker holds it, or if its newest lease has not changed for the lease time. The time is
         measured by this worker's own clock: clocks of machines are never compared.
         """
         now = self.clock()
-        free: list[tuple[float, str, Known]] = []
-        for identity, known in requests(files).items():
-            if known.request is None or known.done:
+        free: list[tuple[float, str, RequestState]] = []
+        for identity, state in list_requests(files).items():
+            if state.request is None or state.has_result:
                 continue
             lease, since = seen.get(identity, (-1, now))
-            since = since if lease == known.lease else now
-            self._seen[identity] = known.lease, since
-            if not known.taken or now - since >= self.lease:
-                free.append((known.request.modified, identity, known))
+            since = since if lease == state.lease else now
+            self._seen[identity] = state.lease, since
+            if not state.leased or now - since >= self.lease:
+                free.append((state.request.modified, identity, state))
         fenced: dict[int, bool] = {}
-        for _, identity, known in sorted(free, key=lambda one: one[:2]):
-            if known.generation not in fenced:
-                fenced[known.generation] = _fenced(files, known.generation)
-            if not fenced[known.generation]:
-                yield identity, known
+        for _, identity, state in sorted(free, key=lambda one: one[:2]):
+            if state.generation not in fenced:
+                fenced[state.generation] = _fenced(files, state.generation)
+            if not fenced[state.generation]:
+                yield identity, state
 
-    def _try(self, files: FileSystem, identity: str, known: Known) -> bool:
+    def _try(self, files: FileSystem, identity: str, state: RequestState) -> bool:
         try:
-            claim_lease(files, known.generation, identity, known.lease + 1, self.name)
+            claim_lease(files, state.generation, identity, state.lease + 1, self.name)
         except AlreadyExistsError:
-            if holder(files, known.generation, identity, known.lease + 1) != self.name:
+            if lease_holder(files, state.generation, identity, state.lease + 1) != self.name:
                 return False  # another worker was faster
-        self._seen[identity] = known.lease + 1, self.clock()
+        self._seen[identity] = state.lease + 1, self.clock()
         try:
-            request = read_request(files, known.generation, identity)
+            request = read_request(files, state.generation, identity)
         except MillpondError as error:  # written by another version of Millpond
             _log.warning("%s: request %s cannot be read: %s", files.url, identity, error)
             return False
         if request is None:
-            if not files.exists(request_name(known.generation, identity)):
-                files.delete(lease_name(known.generation, identity, known.lease + 1))  # the request was withdrawn
+            if not files.exists(request_name(state.generation, identity)):
+                files.delete(lease_name(state.generation, identity, state.lease + 1))  # the request was withdrawn
             return False
         started = time.perf_counter()
         pace = Pace(1.0)
         try:
-            with self._beating(files, request, known.lease + 1, pace):
+            with self._beating(files, request, state.lease + 1, pace):
                 refs = self._do(files, request, pace)
-            done = Done(uuid.uuid4().hex, tuple(refs), seconds=time.perf_counter() - started)
+            done = CompactionResult(uuid.uuid4().hex, tuple(refs), seconds=time.perf_counter() - started)
         except TransientError as error:
             _log.warning("%s: request %s failed, and another worker may execute it: %s", files.url, identity, error)
             return False
         except (MillpondError, OSError, ValueError, msgspec.MsgspecError) as error:
             _log.warning("%s: request %s cannot be done: %s", files.url, identity, error)
-            done = Done(uuid.uuid4().hex, error=str(error) or repr(error))
+            done = CompactionResult(uuid.uuid4().hex, error=str(error) or repr(error))
         self._answer(files, request, done)
         return True
 
@@ -178,7 +178,7 @@ class Worker:
         with tempfile.TemporaryDirectory(prefix="millpond-compactor-", dir=self.directory) as local:
             return do_job(files, job, local, pace, file_prefix(request.id))
 
-    def _answer(self, files: FileSystem, request: Request, done: Done) -> None:
+    def _answer(self, files: FileSystem, request: Request, done: CompactionResult) -> None:
         """Write the answer, unless there is an answer already, the request was withdrawn, or its run is fenced."""
         generation, identity = request.generation, request.id
         if _fenced(files, generation) or not files.exists(request_name(generation, identity)):
@@ -186,7 +186,7 @@ class Worker:
             _remove(files, done.files)  # files that no answer names
             return
         try:
-            with_retries(lambda: put_done(files, generation, identity, done))
+            with_retries(lambda: put_result(files, generation, identity, done))
         except AlreadyExistsError:
             if not self._mine(files, request, done):
                 _log.info("%s: request %s was answered by another worker", files.url, identity)
@@ -195,10 +195,10 @@ class Worker:
         rows, size = sum(ref.rows for ref in done.files), sum(ref.bytes for ref in done.files)
         _log.info("%s: request %s done: %d rows, %d bytes, %.1f s", files.url, identity, rows, size, done.seconds)
 
-    def _mine(self, files: FileSystem, request: Request, done: Done) -> bool:
+    def _mine(self, files: FileSystem, request: Request, done: CompactionResult) -> bool:
         """Return whether the existing answer is this worker's; remove this worker's files if it is not."""
         try:
-            answer = read_done(files, request.generation, request.id)
+            answer = read_result(files, request.generation, request.id)
         except StateDamagedError:
             return False
         if answer is None or answer.attempt == done.attempt:
@@ -221,7 +221,7 @@ class Worker:
 
         def give_up() -> None:
             with suppress(MillpondError):  # if this fails, the lease expires
-                give_up_lease(files, request.generation, request.id, number, self.name)
+                release_lease(files, request.generation, request.id, number, self.name)
 
         def beat() -> None:
             nonlocal number
@@ -241,7 +241,7 @@ class Worker:
                     claim_lease(files, request.generation, request.id, number + 1, self.name)
                 except AlreadyExistsError:
                     with suppress(MillpondError):
-                        if holder(files, request.generation, request.id, number + 1) not in ("", self.name):
+                        if lease_holder(files, request.generation, request.id, number + 1) not in ("", self.name):
                             pace.stop()
                             return
                 except MillpondError as error:

@@ -23,12 +23,11 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from millpond.checkpoint.forks.parents import NAME as PARENTS
-from millpond.checkpoint.forks.parents import Parents
+from millpond.checkpoint.forks.parents import PARENTS_FILE, Parents
 from millpond.checkpoint.formats.documents import write_own_document
 from millpond.checkpoint.generation import Base, BaseVersion, claim, write_base
 from millpond.checkpoint.recovery import Recovery
-from millpond.checkpoint.state_schema import NAME as QUERY
+from millpond.checkpoint.state_schema import QUERY_FILE
 from millpond.conf import Settings, read_settings
 from millpond.ddl import quoted
 from millpond.errors import SettingError, StateDamagedError, StateIncompatibleError, UsageError
@@ -119,8 +118,8 @@ def import_checkpoint(
     batch, planned = query_logs.last("commits"), query_logs.last("offsets")
     carried = _carried(spark, catalyst, decision, origin, batch, _times(query_logs, batch))
     files = open_filesystem(join_url(place.url, "millpond"))
-    write_own_document(files, PARENTS, Parents(files.url, (), making=uuid.uuid4().hex))
-    write_own_document(files, QUERY, state_schema_of(decision, catalyst))
+    write_own_document(files, PARENTS_FILE, Parents(files.url, (), making=uuid.uuid4().hex))
+    write_own_document(files, QUERY_FILE, state_schema_of(decision, catalyst))
     task = _begin(spark, settings, decision, files, query, place.url, origin, batch, fingerprint(catalyst, decision))
     try:
         with _as_batch(spark, batch):
@@ -277,7 +276,7 @@ def _begin(
         files,
         run=task.run,
         partitions=partitions,
-        least=time.time_ns() // 1_000_000,  # the time also fences runs whose checkpoint was deleted
+        minimum=time.time_ns() // 1_000_000,  # the time also fences runs whose checkpoint was deleted
     )
     nothing = BaseVersion(batch, (), generation.ranges)
     write_base(files, Base(generation.number, len(decision.specs), (nothing,), plan, retain=settings.state_retain))

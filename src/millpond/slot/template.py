@@ -22,8 +22,8 @@ from millpond.errors import TransientError
 from millpond.files.disk import reason, remedy
 from millpond.slot.process.connection import Connection
 from millpond.slot.process.identity import Process, identify
-from millpond.slot.process.lifecycle import PATIENCE, POLL, SlotDirectory
-from millpond.slot.process.messages import Ask, Granted
+from millpond.slot.process.lifecycle import LOCK_SECONDS, POLL_SECONDS, SlotDirectory
+from millpond.slot.process.messages import RequestSlot, SlotStarted
 
 Serve = Callable[[SlotDirectory, int, socket.socket], None]
 """Runs a slot until it ends; takes its directory, its number and its listening socket."""
@@ -45,22 +45,22 @@ class Template:
         self.directory = directory
         self.listener = listener
         self.serve = serve
-        self._ended = False
+        self._stopping = False
 
     def run(self) -> None:
         """Serve until the application has ended or SIGTERM arrives, then wait for the forked slots to exit."""
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, self._end)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        self.directory.note("template", identify())
+        self.directory.record_process("template", identify())
         threads = len(os.listdir("/proc/self/task"))
         if threads > 1:
             print(f"The template has {threads} threads: what it forks may hang.", file=sys.stderr, flush=True)
         self.directory.sweep_siblings()
         poller = select.poll()  # `select` cannot watch descriptors above 1,023
         poller.register(self.listener, select.POLLIN)
-        while not self._ended:
-            ready = poller.poll(POLL * 1000)
+        while not self._stopping:
+            ready = poller.poll(POLL_SECONDS * 1000)
             self._reap()
             if ready:
                 self._answer()
@@ -71,11 +71,11 @@ class Template:
             if not self.directory.needed():
                 # A suspended slot cannot notice that the application has ended.
                 self._kill_stopped()
-            time.sleep(POLL / 10)
-        self.directory.sweep(PATIENCE)
+            time.sleep(POLL_SECONDS / 10)
+        self.directory.sweep(LOCK_SECONDS)
 
     def _end(self, *_: object) -> None:
-        self._ended = True
+        self._stopping = True
 
     def _kill_stopped(self) -> None:
         for process in self.directory.running().values():
@@ -94,13 +94,13 @@ class Template:
         sock, _ = self.listener.accept()
         connection = Connection(sock, silence=5.0)
         try:
-            ask = connection.expect(Ask)
+            request = connection.expect(RequestSlot)
             try:
-                granted = Granted(self._slot(ask, connection))
+                granted = SlotStarted(self._start_slot(request, connection))
             except TransientError as error:
                 connection.send_error(error)
             except OSError as error:
-                connection.send_error(_not_started(ask.slot, error, self.directory))
+                connection.send_error(_not_started(request.slot, error, self.directory))
             else:
                 connection.send(granted)
         except OSError:
@@ -108,25 +108,25 @@ class Template:
         finally:
             connection.close()
 
-    def _slot(self, ask: Ask, connection: Connection) -> Process:
+    def _start_slot(self, request: RequestSlot, connection: Connection) -> Process:
         if not self.directory.needed():
             raise TransientError("The application has ended, so no slot is started for it.")
-        name = f"slot-{ask.slot}"
-        current = self.directory.noted(name)
+        name = f"slot-{request.slot}"
+        current = self.directory.recorded_process(name)
         if current is not None and current.alive():
-            if current != ask.replace:
+            if current != request.replace:
                 return current
             # The old process must be dead before its successor reads its sealed files: then it cannot commit any more.
             if not current.kill():
-                raise TransientError(f"Slot {ask.slot} (process {current.pid}) is hung and cannot be killed.")
+                raise TransientError(f"Slot {request.slot} (process {current.pid}) is hung and cannot be killed.")
         listener = self.directory.listen(name)
         pid = os.fork()
         if pid == 0:
             connection.close()
-            self._become_slot(ask.slot, listener)
+            self._become_slot(request.slot, listener)
         listener.close()
         process = identify(pid)
-        self.directory.note(name, process)
+        self.directory.record_process(name, process)
         return process
 
     def _become_slot(self, number: int, listener: socket.socket) -> None:

@@ -12,11 +12,10 @@ import pyarrow as pa
 from millpond.checkpoint.forks.parents import open_state
 from millpond.checkpoint.formats.commit import commit_prefix, parse_commit_name, read_header
 from millpond.checkpoint.formats.manifest import PartitionManifest
-from millpond.checkpoint.generation import Base, BaseVersion, Generation, numbers, read_base, read_claim
+from millpond.checkpoint.generation import Base, BaseVersion, Generation, claimed_generations, read_base, read_claim
 from millpond.checkpoint.rescale import inherited
 from millpond.checkpoint.retention.needs import needs_of
-from millpond.checkpoint.state_schema import NAME as PINNED
-from millpond.checkpoint.state_schema import read_schemas
+from millpond.checkpoint.state_schema import QUERY_FILE, read_schemas
 from millpond.errors import MillpondError, StateDamagedError, UsageError
 from millpond.files.backends.filesystem import FileSystem, MissingFileError
 from millpond.layout import HashRange, Rows, TableSchema
@@ -120,11 +119,11 @@ class StateReader:
             raise UsageError("The location of the state is empty.", action=action)
         self.location = location
         self.files: FileSystem = open_state(location)
-        claimed = numbers(self.files) if generation is None else [generation]
-        self._left = claimed
+        claimed = claimed_generations(self.files) if generation is None else [generation]
+        self._unread = claimed
         self._found: list[_Run] = []
         newest = next(self._runs(), None)
-        if newest is None or not self.files.exists(PINNED):
+        if newest is None or not self.files.exists(QUERY_FILE):
             raise UsageError(
                 "There is no Millpond state here.",
                 action=action,
@@ -359,7 +358,7 @@ class StateReader:
                     known = commits.manifests.setdefault(manifest.place, manifest)
                     if known.lineage != manifest.lineage:
                         uncertain.add(manifest.place)
-            base = run.base.at(version)
+            base = run.base.find_version(version)
             if base is not None and not self._whole(run.claim, commits):
                 if base.ranges != run.claim.ranges and not uncertain:
                     # The base has other hash ranges: its partitions cannot be combined with the run's own.
@@ -412,8 +411,8 @@ class StateReader:
     def _runs(self) -> Iterator[_Run]:
         """Yield the runs that have begun, newest first, reading their claims lazily."""
         yield from self._found
-        while self._left:
-            number = self._left.pop()
+        while self._unread:
+            number = self._unread.pop()
             try:
                 run = _Run(read_claim(self.files, number), read_base(self.files, number))
             except MissingFileError:

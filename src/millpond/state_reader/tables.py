@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from millpond.checkpoint.formats.deltas import converted, read_deltas, rows_of
+from millpond.checkpoint.formats.deltas import converted_rows, read_deltas, rows_of
 from millpond.checkpoint.formats.manifest import TableState
 from millpond.files.backends.filesystem import FileSystem
 from millpond.files.formats.append_file import ByteRange
@@ -62,7 +62,7 @@ def _read_modify_write(
         opened = store.open_all(state.runs.runs, layout, range_, axis, list(earlier.values()))
         runs = RunSet(layout, opened, range_)
         for ref, data in zip(state.deltas, read_deltas(files, state.deltas), strict=True):
-            for rows in converted(ref, data, earlier[ref.shape], layout, files.locate(ref.commit)):
+            for rows in converted_rows(ref, data, earlier[ref.shape], layout, files.locate(ref.commit)):
                 rows = inside(rows, range_of(ref.window), axis)
                 runs.add(memory_run(sort_rows(rows, layout), layout, filtered=False))
         yield from runs.scan()

@@ -17,7 +17,18 @@ from millpond.errors import TransientError
 from millpond.slot.process.connection import Connection, PeerGone, PeerSilent
 from millpond.slot.process.identity import NO_THREADS, Process, identify, owner
 from millpond.slot.process.lifecycle import SlotDirectory
-from millpond.slot.process.messages import Answered, Ask, Drain, Drained, Granted, Hello, Open, Opened, Status, Welcome
+from millpond.slot.process.messages import (
+    Answered,
+    Drain,
+    Drained,
+    Hello,
+    Open,
+    Opened,
+    RequestSlot,
+    SlotStarted,
+    Status,
+    Welcome,
+)
 from millpond.tasks.operator_task import OperatorTask
 
 log = logging.getLogger(__name__)
@@ -59,7 +70,7 @@ class SlotFinder:
         deadline = time.monotonic() + settings.start_timeout + settings.silence_timeout
         name = f"slot-{number}"
         while True:
-            self.directory.enter(self.user)
+            self.directory.register(self.user)
             hung = False
             connection = None
             try:
@@ -78,7 +89,7 @@ class SlotFinder:
                     action=self.directory.log_tail(),
                     query=self.task.query,
                 )
-            self.replace(number, self.directory.noted(name) if hung else None)
+            self.replace(number, self.directory.recorded_process(name) if hung else None)
             if not hung:
                 time.sleep(_PAUSE)  # the old slot may be finishing its commits before it exits
 
@@ -94,7 +105,7 @@ class SlotFinder:
         latest = deadline + _LONGEST_LOADING
         reason: object = None
         while time.monotonic() < deadline:
-            asked = self.directory.noted("template")
+            asked = self.directory.recorded_process("template")
             try:
                 connection = self._open("template", settings.start_timeout)
             except OSError as error:
@@ -102,8 +113,8 @@ class SlotFinder:
                 self._start_template()
                 continue
             try:
-                connection.send(Ask(number, process))
-                granted: Granted = connection.expect(Granted)
+                connection.send(RequestSlot(number, process))
+                granted: SlotStarted = connection.expect(SlotStarted)
                 return granted.process
             except PeerSilent as error:
                 reason = error
@@ -112,7 +123,7 @@ class SlotFinder:
                     deadline = time.monotonic() + patience
                     continue
                 # Kill only the template that was asked, not one that has just replaced it.
-                if asked is not None and asked == self.directory.noted("template"):
+                if asked is not None and asked == self.directory.recorded_process("template"):
                     asked.kill()
             except OSError as error:
                 reason = error
@@ -128,7 +139,7 @@ class SlotFinder:
         return Connection(self.directory.connect(name, silence), silence)
 
     def _start_template(self) -> None:
-        self.directory.enter(self.user)  # raises if the application is dead: a template would exit at once
+        self.directory.register(self.user)  # raises if the application is dead: a template would exit at once
         with self.directory.locked():
             try:
                 self.directory.connect("template", 1.0).close()
@@ -142,7 +153,7 @@ class SlotFinder:
             try:
                 # The object must stay referenced: a child that is not reaped keeps its pid, even if it dies at once.
                 template = self._spawn(listener)
-                self.directory.note_loading(identify(template.pid))
+                self.directory.record_loading(identify(template.pid))
             finally:
                 listener.close()
 
@@ -277,7 +288,7 @@ def commit_health(directory: SlotDirectory, query: str, silence: float) -> Commi
         TransientError: a slot does not answer.
     """
     answers = _ask_all(directory, Status(query), Answered, silence)
-    troubles = sorted({answer.trouble for answer in answers if answer.trouble})
+    troubles = sorted({answer.commit_failure for answer in answers if answer.commit_failure})
     return CommitHealth(troubles, sum(answer.failed_commits for answer in answers))
 
 

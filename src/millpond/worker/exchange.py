@@ -67,7 +67,7 @@ class ExchangeWrite:
         given_batch = batch_of(context)
         batch = latest_batch(self.task) if given_batch is None else given_batch
         directory = SlotDirectory.of(self.task)
-        directory.enter(owner(self.task.jvm))
+        directory.register(owner(self.task.jvm))
         folder = exchange_folder(directory.path, self.task) / str(batch)
         # The attempt id in the name keeps attempts from overwriting each other's files.
         path = folder / f"{self.task.operator}-{context.taskAttemptId() if context else os.getpid()}.arrow"

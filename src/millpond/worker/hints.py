@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from millpond.errors import MillpondError
 from millpond.layout import Words
-from millpond.slot.prefetch.switch import MOST, wanted
+from millpond.slot.prefetch.switch import MAX_HINTED_KEYS, requested_hints
 from millpond.slot.process.connection import Connection
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.slot.process.messages import Hints
@@ -75,7 +75,7 @@ class HintSender:
     @classmethod
     def of(cls, directory: SlotDirectory, task: OperatorTask, batch: int, lookahead: Lookahead) -> HintSender | None:
         """Return a sender, or None if no partition wants hints."""
-        asked = wanted(directory.path, task) if lookahead in task.lookaheads else {}
+        asked = requested_hints(directory.path, task) if lookahead in task.lookaheads else {}
         return cls(directory, task, batch, lookahead, asked) if asked else None
 
     def send(self, partition: int, rows: pa.RecordBatch) -> None:
@@ -101,7 +101,7 @@ class HintSender:
                 self._sent[partition] = 0
                 self._send_hints(partition, pa.RecordBatch.from_pylist([], schema=SCHEMA))
             return
-        if sent is not None and sent >= MOST:
+        if sent is not None and sent >= MAX_HINTED_KEYS:
             return  # a partition looks up no more keys for one batch
         hashes = keys.column(0).to_numpy().view(np.uint64)
         rare = self._sketch.rare(*np.unique(hashes, return_counts=True))
@@ -161,7 +161,7 @@ class SourceHints:
             return
         try:
             for batch in batches:
-                if not wanted(directory.path, self.task):
+                if not requested_hints(directory.path, self.task):
                     break  # no partition wants hints any more: the query has ended, for example
                 hints.spread(batch)
         finally:

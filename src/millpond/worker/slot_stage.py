@@ -148,12 +148,13 @@ class SlotStage:
             partition,
             batch_of(context),
             context.taskAttemptId() if context else 0,
-            unsure=self.coverage is not None,  # foreachBatch: user code has the batch's DataFrame and may start threads
+            verify_batch=self.coverage
+            is not None,  # foreachBatch: user code has the batch's DataFrame and may start threads
             paths=added_paths() if context else [],
         )
         finder = SlotFinder(self.task)
         connection, process = finder.find(partition % self.task.slots)
-        connection.heard = _WaitWarning(run)
+        connection.on_heartbeat = _WaitWarning(run)
         try:
             yield from self._converse(connection, run, batch, batches)
         except MillpondError as error:

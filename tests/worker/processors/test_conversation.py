@@ -136,10 +136,10 @@ def test_signs_of_life_that_nobody_reads(task: OperatorTask) -> None:
 
         def beat() -> None:
             for _ in range(5_000):  # more than a socket takes
-                connection.beat(lambda query: "patience " * 100)
+                connection.send_heartbeat(lambda query: "patience " * 100)
             beaten.set()
             while not stop.wait(0.001):
-                connection.beat()
+                connection.send_heartbeat()
 
         beating = threading.Timer(0.1, beat)
         beating.start()
@@ -222,7 +222,7 @@ def test_parts_that_were_not_sent_are_asked_for(task: OperatorTask) -> None:
         fetch = connection.expect(Fetch)
         assert fetch.table == "parts.count"
         assert connection.receive_table().to_pylist() == [{"at": 0, "part": 7}, {"at": 0, "part": 8}]
-        connection.beat()
+        connection.send_heartbeat()
         connection.send_table(pa.record_batch({"value": [70, None]}))
         assert connection.receive()[0] is Kind.SCHEMA
         assert [row["k"] for row in connection.receive()[1].to_pylist()] == ["before", "after"]

@@ -19,6 +19,6 @@ All writes are put-if-absent, under unique names; deletions are the only other o
   use the result. Collections list files, then requests, then commits. So a used file that lost its protection is
   already named by a commit in the list.
 - *Requests of dead slots are removed.* Requests of older runs are removed at once. Requests of the current run are
-  removed after two conditions hold: no slot can still wait for them (`LIMIT`), and no version that could name their
-  files can be opened.
+  removed after two conditions hold: no slot can still wait for them (`MAX_WAIT_SECONDS`), and no version that could
+  name their files can be opened.
 """

@@ -21,11 +21,11 @@ from millpond.files.backends.filesystem import FileInfo, FileSystem, MissingFile
 from millpond.files.refs import RunRef
 
 FOLDER = "compaction/"
-LIMIT = 3600.0
+MAX_WAIT_SECONDS = 3600.0
 """Longest time in seconds that a slot waits for a result."""
 
-MARGIN = 600.0
-"""Seconds beyond `LIMIT` until a request counts as left by a dead slot: clocks differ."""
+CLOCK_MARGIN_SECONDS = 600.0
+"""Seconds beyond `MAX_WAIT_SECONDS` until a request counts as left by a dead slot: clocks differ."""
 
 _REQUEST, _LEASE, _FREE, _DONE = ".request", ".lease.", ".free.", ".done"
 
@@ -54,7 +54,7 @@ class Lease(msgspec.Struct, frozen=True):
     format: int = FORMAT
 
 
-class Done(msgspec.Struct, frozen=True):
+class CompactionResult(msgspec.Struct, frozen=True):
     """The result of a request: files, or an error. `attempt` identifies the attempt that wrote it."""
 
     attempt: str
@@ -65,28 +65,28 @@ class Done(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Known:
+class RequestState:
     """The objects of one request in a listing.
 
     Attributes:
         request: the request object; None if it was removed.
         lease: number of the newest lease; 0 if there is no lease.
-        free: number of the newest released lease; 0 if no lease was released.
-        done: whether a result exists.
-        others: lease, release and result objects.
+        released: number of the newest released lease; 0 if no lease was released.
+        has_result: whether a result exists.
+        replies: lease, release and result objects.
     """
 
     generation: int
     request: FileInfo | None = None
     lease: int = 0
-    free: int = 0
-    done: bool = False
-    others: tuple[FileInfo, ...] = ()
+    released: int = 0
+    has_result: bool = False
+    replies: tuple[FileInfo, ...] = ()
 
     @property
-    def taken(self) -> bool:
+    def leased(self) -> bool:
         """Whether a worker holds the request; the worker may have died since."""
-        return self.lease > self.free
+        return self.lease > self.released
 
 
 def request_name(generation: int, identity: str) -> str:
@@ -99,12 +99,12 @@ def lease_name(generation: int, identity: str, number: int) -> str:
     return f"{_prefix(generation, identity)}{_LEASE}{number:06d}"
 
 
-def free_name(generation: int, identity: str, number: int) -> str:
+def release_name(generation: int, identity: str, number: int) -> str:
     """Return the name of the object that releases a lease."""
     return f"{_prefix(generation, identity)}{_FREE}{number:06d}"
 
 
-def done_name(generation: int, identity: str) -> str:
+def result_name(generation: int, identity: str) -> str:
     """Return the name of a result object."""
     return f"{_prefix(generation, identity)}{_DONE}"
 
@@ -114,7 +114,7 @@ def file_prefix(identity: str) -> str:
     return f"{identity}-"
 
 
-def made_for(name: str) -> str:
+def request_of_file(name: str) -> str:
     """Return the id of the request that a file was made for; empty if it was not made on request."""
     identity, dash, _ = name.rpartition("/")[2].partition("-")
     return identity if dash else ""
@@ -125,9 +125,9 @@ def put_request(files: FileSystem, request: Request) -> None:
     write_own_document(files, request_name(request.generation, request.id), request)
 
 
-def put_done(files: FileSystem, generation: int, identity: str, done: Done) -> None:
+def put_result(files: FileSystem, generation: int, identity: str, done: CompactionResult) -> None:
     """Write the result of a request; raise `AlreadyExistsError` if there is one."""
-    write_document(files, done_name(generation, identity), done, create=True)
+    write_document(files, result_name(generation, identity), done, create=True)
 
 
 def read_request(files: FileSystem, generation: int, identity: str) -> Request | None:
@@ -135,14 +135,14 @@ def read_request(files: FileSystem, generation: int, identity: str) -> Request |
     return _read(files, request_name(generation, identity), Request)
 
 
-def read_done(files: FileSystem, generation: int, identity: str) -> Done | None:
+def read_result(files: FileSystem, generation: int, identity: str) -> CompactionResult | None:
     """Read the result of a request; return None if there is no result yet.
 
     Raises:
         StateDamagedError: the result was cut off when it was written; no other will follow.
     """
     try:
-        return read_document(files, done_name(generation, identity), Done)
+        return read_document(files, result_name(generation, identity), CompactionResult)
     except MissingFileError:
         return None
 
@@ -152,45 +152,45 @@ def claim_lease(files: FileSystem, generation: int, identity: str, number: int, 
     write_document(files, lease_name(generation, identity, number), Lease(worker), create=True)
 
 
-def give_up_lease(files: FileSystem, generation: int, identity: str, number: int, worker: str) -> None:
+def release_lease(files: FileSystem, generation: int, identity: str, number: int, worker: str) -> None:
     """Release a lease so that other workers can claim at once; raise `AlreadyExistsError` if it is released already."""
-    write_document(files, free_name(generation, identity, number), Lease(worker), create=True)
+    write_document(files, release_name(generation, identity, number), Lease(worker), create=True)
 
 
-def holder(files: FileSystem, generation: int, identity: str, number: int) -> str:
+def lease_holder(files: FileSystem, generation: int, identity: str, number: int) -> str:
     """Return the worker that holds a lease number; empty if unknown."""
     lease = _read(files, lease_name(generation, identity, number), Lease)
     return "" if lease is None else lease.worker
 
 
-def requests(files: FileSystem) -> dict[str, Known]:
+def list_requests(files: FileSystem) -> dict[str, RequestState]:
     """List the objects of all requests, by request id, in one listing."""
-    return known_in(files.list(FOLDER))
+    return group_by_request(files.list(FOLDER))
 
 
-def known_in(infos: Iterable[FileInfo]) -> dict[str, Known]:
+def group_by_request(infos: Iterable[FileInfo]) -> dict[str, RequestState]:
     """Group a listing of the folder by request id."""
-    by_request: dict[str, Known] = {}
+    by_request: dict[str, RequestState] = {}
     for info in infos:
         number, _, rest = info.name.removeprefix(FOLDER).partition("/")
         identity, dot, kind = rest.partition(".")
         if not number.isdigit() or len(number) != DIGITS or not dot:
             continue
-        known = by_request.get(identity) or Known(int(number))
+        state = by_request.get(identity) or RequestState(int(number))
         if dot + kind == _REQUEST:
-            by_request[identity] = replace(known, request=info)
+            by_request[identity] = replace(state, request=info)
             continue
         by_request[identity] = replace(
-            known,
-            lease=max(known.lease, _numbered(dot + kind, _LEASE)),
-            free=max(known.free, _numbered(dot + kind, _FREE)),
-            done=known.done or dot + kind == _DONE,
-            others=(*known.others, info),
+            state,
+            lease=max(state.lease, _number_after(dot + kind, _LEASE)),
+            released=max(state.released, _number_after(dot + kind, _FREE)),
+            has_result=state.has_result or dot + kind == _DONE,
+            replies=(*state.replies, info),
         )
     return by_request
 
 
-def withdraw(files: FileSystem, generation: int, identity: str) -> None:
+def remove_request(files: FileSystem, generation: int, identity: str) -> None:
     """Remove a request and its leases and results. Its files can then be collected unless a manifest names them."""
     files.delete(request_name(generation, identity))
     for info in files.list(f"{_prefix(generation, identity)}."):
@@ -201,7 +201,7 @@ def _prefix(generation: int, identity: str) -> str:
     return f"{FOLDER}{digits(generation)}/{identity}"
 
 
-def _numbered(kind: str, prefix: str) -> int:
+def _number_after(kind: str, prefix: str) -> int:
     """Return the number behind a prefix; 0 if the name has another prefix."""
     number = kind.removeprefix(prefix)
     return int(number) if number != kind and number.isdigit() else 0

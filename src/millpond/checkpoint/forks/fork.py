@@ -20,7 +20,7 @@ from millpond.files.backends.retry import put_own
 from millpond.files.locations.forked import parse_shared, shared_name
 
 
-class Share(NamedTuple):
+class ForkState(NamedTuple):
     """The state that a fork takes over.
 
     Attributes:
@@ -34,68 +34,70 @@ class Share(NamedTuple):
     manifests: tuple[PartitionManifest, ...]
 
 
-def share(manifests: Iterable[PartitionManifest], location: str, above: Parents | None, fork: str) -> Share:
+def fork_state(
+    manifests: Iterable[PartitionManifest], location: str, source_parents: Parents | None, fork: str
+) -> ForkState:
     """Compute the manifests, parents and shared objects of a fork of a version.
 
     Args:
         manifests: all manifests of the version.
         location: URL of the checkpoint that holds them.
-        above: that checkpoint's own parents, if it is a fork. The new fork shares their objects directly.
+        source_parents: that checkpoint's own parents, if it is a fork. The new fork shares their objects directly.
         fork: URL of the new `millpond/` folder.
     """
     numbers: dict[str, int] = {}
     objects: list[set[str]] = []
 
-    def name_here(name: str) -> str:
+    def fork_name(name: str) -> str:
         shared = parse_shared(name)
-        owner, name_there = location, name
+        owner, owner_name = location, name
         if shared is not None:
-            assert above is not None
-            owner, name_there = above.parents[shared.parent].location, shared.name
+            assert source_parents is not None
+            owner, owner_name = source_parents.parents[shared.parent].location, shared.name
         number = numbers.setdefault(owner, len(numbers))
         if number == len(objects):
             objects.append(set())
-        objects[number].add(name_there)
-        return shared_name(number, name_there)
+        objects[number].add(owner_name)
+        return shared_name(number, owner_name)
 
-    def table_here(table: TableState) -> TableState:
-        runs = tuple(msgspec.structs.replace(run, name=name_here(run.name)) for run in table.runs.runs)
-        deltas = tuple(msgspec.structs.replace(delta, commit=name_here(delta.commit)) for delta in table.deltas)
+    def fork_table(table: TableState) -> TableState:
+        runs = tuple(msgspec.structs.replace(run, name=fork_name(run.name)) for run in table.runs.runs)
+        deltas = tuple(msgspec.structs.replace(delta, commit=fork_name(delta.commit)) for delta in table.deltas)
         return TableState(msgspec.structs.replace(table.runs, runs=runs), deltas)
 
     renamed = tuple(
-        msgspec.structs.replace(manifest, tables={name: table_here(table) for name, table in manifest.tables.items()})
+        msgspec.structs.replace(manifest, tables={name: fork_table(table) for name, table in manifest.tables.items()})
         for manifest in manifests
     )
     parents = tuple(Parent(owner, pin_name(uuid.uuid4().hex)) for owner in numbers)
-    return Share(Parents(fork, parents), tuple(tuple(sorted(names)) for names in objects), renamed)
+    return ForkState(Parents(fork, parents), tuple(tuple(sorted(names)) for names in objects), renamed)
 
 
-def begin_fork(files: FileSystem, taken: Share, version: int, origin: Recovery) -> None:
+def begin_fork(files: FileSystem, state: ForkState, version: int, source: Recovery) -> None:
     """Commit the shared state as the first version of a fork, and write a base so that a run can build on it.
 
     Args:
         files: the fork's `millpond/` folder.
-        taken: the state that the fork takes over.
+        state: the state that the fork takes over.
         version: version of that state.
-        origin: recovery of the checkpoint that is forked.
+        source: recovery of the checkpoint that is forked.
     """
-    ranges = origin.ranges(version)
+    ranges = source.ranges(version)
     generation = claim(
         files,
         run="millpond state fork",
         partitions=len(ranges),
         key_groups=ranges[-1][1],
-        least=time.time_ns() // 1_000_000,
+        minimum=time.time_ns() // 1_000_000,
     )
     slot = uuid.uuid4().hex
     name = commit_name(version, generation.number, slot, 0)
-    header = encode_header(CommitHeader(generation.number, slot, version, 0, taken.manifests))
+    header = encode_header(CommitHeader(generation.number, slot, version, 0, state.manifests))
     put_own(files, name, [header])
     tips = tuple(
         Tip(*manifest.place, manifest.id, manifest.lineage, name, len(header), manifest.shape)
-        for manifest in taken.manifests
+        for manifest in state.manifests
     )
     versions = (BaseVersion(version, tips, generation.ranges),)
-    shape = origin.shape(version)
-    write_base(files, Base(generation.number, origin.operators, versions, origin.plan or "", shape))
+    shape = source.schema_number(version)
+    write_base(files, Base(generation.number, source.operators, versions, source.plan or "", shape))

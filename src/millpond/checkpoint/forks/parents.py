@@ -11,7 +11,7 @@ from millpond.files.backends.filesystem import FileSystem, MissingFileError
 from millpond.files.locations.forked import with_parents
 from millpond.files.locations.opening import join_url, open_filesystem, same_place
 
-NAME = "parents.json"
+PARENTS_FILE = "parents.json"
 
 
 class Parent(msgspec.Struct, frozen=True):
@@ -35,7 +35,7 @@ class Parents(msgspec.Struct, frozen=True):
     format: int = FORMAT
     making: str = ""
 
-    def made_at(self, url: str) -> bool:
+    def was_created_at(self, url: str) -> bool:
         """Return whether the fork was created at a URL; different spellings of one URL are equal."""
         return same_place(self.fork, url)
 
@@ -66,6 +66,6 @@ def open_parent(parent: Parent, **options: Any) -> FileSystem:
 def read_parents(files: FileSystem) -> Parents | None:
     """Read the parents of a location; return None if it is not a fork."""
     try:
-        return read_document(files, NAME, Parents)
+        return read_document(files, PARENTS_FILE, Parents)
     except MissingFileError:
         return None

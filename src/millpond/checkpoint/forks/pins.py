@@ -83,7 +83,7 @@ def unused_parents(parents: Parents | None, files: FileSystem, live: Iterable[st
             may belong to another fork.
         live: all names in retained manifests.
     """
-    if parents is None or not parents.made_at(files.url):
+    if parents is None or not parents.was_created_at(files.url):
         return {}
     used = {shared.parent for shared in map(parse_shared, live) if shared is not None}
     return {number: parent for number, parent in enumerate(parents.parents) if number not in used}

@@ -19,12 +19,12 @@ from collections.abc import Sequence
 import msgspec
 import xxhash
 
-from millpond.checkpoint.formats.documents import FORMAT, damaged, digits, other_format
+from millpond.checkpoint.formats.documents import FORMAT, damaged_error, digits, format_error
 from millpond.checkpoint.formats.manifest import DeltaRef, PartitionManifest, Sealed, TableState, checksum
 from millpond.files.backends.filesystem import Buffer, FileSystem
 
 MAGIC = b"MILLCMIT"
-FIRST_READ = 1 << 16
+FIRST_READ_BYTES = 1 << 16
 """Size in bytes of the first read of an object, which contains most headers completely."""
 
 _PREFIX = struct.Struct("<8sII")
@@ -156,26 +156,28 @@ def read_header(files: FileSystem, name: str, size: int | None = None) -> Commit
     url = files.locate(name)
     size = files.size(name) if size is None else size
     if size < _START:
-        raise damaged(url, "is cut short")
-    first = memoryview(files.get_range(name, 0, min(size, FIRST_READ)))
+        raise damaged_error(url, "is cut short")
+    first = memoryview(files.get_range(name, 0, min(size, FIRST_READ_BYTES)))
     magic, form, length = _PREFIX.unpack_from(first)
     if magic != MAGIC:
-        raise damaged(url, "is not a commit")
+        raise damaged_error(url, "is not a commit")
     if form != FORMAT:
-        raise other_format(url, form)
+        raise format_error(url, form)
     end = _START + length
     if end > size:
-        raise damaged(url, "is cut short")
+        raise damaged_error(url, "is cut short")
     body = first[_START:end] if end <= len(first) else memoryview(files.get_range(name, _START, length))
     (expected,) = _CHECK.unpack_from(first, _PREFIX.size)
     if _header_checksum(bytes(first[: _PREFIX.size]), body) != expected:
-        raise damaged(url, "is altered")
+        raise damaged_error(url, "is altered")
     try:
         header = _decoder.decode(body)
     except msgspec.DecodeError as error:
-        raise damaged(url, f"cannot be read: {error}") from error
+        raise damaged_error(url, f"cannot be read: {error}") from error
     if end + header.payload != size:
-        raise damaged(url, "is cut short" if end + header.payload > size else "has bytes at its end that do not belong")
+        raise damaged_error(
+            url, "is cut short" if end + header.payload > size else "has bytes at its end that do not belong"
+        )
     return resolve(header, name, end)
 
 

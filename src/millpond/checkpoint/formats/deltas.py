@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from millpond.checkpoint.formats.documents import damaged
+from millpond.checkpoint.formats.documents import damaged_error
 from millpond.checkpoint.formats.manifest import DeltaRef, checksum
 from millpond.files.backends.filesystem import Buffer, FileSystem
 from millpond.files.formats.conversion import Conversion
@@ -25,7 +25,7 @@ def read_delta(files: FileSystem, ref: DeltaRef) -> Buffer:
     """
     data = files.get_range(ref.commit, ref.offset, ref.length)
     if checksum([data]) != ref.checksum:
-        raise damaged(files.locate(ref.commit), "is altered")
+        raise damaged_error(files.locate(ref.commit), "is altered")
     return data
 
 
@@ -38,7 +38,7 @@ def rows_of(ref: DeltaRef, data: Buffer, layout: RowLayout, name: str) -> Iterat
         skip = max(0, skip - rows.count)
 
 
-def converted(ref: DeltaRef, data: Buffer, before: TableSchema, now: RowLayout, name: str) -> Iterator[Rows]:
+def converted_rows(ref: DeltaRef, data: Buffer, before: TableSchema, now: RowLayout, name: str) -> Iterator[Rows]:
     """Decode the rows of a delta (see `rows_of`), and convert them from the schema it was written in.
 
     Args:

@@ -46,17 +46,17 @@ def read_document(files: FileSystem, name: str, kind: type[Document]) -> Documen
     url = files.locate(name)
     body, _, check = files.get(name).partition(b"\n")
     if check != b"xxh3:%016x\n" % xxhash.xxh3_64_intdigest(body):
-        raise damaged(url, "is cut short or altered")
+        raise damaged_error(url, "is cut short or altered")
     fields: Any = msgspec.json.decode(body)
     if isinstance(fields, dict) and fields.get("format", FORMAT) != FORMAT:
-        raise other_format(url, fields["format"])
+        raise format_error(url, fields["format"])
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
-        raise damaged(url, f"cannot be read: {error}") from error
+        raise damaged_error(url, f"cannot be read: {error}") from error
 
 
-def damaged(url: str, how: str) -> StateDamagedError:
+def damaged_error(url: str, how: str) -> StateDamagedError:
     """Return the error for a checkpoint file that differs from what was written; `how` completes its sentence."""
     return StateDamagedError(
         f"A checkpoint file {how}.",
@@ -65,7 +65,7 @@ def damaged(url: str, how: str) -> StateDamagedError:
     )
 
 
-def other_format(url: str, found: int) -> StateIncompatibleError:
+def format_error(url: str, found: int) -> StateIncompatibleError:
     """Return the error for a file of a format that this version does not read."""
     return StateIncompatibleError(
         f"A checkpoint file has format {found}; this version of Millpond reads format {FORMAT}.",

@@ -23,19 +23,25 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from millpond.checkpoint.compaction.requests import LIMIT, MARGIN, Known, made_for, requests
+from millpond.checkpoint.compaction.requests import (
+    CLOCK_MARGIN_SECONDS,
+    MAX_WAIT_SECONDS,
+    RequestState,
+    list_requests,
+    request_of_file,
+)
 from millpond.checkpoint.forks.parents import Parent, Parents, read_parents
 from millpond.checkpoint.forks.pins import Pin, pinned, read_pins, release, unused_parents
 from millpond.checkpoint.formats.commit import parse_commit_name
 from millpond.checkpoint.formats.documents import digits
-from millpond.checkpoint.generation import FOLDER, begun, check_fence, numbers, read_base
-from millpond.checkpoint.retention.needs import IN_FLIGHT, read_needs
+from millpond.checkpoint.generation import FOLDER, check_fence, claimed_generations, generations_with_base, read_base
+from millpond.checkpoint.retention.needs import IN_FLIGHT_BATCHES, read_needs
 from millpond.errors import StateDamagedError
 from millpond.files.backends.filesystem import FileInfo, FileSystem, MissingFileError
 from millpond.files.backends.local import STAGING
 from millpond.files.locations.forked import shared_name
 
-_GENERATIONS = 16
+_MIN_KEPT_CLAIMS = 16
 """Smallest number of claims that are kept: they are small and document which runs there were.
 
 Claims needed to read a retained version are kept as well.
@@ -74,23 +80,23 @@ class Collector:
     ) -> None:
         self.files = files
         self.generation = generation
-        self._retain = max(retain, IN_FLIGHT)
-        self._grace = grace
-        self._keep_aside = keep_aside
+        self._retain = max(retain, IN_FLIGHT_BATCHES)
+        self._grace_seconds = grace
+        self._aside_seconds = keep_aside
         self._clock = clock
-        self._needs: dict[str, frozenset[str]] = {}  # by retained commit: the objects that its manifests name
-        self._unneeded: dict[str, float] = {}  # by name: the time since which the object has been unneeded
-        self._listed: set[str] = set()  # files in the listing of the last collection
-        self._there: dict[str, int] = {}  # by file in two successive listings: latest batch during which it appeared
-        self._all_read = True
+        self._needs_by_commit: dict[str, frozenset[str]] = {}  # by retained commit: the objects that its manifests name
+        self._unneeded_since: dict[str, float] = {}  # by name: the time since which the object has been unneeded
+        self._last_listing: set[str] = set()  # files in the listing of the last collection
+        self._seen_in_batch: dict[str, int] = {}  # by file in two successive listings: the batch that ran by then
+        self._all_commits_read = True
         self._pins: dict[str, Pin] = {}
         self._parents: Parents | None = None
-        self._looked = False  # whether `_parents` was read
-        self._unused: dict[str, Parent] = {}  # by the name that represents the parent among the candidates
+        self._parents_read = False  # whether `_parents` was read
+        self._unused_parents: dict[str, Parent] = {}  # by the name that represents the parent among the candidates
         self._released: set[str] = set()
-        self._begins: dict[int, int] = {}  # by generation: the oldest version of its base
-        self._asked: dict[str, float] = {}  # by request of this run: when it was first seen
-        self._expired: dict[str, int] = {}  # by request past its limit: the batch that ran when that was first seen
+        self._base_begin: dict[int, int] = {}  # by generation: the oldest version of its base
+        self._request_seen: dict[str, float] = {}  # by request of this run: when it was first seen, in seconds
+        self._expired_in_batch: dict[str, int] = {}  # by request past its limit: the batch that ran by then
 
     def collect(self, running: int, first: int | None = None) -> Collected:
         """Delete objects that are not needed while batch `running` runs.
@@ -112,114 +118,120 @@ class Collector:
         # later commit names is found named in the second. Requests come in between: a request is removed only after a
         # commit names its files.
         runs = self.files.list("files/")
-        asked = requests(self.files)
+        requests = list_requests(self.files)
         commits = self.files.list("commits/")
         kept = [info for info in commits if parse_commit_name(info.name)[0] >= oldest]
-        live = self._named(kept) | {info.name for info in kept}
+        live = self._named_objects(kept) | {info.name for info in kept}
         self._pins = read_pins(self.files, self._pins)  # after the lists, see `checkpoint.forks`
-        self._unused = self._find_unused(live) if self._all_read else {}
+        self._unused_parents = self._find_unused_parents(live) if self._all_commits_read else {}
         live |= pinned(self._pins)
-        settled = self._settled(runs, running)
+        settled = self._settled_files(runs, running)
         candidates = {info.name: info for info in commits if info.name not in live}
-        unanswered = self._unanswered(asked, running, oldest)
+        live_requests = self._live_requests(requests, running, oldest)
         candidates |= {
             info.name: info
             for info in runs
-            if info.name in settled and info.name not in live and made_for(info.name) not in unanswered
+            if info.name in settled and info.name not in live and request_of_file(info.name) not in live_requests
         }
-        candidates |= _objects(known for identity, known in asked.items() if identity not in unanswered)
-        candidates |= {name: FileInfo(name, 0, 0.0) for name in self._unused}
+        candidates |= _objects(state for identity, state in requests.items() if identity not in live_requests)
+        candidates |= {name: FileInfo(name, 0, 0.0) for name in self._unused_parents}
         removed = self._remove_unneeded(candidates)
-        return self._remove(self._set_aside(oldest), removed)
+        return self._remove(self._expired_aside(oldest), removed)
 
-    def _settled(self, runs: Iterable[FileInfo], running: int) -> set[str]:
+    def _settled_files(self, runs: Iterable[FileInfo], running: int) -> set[str]:
         """Return the files that a version names by now, or that no version will ever name."""
         # `running` was read before this listing, so only a file that was in the previous listing as well is known to
         # have existed by then.
-        self._there = {info.name: self._there.get(info.name, running) for info in runs if info.name in self._listed}
-        self._listed = {info.name for info in runs}
-        return {name for name, since in self._there.items() if running >= since + IN_FLIGHT}
+        self._seen_in_batch = {
+            info.name: self._seen_in_batch.get(info.name, running) for info in runs if info.name in self._last_listing
+        }
+        self._last_listing = {info.name for info in runs}
+        return {name for name, since in self._seen_in_batch.items() if running >= since + IN_FLIGHT_BATCHES}
 
-    def _unanswered(self, asked: dict[str, Known], running: int, oldest: int) -> set[str]:
+    def _live_requests(self, requests: dict[str, RequestState], running: int, oldest: int) -> set[str]:
         """Return the requests whose results a manifest may still name."""
         now = self._clock()
-        own = {key for key, known in asked.items() if known.generation == self.generation and known.request is not None}
-        self._asked = {key: self._asked.get(key, now) for key in own}
-        overdue = [key for key, since in self._asked.items() if now - since >= LIMIT + MARGIN]
-        self._expired = {key: self._expired.get(key, running) for key in overdue}
-        newer = {key for key, known in asked.items() if known.generation > self.generation}
+        own = {
+            key for key, state in requests.items() if state.generation == self.generation and state.request is not None
+        }
+        self._request_seen = {key: self._request_seen.get(key, now) for key in own}
+        overdue = [
+            key for key, since in self._request_seen.items() if now - since >= MAX_WAIT_SECONDS + CLOCK_MARGIN_SECONDS
+        ]
+        self._expired_in_batch = {key: self._expired_in_batch.get(key, running) for key in overdue}
+        newer = {key for key, state in requests.items() if state.generation > self.generation}
         # A result taken at the last moment is named up to two versions later, and such a version may be retained.
-        expired = {key for key, since in self._expired.items() if oldest >= since + IN_FLIGHT}
+        expired = {key for key, since in self._expired_in_batch.items() if oldest >= since + IN_FLIGHT_BATCHES}
         return (own | newer) - expired
 
-    def _named(self, commits: Iterable[FileInfo]) -> set[str]:
+    def _named_objects(self, commits: Iterable[FileInfo]) -> set[str]:
         needs: dict[str, frozenset[str]] = {}
-        self._all_read = True
+        self._all_commits_read = True
         for info in commits:
             try:
-                known = self._needs.get(info.name)
+                known = self._needs_by_commit.get(info.name)
                 needs[info.name] = read_needs(self.files, info) if known is None else known
             except MissingFileError:
-                self._all_read = False  # a collection from outside has removed it meanwhile
-        self._needs = needs
+                self._all_commits_read = False  # a collection from outside has removed it meanwhile
+        self._needs_by_commit = needs
         return set().union(*needs.values())
 
-    def _find_unused(self, live: set[str]) -> dict[str, Parent]:
-        if not self._looked:
-            self._parents, self._looked = read_parents(self.files), True
+    def _find_unused_parents(self, live: set[str]) -> dict[str, Parent]:
+        if not self._parents_read:
+            self._parents, self._parents_read = read_parents(self.files), True
         unused = unused_parents(self._parents, self.files, live)
         names = {shared_name(number, ""): parent for number, parent in unused.items()}
         return {name: parent for name, parent in names.items() if name not in self._released}
 
     def _remove_unneeded(self, candidates: dict[str, FileInfo]) -> Collected:
         now = self._clock()
-        self._unneeded = {name: self._unneeded.get(name, now) for name in candidates}
-        due = [info for name, info in candidates.items() if now - self._unneeded[name] >= self._grace]
+        self._unneeded_since = {name: self._unneeded_since.get(name, now) for name in candidates}
+        due = [info for name, info in candidates.items() if now - self._unneeded_since[name] >= self._grace_seconds]
         return self._remove(due, Collected())
 
-    def _set_aside(self, oldest: int) -> list[FileInfo]:
-        until = self._clock() - self._keep_aside
+    def _expired_aside(self, oldest: int) -> list[FileInfo]:
+        until = self._clock() - self._aside_seconds
         old = [
             info
             for folder in ("rolled-back/", f"{STAGING}/")
             for info in self.files.list(folder)
             if info.modified < until
         ]
-        claims = numbers(self.files)
-        if len(claims) > _GENERATIONS:
-            first = FOLDER + digits(min(claims[-_GENERATIONS], self.generation))
+        claims = claimed_generations(self.files)
+        if len(claims) > _MIN_KEPT_CLAIMS:
+            first = FOLDER + digits(min(claims[-_MIN_KEPT_CLAIMS], self.generation))
             old_claims = [info for info in self.files.list(FOLDER) if info.name < first and info.modified < until]
-            needed = FOLDER + digits(self._made(max(oldest, 1)) if old_claims else 0)
+            needed = FOLDER + digits(self._generation_of(max(oldest, 1)) if old_claims else 0)
             old += [info for info in old_claims if info.name < needed]
         return old
 
-    def _made(self, version: int) -> int:
+    def _generation_of(self, version: int) -> int:
         """Return the generation that a version belongs to (see `StateReader`); 0 if unknown.
 
         Generations before it are not needed to read the version.
         """
-        for number in reversed(begun(self.files)):
-            if number not in self._begins:
+        for number in reversed(generations_with_base(self.files)):
+            if number not in self._base_begin:
                 with suppress(StateDamagedError):  # a torn put of a run that died before it began
-                    self._begins[number] = min(base.version for base in read_base(self.files, number).versions)
-            if self._begins.get(number, version + 1) <= version:
+                    self._base_begin[number] = min(base.version for base in read_base(self.files, number).versions)
+            if self._base_begin.get(number, version + 1) <= version:
                 return number
         return 0
 
-    def _remove(self, infos: Iterable[FileInfo], so_far: Collected) -> Collected:
+    def _remove(self, infos: Iterable[FileInfo], before: Collected) -> Collected:
         infos = list(infos)
         if infos:
             check_fence(self.files, self.generation)
         for info in infos:
-            if info.name in self._unused:
-                release(self._unused[info.name])
+            if info.name in self._unused_parents:
+                release(self._unused_parents[info.name])
                 self._released.add(info.name)
             else:
                 self.files.delete(info.name)
-        return Collected(so_far.objects + len(infos), so_far.bytes + sum(info.size for info in infos))
+        return Collected(before.objects + len(infos), before.bytes + sum(info.size for info in infos))
 
 
-def _objects(requests: Iterable[Known]) -> dict[str, FileInfo]:
+def _objects(requests: Iterable[RequestState]) -> dict[str, FileInfo]:
     """Return all objects of some requests, by name."""
-    infos = [info for known in requests for info in (known.request, *known.others) if info is not None]
+    infos = [info for state in requests for info in (state.request, *state.replies) if info is not None]
     return {info.name: info for info in infos}

@@ -8,7 +8,7 @@ from millpond.checkpoint.formats.commit import parse_commit_name, read_header
 from millpond.checkpoint.formats.manifest import PartitionManifest
 from millpond.files.backends.filesystem import FileInfo, FileSystem
 
-IN_FLIGHT = 3
+IN_FLIGHT_BATCHES = 3
 """Batches after which an unnamed file is garbage.
 
 A file that existed while batch *b − 3* ran is named by version *b − 1*, which is durable when *b* runs, or never.

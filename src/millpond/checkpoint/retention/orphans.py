@@ -27,23 +27,29 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from millpond.checkpoint.compaction.requests import LIMIT, MARGIN, Known, made_for, requests
+from millpond.checkpoint.compaction.requests import (
+    CLOCK_MARGIN_SECONDS,
+    MAX_WAIT_SECONDS,
+    RequestState,
+    list_requests,
+    request_of_file,
+)
 from millpond.checkpoint.forks.parents import Parent, read_parents
 from millpond.checkpoint.forks.pins import Pin, pinned, read_pins, release, unused_parents
 from millpond.checkpoint.formats.commit import parse_commit_name
-from millpond.checkpoint.generation import INITIAL, newest_retain, numbers
-from millpond.checkpoint.retention.needs import IN_FLIGHT, committed_at, read_needs
+from millpond.checkpoint.generation import INITIAL, claimed_generations, newest_retain
+from millpond.checkpoint.retention.needs import IN_FLIGHT_BATCHES, committed_at, read_needs
 from millpond.files.backends.filesystem import FileInfo, FileSystem, MissingFileError
 from millpond.files.backends.local import STAGING
 from millpond.files.backends.uploads import PART
 
-AGE = 3600.0
+MIN_AGE_SECONDS = 3600.0
 """Seconds for which unneeded objects stay, so that a reader that has just opened them can finish."""
 
-UPLOAD = 86400.0
+MAX_UPLOAD_SECONDS = 86400.0
 """Longest duration of a multipart upload, in seconds."""
 
-STAGING_AGE = 86400.0
+STAGING_AGE_SECONDS = 86400.0
 """Seconds after its last change from which a staging file counts as left by a dead process."""
 
 Kind = str
@@ -55,20 +61,20 @@ class Orphans:
     """The unneeded and the missing objects of a location.
 
     Attributes:
-        found: the unneeded objects, by kind.
+        unneeded: the unneeded objects, by kind.
         missing: names of missing objects that retained manifests name, with the newest version that needs each.
-        pins: pins of forks, by name; the objects that they hold are not in `found`.
+        pins: pins of forks, by name; the objects that they hold are not in `unneeded`.
         parents: for a fork, the parents that it does not need any more, by number.
     """
 
-    found: Mapping[Kind, tuple[FileInfo, ...]]
+    unneeded: Mapping[Kind, tuple[FileInfo, ...]]
     missing: Mapping[str, int]
     pins: Mapping[str, Pin]
     parents: Mapping[int, Parent]
 
     def remove(self, files: FileSystem) -> None:
         """Delete the unneeded objects and release unneeded parents; an interruption is harmless."""
-        for infos in self.found.values():
+        for infos in self.unneeded.values():
             for info in infos:
                 files.delete(info.name)
         for parent in self.parents.values():
@@ -89,45 +95,47 @@ def find_orphans(files: FileSystem, planned: Mapping[int, float], *, now: float 
     """
     now = time.time() if now is None else now
     running = max(planned, default=-1)
-    retained = max(running - min(planned, default=0), IN_FLIGHT)
+    retained = max(running - min(planned, default=0), IN_FLIGHT_BATCHES)
     kept = max(retained, newest_retain(files))
-    oldest = max((batch for batch, written in planned.items() if written <= now - AGE), default=-1) - kept
+    oldest = max((batch for batch, written in planned.items() if written <= now - MIN_AGE_SECONDS), default=-1) - kept
     # The order of the listings is an invariant: files before commits, requests in between (see `Collector.collect`).
     runs = files.list("files/")
-    asked = requests(files)
+    requests = list_requests(files)
     commits = files.list("commits/")
-    newest = max(numbers(files), default=0)
+    newest = max(claimed_generations(files), default=0)
     needs = dict(_needs(files, [info for info in commits if parse_commit_name(info.name)[0] >= oldest]))
     named = set().union(*needs.values())
     pins = read_pins(files)
     parents = read_parents(files)
     unused = unused_parents(parents, files, named)
-    stays = named | needs.keys() | pinned(pins)
+    live = named | needs.keys() | pinned(pins)
     # A result taken at the last moment is named up to two versions later, and such a version may be retained.
-    expired = min(now, committed_at(commits, oldest - IN_FLIGHT)) - LIMIT - MARGIN
-    waiting = {key for key, known in asked.items() if _waiting(known, newest, expired)}
-    old = min(now - AGE, committed_at(commits, running - IN_FLIGHT))
+    expired = min(now, committed_at(commits, oldest - IN_FLIGHT_BATCHES)) - MAX_WAIT_SECONDS - CLOCK_MARGIN_SECONDS
+    live_requests = {key for key, state in requests.items() if _may_be_named(state, newest, expired)}
+    old = min(now - MIN_AGE_SECONDS, committed_at(commits, running - IN_FLIGHT_BATCHES))
     return Orphans(
         {
             "files that no retained version names": tuple(
                 info
                 for info in runs
-                if info.name not in stays and _complete(info) < old and made_for(info.name) not in waiting
+                if info.name not in live
+                and _latest_upload_end(info) < old
+                and request_of_file(info.name) not in live_requests
             ),
             "commits that no retained version needs": tuple(
-                info for info in commits if info.name not in stays and parse_commit_name(info.name)[0] < oldest
+                info for info in commits if info.name not in live and parse_commit_name(info.name)[0] < oldest
             ),
             "requests to compactors that no slot waits for": tuple(
                 info
-                for identity, known in sorted(asked.items())
-                for info in (*((known.request,) if known.request else ()), *known.others)
-                if identity not in waiting and info.modified < now - AGE
+                for identity, state in sorted(requests.items())
+                for info in (*((state.request,) if state.request else ()), *state.replies)
+                if identity not in live_requests and info.modified < now - MIN_AGE_SECONDS
             ),
             "initial state that was taken up": tuple(
-                info for info in files.list(INITIAL) if running >= 1 and info.modified < now - AGE
+                info for info in files.list(INITIAL) if running >= 1 and info.modified < now - MIN_AGE_SECONDS
             ),
             "files that were never finished": tuple(
-                info for info in files.list(f"{STAGING}/") if info.modified < now - STAGING_AGE
+                info for info in files.list(f"{STAGING}/") if info.modified < now - STAGING_AGE_SECONDS
             ),
         },
         _missing(files, needs, {info.name for info in (*runs, *commits)}, running - retained),
@@ -136,16 +144,16 @@ def find_orphans(files: FileSystem, planned: Mapping[int, float], *, now: float 
     )
 
 
-def _complete(info: FileInfo) -> float:
+def _latest_upload_end(info: FileInfo) -> float:
     """Return the latest time at which a file's upload ended, in seconds since the epoch."""
-    return info.modified + (UPLOAD if info.size > PART else 0.0)
+    return info.modified + (MAX_UPLOAD_SECONDS if info.size > PART else 0.0)
 
 
-def _waiting(known: Known, newest: int, expired: float) -> bool:
+def _may_be_named(state: RequestState, newest: int, expired: float) -> bool:
     """Return whether a version may still name the result of a request."""
-    if known.generation < newest or (known.request is None and known.generation == newest):
+    if state.generation < newest or (state.request is None and state.generation == newest):
         return False
-    return known.request is None or known.generation > newest or known.request.modified >= expired
+    return state.request is None or state.generation > newest or state.request.modified >= expired
 
 
 def _needs(files: FileSystem, commits: list[FileInfo]) -> Iterator[tuple[str, frozenset[str]]]:
@@ -156,7 +164,7 @@ def _needs(files: FileSystem, commits: list[FileInfo]) -> Iterator[tuple[str, fr
             continue  # the query's own collection has removed it meanwhile
 
 
-def _missing(files: FileSystem, needs: Mapping[str, frozenset[str]], there: set[str], oldest: int) -> dict[str, int]:
+def _missing(files: FileSystem, needs: Mapping[str, frozenset[str]], existing: set[str], oldest: int) -> dict[str, int]:
     """Find missing objects that commits from version `oldest` on need, with the newest version that needs each.
 
     Commits that were removed meanwhile do not count.
@@ -166,7 +174,7 @@ def _missing(files: FileSystem, needs: Mapping[str, frozenset[str]], there: set[
         version = parse_commit_name(commit)[0]
         if version < oldest:
             continue  # the query's own collection may be about to remove its objects
-        for name in names - there:
+        for name in names - existing:
             # An object written after its folder was listed exists. An object of a removed commit is not needed.
             if not files.exists(name) and files.exists(commit):
                 missing[name] = max(version, missing.get(name, 0))

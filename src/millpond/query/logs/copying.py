@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
-from millpond.checkpoint.forks.parents import NAME as PARENTS
+from millpond.checkpoint.forks.parents import PARENTS_FILE
 from millpond.errors import StateIncompatibleError, TransientError, UsageError
 from millpond.files.backends.filesystem import FileInfo, FileSystem, MissingFileError
 from millpond.query.logs.query_logs import LOGS, METADATA, QueryLogs
@@ -30,7 +30,7 @@ def is_unfinished(place: FileSystem) -> bool:
     Args:
         place: the checkpoint.
     """
-    return place.exists(f"millpond/{PARENTS}") and not place.exists(METADATA)
+    return place.exists(f"millpond/{PARENTS_FILE}") and not place.exists(METADATA)
 
 
 def check_finished(place: FileSystem) -> None:

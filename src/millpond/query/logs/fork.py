@@ -4,7 +4,7 @@
 adds Spark's files. A fork has Spark's offset log and commit log up to the batch before its version, the notes of
 Spark's sources, and its own id. Files are written in this order:
 
-1. `parents.json`, if the location is empty: from then on it is taken.
+1. `parents.json`, if the location is empty: from then on it is state.
 2. A pin in each parent; then a check that the version is still retained.
 3. `query.json`, a commit, a generation: the state.
 4. `sources/`, `offsets/`, `commits/`, and last `metadata`. No query starts on a fork without `metadata`.
@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from millpond.checkpoint.forks.fork import Share, begin_fork, share
-from millpond.checkpoint.forks.parents import NAME, Parents, open_parent, read_parents
+from millpond.checkpoint.forks.fork import ForkState, begin_fork, fork_state
+from millpond.checkpoint.forks.parents import PARENTS_FILE, Parents, open_parent, read_parents
 from millpond.checkpoint.forks.pins import Pin, write_pin
 from millpond.checkpoint.formats.documents import write_own_document
 from millpond.checkpoint.recovery import Recovery
@@ -95,11 +95,11 @@ def fork(checkpoint: str, new: str, version: int | None = None) -> Fork:
     chosen = _choose(reader, recovery, retained, committed, version)
     files = open_filesystem(join_url(new, "millpond"))
     parent_location = original.url if isinstance(original, LocalFiles) else checkpoint
-    shared = share(recovery.manifests(chosen), parent_location, read_parents(reader.files), files.url)
+    shared = fork_state(recovery.manifests(chosen), parent_location, read_parents(reader.files), files.url)
     parents = [open_parent(parent) for parent in shared.parents.parents]
     with_parents(files, parents)  # raises an error if the stores do not fit together
     _check_there(shared, parents, chosen)
-    write_own_document(files, NAME, shared.parents)
+    write_own_document(files, PARENTS_FILE, shared.parents)
     try:
         _pin(shared, parents, files, chosen)
         # Check after the pin: a garbage collection that read the offset log before this retains the version, and a
@@ -107,7 +107,7 @@ def fork(checkpoint: str, new: str, version: int | None = None) -> Fork:
         if chosen - 1 not in query_logs.retained() or is_rolled_back(original):
             raise out_of_reach(chosen)
         _check_there(shared, parents, chosen)
-        for number, shape in read_schemas(reader.files, recovery.shape(chosen)).items():
+        for number, shape in read_schemas(reader.files, recovery.schema_number(chosen)).items():
             write_own_document(files, schema_name(number), shape)
         begin_fork(files, shared, chosen, recovery)
         copy_folders(original, place, ["sources/", "state/"])
@@ -139,7 +139,7 @@ def check_fork(checkpoint: str, checkpoint_files: FileSystem) -> None:
     if known is None:
         return
     check_finished(checkpoint_files)
-    if known.parents and not known.made_at(files.url) and _is_copy(files, known):
+    if known.parents and not known.was_created_at(files.url) and _is_copy(files, known):
         raise StateIncompatibleError(
             f"This checkpoint is a copy of {known.fork}, a fork that shares files with {known.parents[0].location}: "
             "only the fork itself keeps them from being removed.",
@@ -220,18 +220,18 @@ def _choose(reader: StateReader, recovery: Recovery, retained: range, committed:
     raise UsageError(message, action=choice, version=version, file=reader.files.url)
 
 
-def _pin(taken: Share, parents: Sequence[FileSystem], files: FileSystem, version: int) -> None:
-    for parent, parent_files, objects in zip(taken.parents.parents, parents, taken.objects, strict=True):
+def _pin(state: ForkState, parents: Sequence[FileSystem], files: FileSystem, version: int) -> None:
+    for parent, parent_files, objects in zip(state.parents.parents, parents, state.objects, strict=True):
         write_pin(parent_files, parent.pin, Pin(files.url, version, objects, time.time()))
 
 
-def _check_there(taken: Share, parents: Sequence[FileSystem], version: int) -> None:
+def _check_there(state: ForkState, parents: Sequence[FileSystem], version: int) -> None:
     """Check that all shared objects exist.
 
     Raises:
         MissingFileError: an object is missing.
     """
-    for parent_files, objects in zip(parents, taken.objects, strict=True):
+    for parent_files, objects in zip(parents, state.objects, strict=True):
         names = {info.name for folder in ("files/", "commits/") for info in parent_files.list(folder)}
         for name in objects:
             if name not in names:

@@ -70,7 +70,7 @@ def still_shared(files: FileSystem, orphans: Orphans) -> dict[str, int]:
     parents = read_parents(files)
     if parents is None:
         return {}
-    unneeded = {info.name for infos in orphans.found.values() for info in infos}
+    unneeded = {info.name for infos in orphans.unneeded.values() for info in infos}
     needed: set[str] = set()
     for info in files.list("commits/"):
         if info.name not in unneeded:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from millpond.checkpoint.formats.documents import FORMAT, digits, read_document, write_document
-from millpond.checkpoint.generation import base_name, begun
+from millpond.checkpoint.generation import base_name, generations_with_base
 from millpond.errors import StateIncompatibleError
 from millpond.files.backends.filesystem import FileSystem
 from millpond.files.locations.opening import same_place
@@ -58,7 +58,7 @@ class Ownership:
             StateIncompatibleError: this checkpoint, or the one that used the state last, is a copy.
             TransientError: the checkpoint that used the state last is at another location, which does not answer.
         """
-        newest = max(begun(self.files), default=None)
+        newest = max(generations_with_base(self.files), default=None)
         if newest is None:
             return
         if not self.checkpoint_files.exists(_name(newest)):
@@ -80,7 +80,7 @@ class Ownership:
     def note(self, generation: int) -> None:
         """Note a generation that was just claimed, and delete notes that no check will read."""
         write_document(self.checkpoint_files, _name(generation), _Claim(self.checkpoint, self.state))
-        newest = max(begun(self.files), default=0)
+        newest = max(generations_with_base(self.files), default=0)
         for info in self.checkpoint_files.list(_FOLDER):
             if info.name < _name(newest):
                 self.checkpoint_files.delete(info.name)

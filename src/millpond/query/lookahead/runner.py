@@ -22,7 +22,7 @@ from millpond.plan.lookahead.source import announced, fed_by_source, key_hashes,
 from millpond.plan.reading.decision import Decision
 from millpond.query.logs.query_logs import QueryLogs
 from millpond.query.lookahead.sources import Upcoming, upcoming
-from millpond.slot.prefetch.switch import wanted
+from millpond.slot.prefetch.switch import requested_hints
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.tasks.operator_task import Lookahead, OperatorTask
 from millpond.worker.hints import SourceHints
@@ -124,7 +124,7 @@ class _Runner:
                 rest = max(_LOOK_SECONDS, _SHARE * (time.monotonic() - began)) if asked else _REST_SECONDS
 
     def _asked(self, task: OperatorTask) -> bool:
-        return any("source" in lookaheads for lookaheads in wanted(self._directory, task).values())
+        return any("source" in lookaheads for lookaheads in requested_hints(self._directory, task).values())
 
     def _look(self, asked: Sequence[OperatorTask]) -> None:
         batch = self._logs.last("offsets")

@@ -15,7 +15,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from millpond.checkpoint.differences import OTHER_VERSION
-from millpond.checkpoint.state_schema import NAME, OperatorSchema, StateSchema, compare, differing, plain
+from millpond.checkpoint.state_schema import (
+    QUERY_FILE,
+    OperatorSchema,
+    StateSchema,
+    compare,
+    plain,
+    schema_mismatch_error,
+)
 from millpond.conf import OnChangedState
 from millpond.layout import Column, TableSchema
 from millpond.operators.kinds.registry import state_tables
@@ -82,7 +89,7 @@ def named(spec: OperatorSpec, before: OperatorSchema) -> OperatorSpec:
     try:
         earlier = msgspec.convert(before.spec, OperatorSpec)
     except msgspec.ValidationError:
-        raise differing([f"{before.name}: {OTHER_VERSION}"], NAME, follows=False) from None
+        raise schema_mismatch_error([f"{before.name}: {OTHER_VERSION}"], QUERY_FILE, follows=False) from None
     spec = spec.with_idle_state(earlier)
     calls = before.spec.get("calls") or []
     return _with_fields(spec, [call.get("field") for call in calls]) if len(calls) == len(spec.calls) else spec

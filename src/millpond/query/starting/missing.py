@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from millpond.checkpoint.generation import begun
-from millpond.checkpoint.state_schema import NAME, StateSchema
+from millpond.checkpoint.generation import generations_with_base
+from millpond.checkpoint.state_schema import QUERY_FILE, StateSchema
 from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleError
 from millpond.files.backends.filesystem import FileSystem
 from millpond.files.locations.opening import join_url, open_filesystem, same_place
@@ -39,20 +39,20 @@ def missing(
             return StateIncompatibleError(
                 f"{done}, but there is no state here: the last run had it at {elsewhere}.",
                 action="Set spark.millpond.state.location as it was, or to where that folder lies now.",
-                file=files.locate(NAME),
+                file=files.locate(QUERY_FILE),
             )
         files = open_filesystem(join_url(elsewhere, _FOLDER))
-    elif elsewhere is None and checkpoint_files.exists(f"{_FOLDER}{NAME}"):
+    elif elsewhere is None and checkpoint_files.exists(f"{_FOLDER}{QUERY_FILE}"):
         return StateIncompatibleError(
             f"{done}, but there is no state here: the last run had it in the checkpoint.",
             action="Unset spark.millpond.state.location: state in a checkpoint does not move to another location.",
-            file=files.locate(NAME),
+            file=files.locate(QUERY_FILE),
         )
-    if files.list("commits/") or begun(files):
+    if files.list("commits/") or generations_with_base(files):
         return StateDamagedError(
-            f"{done}, and the file {NAME}, which says what the state of {operators} looks like, is gone.",
+            f"{done}, and the file {QUERY_FILE}, which says what the state of {operators} looks like, is gone.",
             action=f"Put it back from a backup of the checkpoint, or {_ANEW}.",
-            file=files.locate(NAME),
+            file=files.locate(QUERY_FILE),
         )
     native_operators = {match[1] for info in checkpoint_files.list("state/") if (match := _STORES.match(info.name))}
     if elsewhere is None and (left is None or len(native_operators) > left):
@@ -60,7 +60,7 @@ def missing(
             f"{done}, but there is no state of Millpond's: the checkpoint was made by Spark's own state store.",
             action="Take it over (millpond.import_checkpoint), start with a new checkpointLocation, or go on with "
             "spark.millpond.enabled=false.",
-            file=files.locate(NAME),
+            file=files.locate(QUERY_FILE),
         )
     last = query_logs.last("commits")
     moved = "if it was moved, set spark.millpond.state.location to the folder above it; " if elsewhere else ""
@@ -76,6 +76,6 @@ def missing(
 def _is_there(location: str) -> bool:
     """Return whether a location has state; True if that cannot be determined."""
     try:
-        return open_filesystem(join_url(location, _FOLDER)).exists(NAME)
+        return open_filesystem(join_url(location, _FOLDER)).exists(QUERY_FILE)
     except (MillpondError, OSError):
         return True

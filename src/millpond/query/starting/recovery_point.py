@@ -82,13 +82,13 @@ def begin(
     if planned > committed:
         # A sink that already has the planned batch skips it, and the state must not depend on that. State of that
         # batch can be used only if the same state schema made it: a changed query makes other state.
-        if not again and recovery.durable(planned + 1) and recovery.shape(planned + 1) == shape:
+        if not again and recovery.durable(planned + 1) and recovery.schema_number(planned + 1) == shape:
             built_on.append(planned + 1)
         elif not runs_planned(planned):
             again.append(planned)
     if version is not None and built_on[0] != version:
         raise still_going_on(recovery.files.url)  # the earlier run has committed a batch meanwhile
-    recovery.begin(built_on, plan, shape=shape, retain=retain)
+    recovery.write_base(built_on, plan, shape=shape, retain=retain)
     before, now = len(recovery.ranges(built_on[0])), recovery.partitions
     if built_on[0] and before != now:
         log.info("the state goes on in %s, each with its part of the %d before", counted(now, "partition"), before)

@@ -13,8 +13,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.errors import FencedError, MillpondError, SettingError, TransientError
 from millpond.slot.process.identity import Process, owner
-from millpond.slot.process.lifecycle import POLL, SlotDirectory
-from millpond.slot.process.queries import RunningNote, canonical, forget_query, note_query
+from millpond.slot.process.lifecycle import POLL_SECONDS, SlotDirectory
+from millpond.slot.process.queries import QueryRecord, canonical, record_query, remove_query
 from millpond.tasks.operator_task import OperatorTask
 from millpond.worker.client import DRAIN, drain, troubles
 
@@ -51,8 +51,8 @@ def watch_run(query: StreamingQuery, task: OperatorTask) -> None:
     """
     directory, user = SlotDirectory.of(task), owner(task.jvm)
     try:
-        directory.enter(user)
-        note_query(directory, RunningNote(task.key, task.run, task.location, user))
+        directory.register(user)
+        record_query(directory, QueryRecord(task.key, task.run, task.location, user))
     except (OSError, SettingError, TransientError) as error:
         log.debug("that the query runs was not noted: %s", error)
     watcher = threading.Thread(target=_watch, args=(query, directory, task), name="millpond-running", daemon=True)
@@ -71,7 +71,7 @@ def _watch(query: StreamingQuery, directory: SlotDirectory, task: OperatorTask) 
     finally:
         _runs.pop(task.run, None)
         with suppress(OSError):
-            forget_query(directory, task.key, task.run)
+            remove_query(directory, task.key, task.run)
 
 
 def release(task: OperatorTask, timeout: float = DRAIN) -> bool:
@@ -133,6 +133,6 @@ def end_with(context: SparkContext, task: OperatorTask) -> None:
 
 def _end_with(context: SparkContext, directory: SlotDirectory, user: Process) -> None:
     while context._jsc is not None:  # no call into the JVM, which may end at any time
-        time.sleep(POLL)
+        time.sleep(POLL_SECONDS)
     with suppress(OSError):
-        directory.leave(user)
+        directory.unregister(user)

@@ -20,8 +20,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from millpond.checkpoint.forks.parents import open_state
 from millpond.checkpoint.generation import claim, newest_claim
 from millpond.checkpoint.recovery import Recovery
-from millpond.checkpoint.state_schema import NAME as PINNED
-from millpond.checkpoint.state_schema import repin
+from millpond.checkpoint.state_schema import QUERY_FILE, overwrite_schema
 from millpond.conf import Settings
 from millpond.errors import (
     MillpondError,
@@ -196,7 +195,7 @@ class _Startup:
         )
         if from_scratch:
             # After the base: if the start fails before this, neither query sees state of the other.
-            repin(self.files, pinned.query)
+            overwrite_schema(self.files, pinned.query)
         if self.logged[1] >= 0:
             note_watching(self.checkpoint_files, self.decision.operators)
 
@@ -252,7 +251,7 @@ class _Startup:
             self.files,
             run=self.task.run,
             partitions=self.task.partitions,
-            least=time.time_ns() // 1_000_000,  # the time also fences runs whose checkpoint was deleted
+            minimum=time.time_ns() // 1_000_000,  # the time also fences runs whose checkpoint was deleted
         )
         if self.owner is not None:
             # Before the generation has a base: see `Ownership`.
@@ -369,7 +368,7 @@ def refuse_own_state(spark: SparkSession, settings: Settings, checkpoint: str) -
         if query is None:
             return
         location = _state_location(settings, checkpoint, query)
-        has_state = open_filesystem(join_url(location, "millpond"), retry_config=SHORT_RETRY).exists(PINNED)
+        has_state = open_filesystem(join_url(location, "millpond"), retry_config=SHORT_RETRY).exists(QUERY_FILE)
         if not has_state and state_of_last_run(checkpoint_files) is None:
             return
     except (MillpondError, OSError) as error:  # a location that only Spark can read has no state of Millpond

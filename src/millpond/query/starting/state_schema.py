@@ -12,20 +12,20 @@ import msgspec
 from millpond.checkpoint.formats.documents import write_document
 from millpond.checkpoint.recovery import Recovery
 from millpond.checkpoint.state_schema import (
-    NAME,
+    QUERY_FILE,
     OperatorSchema,
     StateSchema,
-    as_before,
     compare,
-    differing,
-    may_follow,
+    may_evolve,
     newest_schema,
-    pin,
     plain,
     read_schema,
     read_schemas,
-    renamed,
+    schema_mismatch_error,
     schema_name,
+    with_new_columns,
+    with_old_aliases,
+    write_or_check_schema,
 )
 from millpond.conf import KEY_GROUP_BITS, OnChangedState
 from millpond.errors import StateDamagedError, StateIncompatibleError
@@ -174,7 +174,7 @@ def settle(
     Raises:
         StateIncompatibleError: the query that made the version cannot evolve to this one.
     """
-    made_by = recovery.shape(version)
+    made_by = recovery.schema_number(version)
     if pinned.shape is not None:
         if version and made_by not in read_schemas(files, pinned.shape):
             raise StateIncompatibleError(
@@ -187,8 +187,10 @@ def settle(
     before = read_schema(files, made_by)
     result = evolved(before, made_by, pinned.query, specs, changed)
     if isinstance(result, list):
-        raise differing(result, files.locate(schema_name(made_by)), follows=may_follow(before, pinned.query))
-    if as_before(before, result.query) == before:
+        raise schema_mismatch_error(
+            result, files.locate(schema_name(made_by)), follows=may_evolve(before, pinned.query)
+        )
+    if with_old_aliases(before, result.query) == before:
         log.warning("the query is again what made version %d of its state, and goes on with that", version)
         return Pinned(before, made_by)
     assert recovery.generation is not None
@@ -209,7 +211,9 @@ def _pin(
 ) -> tuple[int | None, StateSchema]:
     """Return the state schema and its number; None as number if it has changed and the state may evolve."""
     shape, before = 0, None
-    with suppress(MissingFileError, StateDamagedError):  # a first start died while writing it: `pin` reports it
+    with suppress(
+        MissingFileError, StateDamagedError
+    ):  # a first start died while writing it: `write_or_check_schema` reports it
         shape = newest_schema(files)
         before = read_schema(files, shape)
     if before is not None and len(before.operators) == len(specs):
@@ -220,7 +224,7 @@ def _pin(
         as_named = msgspec.structs.replace(query, operators=tuple(operators))
         unmoved = all(old.functions == new.functions for old, new in zip(before.operators, operators, strict=True))
         if (changed != "evolve" or unmoved) and not compare(before, as_named):
-            if before != (before := renamed(before, query)):
+            if before != (before := with_new_columns(before, query)):
                 write_document(files, schema_name(shape), before)
             return shape, before
         if changed != "error" or any(spec.facts.variables_may_change for spec in specs):
@@ -229,11 +233,13 @@ def _pin(
                 evolved(schema, number, query, specs, changed) for number, schema in read_schemas(files, shape).items()
             ]
             if isinstance(tries[0], list) and all(isinstance(attempt, list) for attempt in tries):
-                raise differing(tries[0], files.locate(schema_name(shape)), follows=may_follow(before, query))
+                raise schema_mismatch_error(
+                    tries[0], files.locate(schema_name(shape)), follows=may_evolve(before, query)
+                )
             return None, query
-    if not files.exists(NAME) and query_logs.last("commits") >= 0:
+    if not files.exists(QUERY_FILE) and query_logs.last("commits") >= 0:
         raise missing(
             files, query_logs, checkpoint_files, query, left if any(spec.facts.stateful for spec in specs) else None
         )
-    pin(files, query)
+    write_or_check_schema(files, query)
     return 0, query

@@ -18,14 +18,14 @@ class Attempt:
     Attributes:
         batch: the batch.
         number: Spark's task attempt id.
-        abandon: cuts the attempt off from its input, so that it fails and releases the lock.
-        fed: whether all its input has arrived, so that it no longer depends on another process.
+        cancel: cuts the attempt off from its input, so that it fails and releases the lock.
+        input_complete: whether all its input has arrived, so that it no longer depends on another process.
     """
 
     batch: int
     number: int
-    abandon: Callable[[], None]
-    fed: bool = False
+    cancel: Callable[[], None]
+    input_complete: bool = False
 
 
 class AttemptLock:
@@ -33,18 +33,18 @@ class AttemptLock:
 
     Args:
         patience: seconds to wait for the input of an earlier attempt at the same batch before it is cut off.
-        over: called when the lock is closed and its last holder has released it.
+        on_closed: called when the lock is closed and its last holder has released it.
 
     Attributes:
         closed: whether the lock is closed: no attempt can take it any more.
     """
 
-    def __init__(self, patience: float, over: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, patience: float, on_closed: Callable[[], None] = lambda: None) -> None:
         self._patience = patience
-        self._over = over
+        self._on_closed = on_closed
         self._changed = threading.Condition()
         self._current: Attempt | None = None
-        self._coming = 0  # number of waiting attempts
+        self._waiting = 0  # number of waiting attempts
         self.closed = False
 
     def close(self, patience: float = 5.0) -> None:
@@ -52,64 +52,64 @@ class AttemptLock:
         with self._changed:
             self.closed = True
             if self._current is not None:
-                self._current.abandon()
+                self._current.cancel()
             free = self._changed.wait_for(lambda: self._current is None, patience)
             self._changed.notify_all()
         if free:
-            self._over()
+            self._on_closed()
 
     @contextlib.contextmanager
-    def taken(self, attempt: Attempt) -> Iterator[None]:
+    def hold(self, attempt: Attempt) -> Iterator[None]:
         """Hold the lock.
 
         Raises:
             TransientError: a later batch is already being written, the holder does not release the lock, or the lock is
                 closed.
         """
-        self._take(attempt)
+        self._acquire(attempt)
         try:
             yield
         finally:
-            self._leave()
+            self._release()
 
     @contextlib.contextmanager
-    def if_free(self) -> Iterator[bool]:
+    def try_hold(self) -> Iterator[bool]:
         """Hold the lock briefly if it is free and no attempt waits for it; yield whether it is held."""
         with self._changed:
-            free = self._current is None and not self._coming and not self.closed
+            free = self._current is None and not self._waiting and not self.closed
             if free:
-                self._current = Attempt(-1, -1, lambda: None, fed=True)
+                self._current = Attempt(-1, -1, lambda: None, input_complete=True)
         try:
             yield free
         finally:
             if free:
-                self._leave()
+                self._release()
 
-    def _leave(self) -> None:
+    def _release(self) -> None:
         with self._changed:
             self._current = None
             closed = self.closed
             self._changed.notify_all()
         if closed:
-            self._over()
+            self._on_closed()
 
-    def _take(self, attempt: Attempt) -> None:
+    def _acquire(self, attempt: Attempt) -> None:
         with self._changed:
-            self._coming += 1
+            self._waiting += 1
             try:
-                self._wait(attempt)
+                self._wait_for_holder(attempt)
             finally:
-                self._coming -= 1
+                self._waiting -= 1
             self._current = attempt
 
-    def _wait(self, attempt: Attempt) -> None:
+    def _wait_for_holder(self, attempt: Attempt) -> None:
         deadline = time.monotonic() + self._patience
         cut_off: Attempt | None = None
         while (current := self._current) is not None:
             if current.batch > attempt.batch:
                 raise TransientError(f"Batch {attempt.batch} was overtaken by batch {current.batch}.")
             # With all its input, the holder ends by itself: wait for it, and start the timeout again afterwards.
-            if current.batch == attempt.batch and current.fed:
+            if current.batch == attempt.batch and current.input_complete:
                 self._changed.wait()
                 deadline = time.monotonic() + self._patience
                 continue
@@ -117,15 +117,15 @@ class AttemptLock:
             expired = time.monotonic() >= deadline
             if cut_off is not current and (expired or current.batch < attempt.batch):
                 cut_off = current
-                current.abandon()
+                current.cancel()
                 deadline = time.monotonic() + self._patience
             elif expired:
                 raise TransientError(f"Attempt {current.number} at batch {current.batch} does not end.")
             self._changed.wait(deadline - time.monotonic())
         if self.closed:
-            raise stopped()
+            raise query_stopped_error()
 
 
-def stopped() -> TransientError:
+def query_stopped_error() -> TransientError:
     """Return the error for an attempt that starts or continues after the lock is closed."""
     return TransientError("The slot has released the partition: its query has stopped.")

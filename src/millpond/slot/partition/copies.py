@@ -21,10 +21,10 @@ import time
 import uuid
 from pathlib import Path
 
-KEPT = 86_400.0
+KEPT_SECONDS = 86_400.0
 """Seconds for which unused copies are kept."""
 
-_TRIES = 10
+_CLAIM_TRIES = 10
 _REMOVED = ".removed-"
 
 
@@ -36,7 +36,7 @@ class CopiesFolder:
         self._lock = lock
 
     @property
-    def held(self) -> bool:
+    def is_current(self) -> bool:
         """Whether the folder still exists and has not been replaced by another."""
         try:
             return os.path.samestat(os.fstat(self._lock), os.stat(self.path / "lock"))
@@ -59,10 +59,10 @@ class CopiesFolder:
 def claim_copies(root: Path, query: str, slot: int) -> CopiesFolder | None:
     """Claim the folder of a query's slot; None if another process uses it or it cannot be created."""
     folder = root / query / str(slot)
-    for _ in range(_TRIES):
+    for _ in range(_CLAIM_TRIES):
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            lock = _locked(folder)
+            lock = _try_lock(folder)
         except FileNotFoundError:  # `remove_old_copies` removed it meanwhile
             continue
         except OSError:
@@ -76,7 +76,7 @@ def claim_copies(root: Path, query: str, slot: int) -> CopiesFolder | None:
     return None
 
 
-def remove_old_copies(root: Path, kept: float = KEPT) -> None:
+def remove_old_copies(root: Path, kept: float = KEPT_SECONDS) -> None:
     """Remove folders that have not been used for `kept` seconds."""
     for query in _entries(root):
         if query.name.startswith(_REMOVED):
@@ -92,7 +92,7 @@ def remove_old_copies(root: Path, kept: float = KEPT) -> None:
 def _remove_old(root: Path, folder: Path, before: float) -> None:
     if _last_used(folder) > before:
         return
-    lock = _locked(folder)
+    lock = _try_lock(folder)
     if lock is None:
         return
     try:
@@ -109,7 +109,7 @@ def _last_used(folder: Path) -> float:
     return max(path.stat().st_mtime for path in (folder, folder / "lock") if path.exists())
 
 
-def _locked(folder: Path) -> int | None:
+def _try_lock(folder: Path) -> int | None:
     """Lock the folder and return the lock's descriptor; None if another process holds it.
 
     Raises:

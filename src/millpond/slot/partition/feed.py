@@ -18,7 +18,7 @@ class Feed:
     """An attempt's rows without their markers. At the end, `check` gets the marker's time.
 
     Args:
-        attempt: marked as `fed` once all input has arrived.
+        attempt: marked as `input_complete` once all input has arrived.
         batches: batches that the slot receives. Columns: hash, mark, a block reference in the local exchange, the
             operator's columns, and those of combined rows. A batch has references, rows or combined rows; its other
             columns are null.
@@ -51,7 +51,7 @@ class Feed:
         # Checked before the end of the input, so that an attempt with another batch's rows fails before the seal.
         if self._check is not None:
             self._check(time)
-        self._attempt.fed = True
+        self._attempt.input_complete = True
 
     def _rows(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         if self._first == 2 and not rows.column(1).null_count:

@@ -18,7 +18,7 @@ from millpond.metrics import DURABLE, reducer
 from millpond.operators.kinds.registry import open_operator
 from millpond.operators.processors.calls import CallsUserCode, HasInitialState
 from millpond.operators.protocol import AdoptsSparkState, Combining, Times
-from millpond.slot.partition.attempt_lock import Attempt, AttemptLock, stopped
+from millpond.slot.partition.attempt_lock import Attempt, AttemptLock, query_stopped_error
 from millpond.slot.partition.checksum import InputChecksum
 from millpond.slot.partition.feed import Feed
 from millpond.slot.partition.running import RunningQuery
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from millpond.operators.protocol import Operator
     from millpond.stores.protocol import TableDelta
 
-_SPOOL = 64 << 20
+_SPOOL_MEMORY = 64 << 20
 """Bytes of a repeated attempt's input that stay in memory; the rest is spilled."""
 
 Output = Generator[pa.RecordBatch, None, dict[str, float]]
 
 
 @dataclass
-class Applied:
+class AppliedBatch:
     """The last batch that the partition has applied.
 
     Attributes:
@@ -69,8 +69,8 @@ class Partition:
         number: the partition's number.
 
     Attributes:
-        answered: the last batch whose output may be read, since the versions that it waits for are durable; None if the
-            state was opened since.
+        answered_batch: the last batch whose output may be read, as the versions that it waits for are durable; None
+            if the state was opened since.
     """
 
     def __init__(self, query: RunningQuery, task: OperatorTask, number: int) -> None:
@@ -80,13 +80,13 @@ class Partition:
         self._attempt_lock = AttemptLock(task.settings.attempt_timeout, self._discard)
         self._memory = task.settings.memory * task.slots // max(task.slots, task.partitions)
         self._hints = PrefetchHints(query.hint_switch(task, number), task.lookaheads, self._memory)
-        self._busy = threading.Lock()  # held during each step that reads or replaces the operator
+        self._operator_lock = threading.Lock()  # held during each step that reads or replaces the operator
         self._epoch = 0  # changes with the state, so that readers of an older state's output stop
         self._operator: Operator | None = None
         self._tables: Tables | None = None
         self._manifest: PartitionManifest | None = None
-        self._applied: Applied | None = None
-        self.answered: int | None = None
+        self._applied: AppliedBatch | None = None
+        self.answered_batch: int | None = None
 
     @property
     def version(self) -> int | None:
@@ -100,16 +100,16 @@ class Partition:
         Raises:
             MillpondError: the version cannot be opened. The batch will try again.
         """
-        with self._attempt_lock.taken(Attempt(version, -1, lambda: None, fed=True)):
+        with self._attempt_lock.hold(Attempt(version, -1, lambda: None, input_complete=True)):
             if self._manifest is None:
                 self._open(version)
 
     def hint(self, batch: int, lookahead: Lookahead, hashes: Words, keys: pa.RecordBatch | None = None) -> None:
         """Store prefetch hints, and look them up now if the partition is idle, else as soon as it can."""
-        self._hints.keep(batch, lookahead, hashes, keys)
-        with self._attempt_lock.if_free() as free:
+        self._hints.store(batch, lookahead, hashes, keys)
+        with self._attempt_lock.try_hold() as free:
             if free and self._manifest is not None:
-                self._hints.pass_on(self._operator, self._manifest.version)
+                self._hints.prefetch(self._operator, self._manifest.version)
 
     def run(
         self,
@@ -117,7 +117,7 @@ class Partition:
         batches: Iterator[pa.RecordBatch],
         *,
         sync: bool = False,
-        unsure: bool = False,
+        verify_batch: bool = False,
         caller: Caller | None = None,
     ) -> Output:
         """Run a batch or answer it again; yield its output once it is sealed and the previous version is durable.
@@ -126,7 +126,8 @@ class Partition:
             attempt: the attempt; its batch reads the version of the same number.
             batches: input with hash and mark columns; either rows or, with the local exchange, block references.
             sync: whether to wait until the version that the batch creates is durable, instead of the one that it reads.
-            unsure: whether to check the marker's time against the batch: its id was not given or may be outdated.
+            verify_batch: whether to check the marker's time against the batch, as its id was not given or may be
+                outdated.
             caller: calls the user's processor, where the operator is one.
 
         Returns:
@@ -134,15 +135,15 @@ class Partition:
         """
         # This batch waits for the version that it reads: its commit is no longer held back for grouping.
         self.query.committer.release(attempt.batch)
-        check = partial(check_time, self.task, attempt.batch) if unsure else None
+        check = partial(check_time, self.task, attempt.batch) if verify_batch else None
         feed = Feed(attempt, batches, self.task, check)
-        applied = self._apply_first(attempt, feed, caller) or self._apply_again(attempt, feed, caller)
+        applied = self._apply_first(attempt, feed, caller) or self._apply_repeated(attempt, feed, caller)
         metrics = dict(applied.metrics)
         metrics["commit_lag_ms"] = self._wait_durable(attempt.batch + sync)
-        with self._busy:
+        with self._operator_lock:
             # If the state changed during the wait, this output can no longer be read.
             if self._epoch == applied.epoch:
-                self.answered = attempt.batch
+                self.answered_batch = attempt.batch
         metrics["output_rows"] = 0.0
         # An adoption of Spark's state has no output.
         for batch in () if self.task.adopts else self._output(applied):
@@ -150,26 +151,26 @@ class Partition:
             yield batch
         return metrics
 
-    def _apply_first(self, attempt: Attempt, feed: Feed, caller: Caller | None) -> Applied | None:
+    def _apply_first(self, attempt: Attempt, feed: Feed, caller: Caller | None) -> AppliedBatch | None:
         """Apply the batch unless it has been applied already; return None if it has."""
-        with self._attempt_lock.taken(attempt):
+        with self._attempt_lock.hold(attempt):
             if self._applied is not None and self._applied.batch == attempt.batch:
                 return None
             return self._apply(attempt.batch, feed.passes(self._passes), caller)
 
-    def _apply_again(self, attempt: Attempt, feed: Feed, caller: Caller | None) -> Applied:
+    def _apply_repeated(self, attempt: Attempt, feed: Feed, caller: Caller | None) -> AppliedBatch:
         """Answer from memory if the input is unchanged, else apply the batch again to the version that it reads.
 
         The input is read without holding the lock: if one task joins two readers of the same batch, it would wait for
         itself.
         """
-        spool = Spool(self.query.spill, min(_SPOOL, self.task.settings.memory // 16))
+        spool = Spool(self.query.spill, min(_SPOOL_MEMORY, self.task.settings.memory // 16))
         try:
             seen = InputChecksum()
             for rows in feed:
                 seen.add(rows)
                 spool.add(rows)
-            with self._attempt_lock.taken(attempt):
+            with self._attempt_lock.hold(attempt):
                 applied = self._applied
                 if applied is not None and applied.batch == attempt.batch and applied.input == seen:
                     return applied
@@ -180,7 +181,7 @@ class Partition:
 
     def _apply(
         self, batch: int, passes: Iterable[tuple[HashRange | None, pa.RecordBatch]], caller: Caller | None
-    ) -> Applied:
+    ) -> AppliedBatch:
         if self._applied is not None and self._applied.batch > batch:
             raise TransientError(f"Batch {batch} was overtaken by batch {self._applied.batch}.")
         # After a seal the tables hold version `batch + 1`: a repeated attempt with other input starts from the version
@@ -193,7 +194,7 @@ class Partition:
         assert manifest is not None
         started = time.perf_counter()
         try:
-            with self._busy:
+            with self._operator_lock:
                 self._epoch += 1
                 self._applied = None
                 operator.begin(batch, self._times(batch))
@@ -217,7 +218,7 @@ class Partition:
                 seen.add(rows)
                 if range_ is not None:
                     operator.restrict(range_)
-                self._hints.pass_on(operator, batch)
+                self._hints.prefetch(operator, batch)
                 if self.task.combined and is_combined(rows):
                     assert isinstance(operator, Combining)
                     combined += operator.process_combined(rows)
@@ -226,7 +227,7 @@ class Partition:
                     take(rows)
             # The query has stopped: its committer takes no more versions.
             if self._attempt_lock.closed:
-                raise stopped()
+                raise query_stopped_error()
             rows_in += combined
             sealing = time.perf_counter()
             deltas = operator.finish()
@@ -240,21 +241,21 @@ class Partition:
             }
             size = self._seal(operator, manifest, seen, rows_in, deltas, figures)
         except BaseException as error:
-            self.query.note_lost_call(operator, self.task.operator, self.number, batch)
+            self.query.record_lost_call(operator, self.task.operator, self.number, batch)
             attach_context(error, self.task.spec, manifest)
             self._discard()  # the tables contain half a batch
             lost = isinstance(error, OSError) and error.errno is None  # no errno: the connection of its input is gone
             if self._attempt_lock.closed and isinstance(error, Exception) and not lost:
-                raise stopped() from error  # it failed because its tables and files were closed
+                raise query_stopped_error() from error  # it failed because its tables and files were closed
             raise
         figures |= {"seal_ms": (time.perf_counter() - sealing) * 1000, "delta_bytes": float(size)}
-        self._hints.learn(figures)
-        self._applied = Applied(batch, seen, self._epoch, figures)
+        self._hints.adapt(figures)
+        self._applied = AppliedBatch(batch, seen, self._epoch, figures)
         return self._applied
 
     def _passes(self, rows: int) -> int:
         """Return the number of passes for a batch of `rows` rows."""
-        with self._busy:
+        with self._operator_lock:
             return 1 if self._operator is None else self._operator.passes(rows)
 
     def _times(self, batch: int) -> Times:
@@ -294,15 +295,15 @@ class Partition:
                 (data,) = sealed.pieces[name]
                 table.placed(data)
         if self.query.remote is not None:
-            self.query.remote.sealed(sealed.manifest)
+            self.query.remote.record_sealed(sealed.manifest)
         self.query.committer.submit(sealed)
         self._manifest = sealed.manifest
         return sealed.bytes
 
-    def _output(self, applied: Applied) -> Iterator[pa.RecordBatch]:
+    def _output(self, applied: AppliedBatch) -> Iterator[pa.RecordBatch]:
         pieces: Iterator[pa.RecordBatch] | None = None
         while True:
-            with self._busy:
+            with self._operator_lock:
                 # The lock is held per piece, so that a slow reader does not block the next batch. The epoch shows a
                 # changed state.
                 if self._epoch != applied.epoch or self._operator is None:
@@ -320,7 +321,7 @@ class Partition:
         timeout = self.task.settings.commit_timeout
         self.query.committer.wait_durable(self.task.operator, self.number, version, timeout)
         if self.query.remote is not None:
-            self.query.remote.durable(self.task.operator, self.number, version)
+            self.query.remote.mark_durable(self.task.operator, self.number, version)
         return (time.perf_counter() - started) * 1000
 
     def _open(self, version: int) -> None:
@@ -329,10 +330,10 @@ class Partition:
         manifest = query.checkpoint.open_partition(
             self.task.operator, self.number, version, wait=self.task.settings.open_timeout
         )
-        query.committer.opened(manifest)
+        query.committer.mark_durable(manifest)
         owns_global = self.task.partition_of(GLOBAL_HASH) == self.number
         tables = Tables(query, self.task, self.number, manifest)
-        with self._busy:
+        with self._operator_lock:
             self._epoch += 1
             try:
                 self._operator = open_operator(
@@ -370,7 +371,7 @@ class Partition:
         }
 
     def _discard(self) -> None:
-        with self._busy:
+        with self._operator_lock:
             self._close_operator()
 
     def _close_operator(self) -> None:
@@ -380,7 +381,7 @@ class Partition:
         if self._tables is not None:
             self._tables.close()
             self._tables = None
-        self._operator = self._manifest = self._applied = self.answered = None
+        self._operator = self._manifest = self._applied = self.answered_batch = None
 
     def close(self) -> None:
         """Cut off the attempt that writes, and release the tables as soon as the lock is free."""

@@ -57,7 +57,7 @@ class _Query:
         if self.running is not None:
             versions = self.versions()
             self.running.committer.drain(timeout)
-            self.running.durable(versions)
+            self.running.mark_durable(versions)
 
     def release(self) -> None:
         """Close everything; running attempts fail."""
@@ -95,7 +95,7 @@ class PartitionServer:
         self,
         run: Run,
         batches: Iterator[pa.RecordBatch],
-        abandon: Callable[[], None] = lambda: None,
+        cancel: Callable[[], None] = lambda: None,
         caller: Caller | None = None,
     ) -> Answer:
         """Run one batch of one partition (see `Work`).
@@ -114,12 +114,12 @@ class PartitionServer:
         try:
             partition = self._partition(run.task, run.partition)
             batch = latest_batch(run.task) if run.batch is None else run.batch
-            attempt = Attempt(batch, run.attempt, abandon)
+            attempt = Attempt(batch, run.attempt, cancel)
             metrics = yield from partition.run(
                 attempt,
                 batches,
                 sync=run.task.settings.commit_mode == "sync",
-                unsure=run.unsure or run.batch is None,
+                verify_batch=run.verify_batch or run.batch is None,
                 caller=caller,
             )
         except MillpondError as error:
@@ -201,12 +201,12 @@ class PartitionServer:
     def answered(self, query: str) -> list[tuple[int, int, int]]:
         """Return operator, partition and last answered batch of the query's partitions that have answered any."""
         held = sorted(self._query(query).partitions.copy().items())
-        return [(*place, partition.answered) for place, partition in held if partition.answered is not None]
+        return [(*place, partition.answered_batch) for place, partition in held if partition.answered_batch is not None]
 
-    def trouble(self, query: str) -> str:
+    def commit_failure(self, query: str) -> str:
         """Return why a query's commits fail, if they have failed for some time; else empty."""
         running = self._query(query).running
-        return "" if running is None else running.committer.trouble()
+        return "" if running is None else running.committer.commit_failure()
 
     def lost_call(self, query: str) -> str:
         """Return the keys for which user code was running when its process died; empty if that has not happened."""
@@ -260,12 +260,12 @@ class PartitionServer:
                 query.release()
                 running = None
             if running is None:
-                running = query.running = RunningQuery(task, self._shared(task))
+                running = query.running = RunningQuery(task, self._slot_resources(task))
             if place not in query.partitions:
                 query.partitions[place] = Partition(running, task, number)
             return query.partitions[place]
 
-    def _shared(self, task: OperatorTask) -> SlotResources:
+    def _slot_resources(self, task: OperatorTask) -> SlotResources:
         with self._lock:
             if self._resources is None:
                 budget = MemoryBudget(task.settings.memory)

@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from millpond.checkpoint.compaction.requests import (
-    LIMIT,
+    MAX_WAIT_SECONDS,
     Request,
     lease_name,
-    made_for,
     put_request,
-    read_done,
-    withdraw,
+    read_result,
+    remove_request,
+    request_of_file,
 )
 from millpond.checkpoint.formats.manifest import PartitionManifest
 from millpond.errors import MillpondError, StateDamagedError, TransientError
@@ -31,11 +31,11 @@ from millpond.stores.jobs import Job
 
 T = TypeVar("T")
 
-TIMEOUT = 60.0
+SILENCE_SECONDS = 60.0
 """Seconds without a worker's sign of life after which a slot compacts locally. Another worker has time to take over
 from one that died."""
 
-_POLL = (0.25, 2.0)
+_POLL_SECONDS = (0.25, 2.0)
 _LOCAL_SECONDS = 300.0
 """Seconds for which no requests are made after no worker answered one."""
 
@@ -47,12 +47,12 @@ class _PendingRequest:
     """A pending request.
 
     Attributes:
-        since: time of the request.
-        sign: time of the last sign of life of a worker.
-        due: time of the next poll.
+        submitted_at: time of the request.
+        last_sign: time of the last sign of life of a worker.
+        next_poll: time of the next poll.
         lease: number of the worker's next lease.
-        put: whether the request has been written.
-        wait: seconds between polls.
+        written: whether the request has been written.
+        poll_seconds: seconds between polls.
     """
 
     id: str
@@ -60,12 +60,12 @@ class _PendingRequest:
     local: Callable[[], Future[Any]]
     opened: Callable[[Sequence[RunRef]], Any]
     result: Future[Any]
-    since: float
-    sign: float
-    due: float
+    submitted_at: float
+    last_sign: float
+    next_poll: float
     lease: int = 1
-    put: bool = False
-    wait: float = _POLL[0]
+    written: bool = False
+    poll_seconds: float = _POLL_SECONDS[0]
 
 
 @dataclass
@@ -84,7 +84,7 @@ class RemoteStats:
 
 
 @dataclass(eq=False)
-class _Named:
+class _UsedResult:
     """A result in use, with the place (operator, partition) and the first version whose manifest names it."""
 
     place: tuple[int, int] | None = None
@@ -98,16 +98,16 @@ class RemoteCompaction:
     Args:
         files: the location's `millpond/` folder.
         generation: generation of the run.
-        timeout: see `TIMEOUT`.
-        limit: see `LIMIT`.
+        timeout: see `SILENCE_SECONDS`.
+        limit: see `MAX_WAIT_SECONDS`.
         threaded: whether to run a thread; without one, the caller drives it by `step` (tests).
         clock: monotonic clock in seconds.
     """
 
     files: FileSystem
     generation: int
-    timeout: float = TIMEOUT
-    limit: float = LIMIT
+    timeout: float = SILENCE_SECONDS
+    limit: float = MAX_WAIT_SECONDS
     threaded: bool = True
     clock: Callable[[], float] = time.monotonic
     stats: RemoteStats = field(default_factory=RemoteStats)
@@ -115,8 +115,8 @@ class RemoteCompaction:
     def __post_init__(self) -> None:
         self._changed = threading.Condition()
         self._pending: list[_PendingRequest] = []
-        self._taken: dict[str, _Named] = {}
-        self._to_withdraw: list[str] = []
+        self._used_results: dict[str, _UsedResult] = {}
+        self._to_remove: list[str] = []
         self._local_until = float("-inf")
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -136,9 +136,9 @@ class RemoteCompaction:
         """See `stores.jobs.RemoteCompactor`."""
         now = self.clock()
         with self._changed:
-            alone = now < self._local_until
-            self.stats.local += alone
-        if alone:
+            is_local = now < self._local_until
+            self.stats.local += is_local
+        if is_local:
             return local()
         result: Future[T] = Future()
         with self._changed:
@@ -149,27 +149,27 @@ class RemoteCompaction:
             self._changed.notify_all()
         return result
 
-    def sealed(self, manifest: PartitionManifest) -> None:
+    def record_sealed(self, manifest: PartitionManifest) -> None:
         """Record which results a sealed version is the first to name."""
-        if not self._taken:
+        if not self._used_results:
             return
-        names = {made_for(run.name) for table in manifest.tables.values() for run in table.runs.runs}
+        names = {request_of_file(run.name) for table in manifest.tables.values() for run in table.runs.runs}
         with self._changed:
-            for identity, named in self._taken.items():
+            for identity, named in self._used_results.items():
                 if identity in names and (named.place is None or named.version >= manifest.version):
                     named.place, named.version = manifest.place, manifest.version
                 elif identity not in names and named.place == manifest.place and named.version >= manifest.version:
                     named.place = None  # the version was sealed again, from other files
 
-    def durable(self, operator: int, partition: int, version: int) -> None:
-        """Withdraw the requests whose results a now durable version names: they are no longer needed."""
-        if not self._taken:
+    def mark_durable(self, operator: int, partition: int, version: int) -> None:
+        """Remove the requests whose results a now durable version names: they are no longer needed."""
+        if not self._used_results:
             return
         with self._changed:
-            for identity, named in list(self._taken.items()):
+            for identity, named in list(self._used_results.items()):
                 if named.place == (operator, partition) and named.version <= version:
-                    del self._taken[identity]
-                    self._to_withdraw.append(identity)
+                    del self._used_results[identity]
+                    self._to_remove.append(identity)
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -179,11 +179,11 @@ class RemoteCompaction:
         """
         with self._changed:
             self._closed = True
-            self._to_withdraw += [request.id for request in self._pending]
-            self._to_withdraw += [identity for identity, named in self._taken.items() if named.place is None]
+            self._to_remove += [request.id for request in self._pending]
+            self._to_remove += [identity for identity, named in self._used_results.items() if named.place is None]
             for request in self._pending:
                 request.result.cancel()
-            self._pending, self._taken = [], {}
+            self._pending, self._used_results = [], {}
             self._changed.notify_all()
 
     def join(self, timeout: float) -> None:
@@ -194,114 +194,116 @@ class RemoteCompaction:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._to_withdraw and not self._pending and not self._closed:
+                while not self._to_remove and not self._pending and not self._closed:
                     self._changed.wait()
-                if self._closed and not self._to_withdraw:
+                if self._closed and not self._to_remove:
                     return
-                pause = min((request.due for request in self._pending), default=0.0) - self.clock()
-                if not self._to_withdraw and pause > 0.0:
+                pause = min((request.next_poll for request in self._pending), default=0.0) - self.clock()
+                if not self._to_remove and pause > 0.0:
                     self._changed.wait(pause)
             self.step()
 
     def step(self) -> None:
         """Handle all requests that are due once."""
         with self._changed:
-            asked, withdrawn = list(self._pending), self._to_withdraw
-            self._to_withdraw = []
-        for identity in withdrawn:
-            self._withdraw(identity)
-        for request in asked:
+            requests, removed = list(self._pending), self._to_remove
+            self._to_remove = []
+        for identity in removed:
+            self._remove(identity)
+        for request in requests:
             if request.result.cancelled():
-                self._forget(request)
-            elif self.clock() >= request.due:
-                self._look(request)
-                request.wait = min(request.wait * 1.5, _POLL[1])
-                request.due = self.clock() + request.wait
+                self._drop(request)
+            elif self.clock() >= request.next_poll:
+                self._poll(request)
+                request.poll_seconds = min(request.poll_seconds * 1.5, _POLL_SECONDS[1])
+                request.next_poll = self.clock() + request.poll_seconds
 
-    def _look(self, one: _PendingRequest) -> None:
+    def _poll(self, request: _PendingRequest) -> None:
         try:
-            if not one.put:
-                put_request(self.files, Request(one.id, self.generation, msgspec.msgpack.encode(one.job())))
-                one.put = True
+            if not request.written:
+                put_request(self.files, Request(request.id, self.generation, msgspec.msgpack.encode(request.job())))
+                request.written = True
                 return
-            done = read_done(self.files, self.generation, one.id)
+            done = read_result(self.files, self.generation, request.id)
             if done is None:
-                self._listen(one)
+                self._check_leases(request)
             elif done.error:
-                self._give_up(one, done.error)
+                self._compact_locally(request, done.error)
             else:
-                self._take(one, done.files)
+                self._accept(request, done.files)
         except TransientError as error:
-            if not one.put or self._overdue(one):
-                self._give_up(one, str(error))
+            if not request.written or self._is_overdue(request):
+                self._compact_locally(request, str(error))
         except MillpondError as error:  # a truncated answer
-            self._give_up(one, str(error))
+            self._compact_locally(request, str(error))
         except Exception as error:  # neither the thread nor the merge may fail because of it
-            self._give_up(one, repr(error))
+            self._compact_locally(request, repr(error))
 
-    def _listen(self, one: _PendingRequest) -> None:
+    def _check_leases(self, request: _PendingRequest) -> None:
         # A worker writes numbered leases while it compacts: each new one is a sign of life.
-        while self.files.exists(lease_name(self.generation, one.id, one.lease)):
-            one.lease += 1
-            one.sign = self.clock()
-        if self._overdue(one):
-            if one.lease == 1:
+        while self.files.exists(lease_name(self.generation, request.id, request.lease)):
+            request.lease += 1
+            request.last_sign = self.clock()
+        if self._is_overdue(request):
+            if request.lease == 1:
                 # Without a first lease there is probably no worker at all: compact locally for a while.
                 self._local_until = self.clock() + _LOCAL_SECONDS
-            self._give_up(one, "no worker has shown itself" if one.lease == 1 else "its worker has fallen silent")
+            self._compact_locally(
+                request, "no worker has shown itself" if request.lease == 1 else "its worker has fallen silent"
+            )
 
-    def _overdue(self, one: _PendingRequest) -> bool:
-        return self.clock() - one.sign >= self.timeout or self.clock() - one.since >= self.limit
+    def _is_overdue(self, request: _PendingRequest) -> bool:
+        return self.clock() - request.last_sign >= self.timeout or self.clock() - request.submitted_at >= self.limit
 
-    def _take(self, one: _PendingRequest, refs: Sequence[RunRef]) -> None:
-        if self.clock() - one.since >= self.limit:
-            self._give_up(one, "its answer came too late")
+    def _accept(self, request: _PendingRequest, refs: Sequence[RunRef]) -> None:
+        if self.clock() - request.submitted_at >= self.limit:
+            self._compact_locally(request, "its answer came too late")
             return
         try:
-            result = one.opened(refs)
+            result = request.opened(refs)
         except StateDamagedError as error:
-            self._give_up(one, str(error))
+            self._compact_locally(request, str(error))
             return
         with self._changed:
-            if one not in self._pending:
+            if request not in self._pending:
                 return  # closed meanwhile
             if any(ref.rows for ref in refs):
-                self._taken[one.id] = _Named()
-                self._pending.remove(one)
-        if one in self._pending:
-            self._forget(one)  # the result has no rows, so no manifest will name it
-        if one.result.set_running_or_notify_cancel():
+                self._used_results[request.id] = _UsedResult()
+                self._pending.remove(request)
+        if request in self._pending:
+            self._drop(request)  # the result has no rows, so no manifest will name it
+        if request.result.set_running_or_notify_cancel():
             with self._changed:
                 self.stats.remote += 1
                 self.stats.bytes += sum(ref.bytes for ref in refs)
-            one.result.set_result(result)
+            request.result.set_result(result)
             return
         with self._changed:
-            if self._taken.pop(one.id, None) is not None:
-                self._to_withdraw.append(one.id)
+            if self._used_results.pop(request.id, None) is not None:
+                self._to_remove.append(request.id)
 
-    def _give_up(self, one: _PendingRequest, why: str) -> None:
+    def _compact_locally(self, request: _PendingRequest, why: str) -> None:
         """Compact locally; results of workers are ignored from now on."""
-        self._forget(one)
-        if not one.result.set_running_or_notify_cancel():
+        self._drop(request)
+        if not request.result.set_running_or_notify_cancel():
             return
         with self._changed:
             self.stats.local += 1
         _log.info("A compaction is done by the slot itself: %s", why)
         try:
-            one.local().add_done_callback(lambda done: _copy_result(done, one.result))
+            request.local().add_done_callback(lambda done: _copy_result(done, request.result))
         except Exception as error:  # the executor is shut down: the slot is closing
-            one.result.set_exception(error)
+            request.result.set_exception(error)
 
-    def _forget(self, one: _PendingRequest) -> None:
+    def _drop(self, request: _PendingRequest) -> None:
         with self._changed:
-            if one in self._pending:
-                self._pending.remove(one)
-        self._withdraw(one.id)
+            if request in self._pending:
+                self._pending.remove(request)
+        self._remove(request.id)
 
-    def _withdraw(self, identity: str) -> None:
+    def _remove(self, identity: str) -> None:
         with suppress(MillpondError):  # garbage collection removes requests that stay
-            withdraw(self.files, self.generation, identity)
+            remove_request(self.files, self.generation, identity)
 
 
 def _copy_result(done: Future[T], to: Future[T]) -> None:

@@ -23,7 +23,7 @@ from millpond.metrics import TIERS, WAITING, request_cost
 from millpond.operators.processors.calls import CallsUserCode
 from millpond.slot.partition.copies import CopiesFolder, claim_copies, remove_old_copies
 from millpond.slot.partition.remote_compaction import RemoteCompaction
-from millpond.slot.partition.timed import Timed
+from millpond.slot.partition.timed import TimedExecutor
 from millpond.slot.prefetch.switch import HintSwitch
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import Account, MemoryBudget
@@ -33,7 +33,7 @@ from millpond.tasks.offset_log import Planned, planned
 from millpond.tasks.operator_task import OperatorTask
 
 _CACHE_SHARE = 8
-_LAST_SECONDS = 5.0
+_CLOSE_SECONDS = 5.0
 """Seconds for which `close` waits until compaction requests are removed; the process may exit right after."""
 
 
@@ -89,7 +89,7 @@ class RunningQuery:
     spill: Path = field(init=False)
     remote: RemoteCompaction | None = field(init=False, default=None)
     lost_call: str = field(init=False, default="")
-    merges: Timed = field(init=False)
+    merges: TimedExecutor = field(init=False)
     _waiting_reported: int = field(init=False, default=-1)
     _counted: CountedFiles | None = field(init=False, default=None)
     _hedged: HedgedFiles | None = field(init=False, default=None)
@@ -126,7 +126,7 @@ class RunningQuery:
         self.append_files = AppendFiles(self.files, str(cache), copies=self.runs.copies)
         if task.settings.compaction == "remote":
             self.remote = RemoteCompaction(self.files, task.generation, timeout=task.settings.compaction_timeout)
-        self.merges = Timed(self.resources.merges)
+        self.merges = TimedExecutor(self.resources.merges)
         self._exchange = exchange_folder(self.resources.directory, task)
         self._account = self.resources.budget.open()
         self._account.force(self.resources.cache_memory)
@@ -154,7 +154,7 @@ class RunningQuery:
         The folder may be deleted at any time, and another process may then claim a new one.
         """
         if self._copies is not None:
-            if self._copies.held:
+            if self._copies.is_current:
                 return None
             self._copies.release()
             self._copies = claim_copies(self._copies_root, self.task.key, self.resources.number)
@@ -206,16 +206,16 @@ class RunningQuery:
             return None
         return HintSwitch(self.resources.directory, task, partition)
 
-    def note_lost_call(self, operator: object, number: int, partition: int, batch: int) -> None:
+    def record_lost_call(self, operator: object, number: int, partition: int, batch: int) -> None:
         """Record where user code was running when its process died, if that made the operator fail."""
         if isinstance(operator, CallsUserCode) and operator.lost:
             self.lost_call = f"operator {number}, partition {partition}, batch {batch}, {operator.lost}"
 
-    def durable(self, versions: Iterable[tuple[int, int, int]]) -> None:
+    def mark_durable(self, versions: Iterable[tuple[int, int, int]]) -> None:
         """Report to the compactor that versions (operator, partition, version) sealed here are durable."""
         if self.remote is not None:
             for operator, partition, version in versions:
-                self.remote.durable(operator, partition, version)
+                self.remote.mark_durable(operator, partition, version)
 
     def forget_batches(self, below: int) -> None:
         """Remove the exchanged rows of earlier batches in the background."""
@@ -236,5 +236,5 @@ class RunningQuery:
             self._copies.release()
         self._account.close()
         if self.remote is not None:
-            self.remote.join(_LAST_SECONDS)
+            self.remote.join(_CLOSE_SECONDS)
         shutil.rmtree(self._exchange, ignore_errors=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, overload
 
 import msgspec
 
-from millpond.checkpoint.formats.deltas import converted
+from millpond.checkpoint.formats.deltas import converted_rows
 from millpond.errors import MillpondError
 from millpond.files.formats.append_file import ByteRange
 from millpond.files.refs import TableManifest, range_of
@@ -55,11 +55,11 @@ class Tables:
         self._query = query
         self._spec = task.spec
         self._settings = task.settings
-        self._ahead = bool(task.lookaheads)
+        self._prefetches = bool(task.lookaheads)
         self._range = HashRange(*task.hash_range(number))
         self._states: Mapping[str, TableState] = manifest.tables
-        self._shapes = state_tables(task.spec)
-        self._earlier = _earlier(query.checkpoint.shapes, task.operator)
+        self._state_tables = state_tables(task.spec)
+        self._schemas = _schemas_by_number(query.checkpoint.state_schemas, task.operator)
         self._aligned: AlignedStore | None = None
         self._opened: dict[str, Table] = {}
         self._loaded: dict[str, LoadedTable] = {}
@@ -95,99 +95,101 @@ class Tables:
             self._opened[name] = table
         return table
 
-    def _open_rmw(self, wanted: _TableRequest) -> RmwTable:
+    def _open_rmw(self, request: _TableRequest) -> RmwTable:
         resources = self._query.resources
-        axis = self._shapes[base_name(wanted.name)].axis
+        axis = self._state_tables[base_name(request.name)].axis
         table = RmwTable.open(
-            wanted.schema,
-            wanted.initial,
-            self._runs(wanted.name),
+            request.schema,
+            request.initial,
+            self._manifest_of(request.name),
             self._query.runs,
             resources.budget,
             self._query.merges,
             self._range if axis == "hash" else HashRange(),
             writers=resources.writers,
             remote_compactor=self._query.remote,
-            readers=resources.readers if self._ahead else None,
+            readers=resources.readers if self._prefetches else None,
             policy=self._settings.cache_policy,
             axis=axis,
-            earlier=[tables[name] for tables in self._earlier.values() if (name := base_name(wanted.name)) in tables],
+            earlier=[tables[name] for tables in self._schemas.values() if (name := base_name(request.name)) in tables],
         )
-        return self._loads(wanted.name, table)
+        return self._register_loaded(request.name, table)
 
-    def _open_ordered(self, wanted: _TableRequest) -> OrderedTable:
+    def _open_ordered(self, request: _TableRequest) -> OrderedTable:
         resources = self._query.resources
         table = OrderedTable.open(
-            wanted.schema,
-            self._runs(wanted.name),
+            request.schema,
+            self._manifest_of(request.name),
             self._query.runs,
             resources.budget,
             self._query.merges,
             self._range,
             writers=resources.writers,
             remote_compactor=self._query.remote,
-            readers=resources.readers if self._ahead else None,
-            drop_matched=wanted.drop_matched,
+            readers=resources.readers if self._prefetches else None,
+            drop_matched=request.drop_matched,
         )
-        return self._loads(wanted.name, table)
+        return self._register_loaded(request.name, table)
 
-    def _open_unaligned(self, wanted: _TableRequest) -> UnalignedTable:
+    def _open_unaligned(self, request: _TableRequest) -> UnalignedTable:
         resources = self._query.resources
         table = UnalignedTable(
-            wanted.schema,
+            request.schema,
             self._query.append_files,
             resources.budget,
             self._query.merges,
-            self._runs(wanted.name),
+            self._manifest_of(request.name),
             directory=str(self._query.spill),
             read_batch_ratio=self._settings.read_batch_ratio,
             maximum_space_amplification=self._settings.max_space_amplification,
             writers=resources.writers,
             remote_compactor=self._query.remote,
         )
-        return self._loads(wanted.name, table)
+        return self._register_loaded(request.name, table)
 
-    def _open_aligned(self, wanted: _TableRequest) -> AlignedTable:
-        name = wanted.name
+    def _open_aligned(self, request: _TableRequest) -> AlignedTable:
+        name = request.name
         deltas = self._states[name].deltas if name in self._states else ()
         ranges = [ByteRange(ref.commit, ref.offset, ref.length, ref.window) for ref in deltas if ref.length]
-        return self._appends(wanted.schema).open(name, self._runs(name), ranges, layout=RowLayout(wanted.schema))
-
-    def _open_scratch(self, wanted: _TableRequest) -> RmwTable:
-        resources = self._query.resources
-        return RmwTable(
-            wanted.schema, wanted.initial, RunSet(RowLayout(wanted.schema)), resources.budget, self._query.merges
+        return self._aligned_store(request.schema).open(
+            name, self._manifest_of(name), ranges, layout=RowLayout(request.schema)
         )
 
-    def _open_spool(self, wanted: _TableRequest) -> AlignedTable:
-        return self._appends(wanted.schema).open(wanted.name, TableManifest(), layout=RowLayout(wanted.schema))
+    def _open_scratch(self, request: _TableRequest) -> RmwTable:
+        resources = self._query.resources
+        return RmwTable(
+            request.schema, request.initial, RunSet(RowLayout(request.schema)), resources.budget, self._query.merges
+        )
 
-    def _open_cache(self, wanted: _TableRequest) -> CacheTable:
-        return CacheTable(wanted.schema, wanted.initial, self._query.resources.budget, self._range)
+    def _open_spool(self, request: _TableRequest) -> AlignedTable:
+        return self._aligned_store(request.schema).open(request.name, TableManifest(), layout=RowLayout(request.schema))
 
-    def _loads(self, name: str, table: T) -> T:
+    def _open_cache(self, request: _TableRequest) -> CacheTable:
+        return CacheTable(request.schema, request.initial, self._query.resources.budget, self._range)
+
+    def _register_loaded(self, name: str, table: T) -> T:
         self._loaded[name] = table
         return table
 
-    def _appends(self, schema: TableSchema) -> AlignedStore:
+    def _aligned_store(self, schema: TableSchema) -> AlignedStore:
         """Return the store that the partition's aligned tables share; the first table opened determines its schema."""
         if self._aligned is None:
             resources = self._query.resources
             self._aligned = AlignedStore(schema, self._query.append_files, resources.budget, self._query.merges)
         return self._aligned
 
-    def _runs(self, name: str) -> TableManifest:
+    def _manifest_of(self, name: str) -> TableManifest:
         return self._states[name].runs if name in self._states else TableManifest()
 
     def counted(self, name: str) -> bool:
         """Return whether a table's rows count as state rows."""
-        return self._shapes[base_name(name)].counted
+        return self._state_tables[base_name(name)].counted
 
     def load(self) -> None:
         """Apply the deltas that are newer than the tables' files."""
         checkpoint = self._query.checkpoint
         for name, state in self._states.items():
-            if base_name(name) not in self._shapes:
+            if base_name(name) not in self._state_tables:
                 continue  # a deleted variable of a processor
             table = self._loaded.get(name)
             if table is None:
@@ -197,8 +199,8 @@ class Tables:
                 table.expect_load(sum(ref.rows for ref in state.deltas))
             with self._name_variable(name):
                 for ref, data in zip(state.deltas, checkpoint.read_deltas(state.deltas), strict=True):
-                    before = self._earlier[ref.shape][base_name(name)] if self._earlier else table.layout.schema
-                    for rows in converted(ref, data, before, table.layout, checkpoint.files.locate(ref.commit)):
+                    before = self._schemas[ref.shape][base_name(name)] if self._schemas else table.layout.schema
+                    for rows in converted_rows(ref, data, before, table.layout, checkpoint.files.locate(ref.commit)):
                         table.load(rows, range_of(ref.window))
 
     @contextmanager
@@ -230,11 +232,11 @@ def attach_context(error: BaseException, spec: Spec, manifest: PartitionManifest
                 error.at(variable=spec.part_of(base_name(name)))
 
 
-def _earlier(shapes: Mapping[int, StateSchema], operator: int) -> dict[int, dict[str, TableSchema]]:
+def _schemas_by_number(state_schemas: Mapping[int, StateSchema], operator: int) -> dict[int, dict[str, TableSchema]]:
     """Return the schemas of an operator's tables by table name, for each state schema of the query."""
     return {
-        number: {name: msgspec.convert(table, TableSchema) for name, table in shape.operators[operator].tables.items()}
-        for number, shape in shapes.items()
+        number: {name: msgspec.convert(table, TableSchema) for name, table in schema.operators[operator].tables.items()}
+        for number, schema in state_schemas.items()
     }
 
 

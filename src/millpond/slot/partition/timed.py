@@ -13,7 +13,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Timed(Executor):
+class TimedExecutor(Executor):
     """Executor that measures the CPU time of the calls submitted through it, once each has ended.
 
     Args:

@@ -14,33 +14,33 @@ import pyarrow as pa
 from millpond.layout import Words
 from millpond.metrics import LOOKAHEAD, LOOKAHEADS, PREFETCH, SLACK
 from millpond.operators.protocol import KeyPrefetchable, Operator, Prefetchable
-from millpond.slot.prefetch.switch import MOST, HintSwitch
+from millpond.slot.prefetch.switch import MAX_HINTED_KEYS, HintSwitch
 from millpond.tasks.operator_task import Lookahead
 
-_FURTHEST = 2
+_MAX_BATCHES_AHEAD = 2
 """Number of batches that hints may be ahead of the next batch."""
 
-_SHARE = 16
+_MEMORY_SHARE = 16
 """Hints that wait to be looked up may take 1/16 of a partition's memory."""
 
-_MISSED = 0.002
+_MIN_MISS_RATIO = 0.002
 """Fraction of a batch's keys that miss memory above which hints are requested."""
 
-_MARGIN = 1.25
+_SLACK_FACTOR = 1.25
 """Factor by which the slack of hints must exceed the longest read."""
 
-_UNUSED = 0.02
+_MAX_UNUSED_RATIO = 0.02
 """Fraction of prefetched keys that no row uses, above which a lookahead is dropped: it sees other keys than the
 operator."""
 
 _MAX_DROPPED = 8
 """Consecutive batches with more dropped than prefetched keys after which hints pause: their cost helps too few keys."""
 
-_REST = 64, 4096
+_PAUSE_BATCHES = 64, 4096
 """Length of a pause of hints, in batches: the first one, and the maximum. Each pause is twice as long as the previous
 one."""
 
-_WRONG = 0.5
+_MAX_UNUSED_RATIO_OF_LAST = 0.5
 """The same limit for the last lookahead, which has no successor. Late rows, and processors that do not read all keys,
 do not justify giving up hints."""
 
@@ -51,13 +51,13 @@ class _Batch:
 
     Attributes:
         first: arrival time of the first hint, per lookahead.
-        kept: hashes, and keys if there are any, that are still to be looked up.
-        bytes: size of `kept`.
-        count: number of keys kept.
+        waiting: hashes, and keys if there are any, that are still to be looked up.
+        bytes: size of `waiting`.
+        count: number of keys waiting.
     """
 
     first: dict[Lookahead, float] = field(default_factory=dict)
-    kept: list[tuple[Words, pa.RecordBatch | None]] = field(default_factory=list)
+    waiting: list[tuple[Words, pa.RecordBatch | None]] = field(default_factory=list)
     bytes: int = 0
     count: int = 0
 
@@ -71,7 +71,7 @@ class PrefetchHints:
     memory. The last lookahead always sends hints beside the chosen one. It covers rows that the chosen one did not see
     because it just starts, is late or has failed.
 
-    `keep` and `close` may be called from any thread, all other methods only by the holder of the partition's attempt
+    `store` and `close` may be called from any thread, all other methods only by the holder of the partition's attempt
     lock.
 
     Args:
@@ -83,20 +83,20 @@ class PrefetchHints:
     def __init__(self, switch: HintSwitch | None, lookaheads: Sequence[Lookahead], memory: int) -> None:
         self._switch = switch
         self._choices = list(lookaheads)
-        self._room = max(1 << 16, memory // _SHARE)
+        self._memory_limit = max(1 << 16, memory // _MEMORY_SHARE)
         self._lock = threading.Lock()
         self._batches: dict[int, _Batch] = {}
         self._dropped = 0  # keys that were not looked up
         self._bytes = 0  # received since the last call of `figures`
         self._version: int | None = None
         self._chosen: Lookahead | None = self._choices[-1] if self._choices else None
-        self._asked: tuple[Lookahead, ...] = ()
+        self._requested: tuple[Lookahead, ...] = ()
         self._dropped_batches = 0  # consecutive batches in which most keys had no room
-        self._rest, self._next_rest = 0, _REST[0]  # batches until hints resume; length of the next pause
+        self._pause, self._next_pause = 0, _PAUSE_BATCHES[0]  # batches until hints resume; length of the next pause
         self._slack: dict[Lookahead, float] = {}  # in seconds, of the last batch with hints
         self._measured: dict[Lookahead, float] = {}  # in seconds, of the current batch
 
-    def keep(self, batch: int, lookahead: Lookahead, hashes: Words, keys: pa.RecordBatch | None = None) -> None:
+    def store(self, batch: int, lookahead: Lookahead, hashes: Words, keys: pa.RecordBatch | None = None) -> None:
         """Store hints for a batch within the memory limit.
 
         Args:
@@ -115,19 +115,19 @@ class PrefetchHints:
             if not len(hashes):
                 return
             size = 8 + (0 if keys is None else -(-keys.nbytes // len(hashes)))
-            most = max(0, min(MOST - hints.count, (self._room - self._held) // size))
-            if most < len(hashes):
-                self._dropped += len(hashes) - most
+            room = max(0, min(MAX_HINTED_KEYS - hints.count, (self._memory_limit - self._waiting_bytes) // size))
+            if room < len(hashes):
+                self._dropped += len(hashes) - room
                 # Copy: a slice would keep the whole array in memory.
-                hashes = hashes[:most].copy()
-                keys = None if keys is None else keys.take(pa.array(np.arange(most)))
-            if most:
-                hints.kept.append((hashes, keys))
+                hashes = hashes[:room].copy()
+                keys = None if keys is None else keys.take(pa.array(np.arange(room)))
+            if room:
+                hints.waiting.append((hashes, keys))
                 hints.count += len(hashes)
                 hints.bytes += size * len(hashes)
 
     @property
-    def _held(self) -> int:
+    def _waiting_bytes(self) -> int:
         """Bytes of hints that wait to be looked up."""
         return sum(hints.bytes for hints in self._batches.values())
 
@@ -135,39 +135,39 @@ class PrefetchHints:
         """Return the hints for a batch; None if the batch is over or too far ahead."""
         version = self._version
         if version is None:
-            near = len(self._batches) <= _FURTHEST or batch in self._batches
+            in_window = len(self._batches) <= _MAX_BATCHES_AHEAD or batch in self._batches
         else:
-            near = version <= batch <= version + _FURTHEST
-        return self._batches.setdefault(batch, _Batch()) if near else None
+            in_window = version <= batch <= version + _MAX_BATCHES_AHEAD
+        return self._batches.setdefault(batch, _Batch()) if in_window else None
 
-    def _at(self, version: int) -> None:
+    def _set_version(self, version: int) -> None:
         """Set the partition's version and drop hints for batches outside its window."""
         self._version = version
         for batch in list(self._batches):
-            if not version <= batch <= version + _FURTHEST:
-                self._dropped += sum(len(hashes) for hashes, _ in self._batches.pop(batch).kept)
+            if not version <= batch <= version + _MAX_BATCHES_AHEAD:
+                self._dropped += sum(len(hashes) for hashes, _ in self._batches.pop(batch).waiting)
 
     def begin(self, batch: int) -> None:
         """Record the slack of each lookahead when a batch's first rows arrive."""
         now = time.monotonic()
         with self._lock:
-            self._at(batch)
+            self._set_version(batch)
             hints = self._batches.get(batch)
             self._measured = (
                 {} if hints is None else {lookahead: now - arrival for lookahead, arrival in hints.first.items()}
             )
             self._slack |= self._measured
 
-    def pass_on(self, operator: Operator | None, version: int) -> None:
+    def prefetch(self, operator: Operator | None, version: int) -> None:
         """Pass all stored hints to the operator, which holds state of `version`."""
         with self._lock:
-            if not self._held and self._version == version:
+            if not self._waiting_bytes and self._version == version:
                 return
-            self._at(version)
+            self._set_version(version)
             taken = []
             for batch, hints in sorted(self._batches.items()):
-                taken.append((batch, hints.kept))
-                hints.kept, hints.bytes = [], 0
+                taken.append((batch, hints.waiting))
+                hints.waiting, hints.bytes = [], 0
         for needed, parts in taken:
             if isinstance(operator, KeyPrefetchable):
                 for keys in _merge_same_types(columns for _, columns in parts if columns is not None):
@@ -185,13 +185,13 @@ class PrefetchHints:
         with self._lock:
             dropped, self._dropped = self._dropped, 0
             received, self._bytes = self._bytes, 0
-        names = [lookahead if lookahead in ("source", "exchange") else "stage" for lookahead in self._asked]
+        names = [lookahead if lookahead in ("source", "exchange") else "stage" for lookahead in self._requested]
         asked = LOOKAHEADS.index(", ".join(names) or "off")
         figures = {"dropped_hints": float(dropped), "hint_bytes": float(received), LOOKAHEAD: float(asked)}
-        slack = [self._measured[lookahead] for lookahead in self._asked if lookahead in self._measured]
+        slack = [self._measured[lookahead] for lookahead in self._requested if lookahead in self._measured]
         return figures | ({SLACK: max(slack) * 1000} if slack else {})
 
-    def learn(self, figures: Mapping[str, float]) -> None:
+    def adapt(self, figures: Mapping[str, float]) -> None:
         """Decide from a batch's figures whether the next batches need hints, and from which lookahead."""
         with self._lock:
             if self._switch is not None and self._chosen is not None:
@@ -201,48 +201,48 @@ class PrefetchHints:
         misses, hits = figures.get("cache_misses", 0.0), figures.get("cache_hits", 0.0)
         announced = figures.get("announced_keys", 0.0)  # without hints these keys would have missed
         # Nearly all keys are in memory: hints would cost more than they save.
-        if misses + announced <= _MISSED * (misses + hits):
-            self._ask(())
+        if misses + announced <= _MIN_MISS_RATIO * (misses + hits):
+            self._request(())
             return
         read, used = figures.get("prefetched_keys", 0.0), figures.get("prefetched_used", 0.0)
         if self._has_no_room(read, figures.get("dropped_hints", 0.0)):
-            self._ask(())
+            self._request(())
             return
-        if read - used > (_WRONG if chosen == self._choices[-1] else _UNUSED) * read:
+        if read - used > (_MAX_UNUSED_RATIO_OF_LAST if chosen == self._choices[-1] else _MAX_UNUSED_RATIO) * read:
             self._choices = self._choices[self._choices.index(chosen) + 1 :]
             if not self._choices:
                 self._chosen = None
-                self._ask(())
+                self._request(())
                 return
-        needed = _MARGIN * figures.get(PREFETCH, 0.0) / 1000
+        needed = _SLACK_FACTOR * figures.get(PREFETCH, 0.0) / 1000
         # Choices are in plan order, so the reverse order starts with the latest lookahead.
         early = (lookahead for lookahead in reversed(self._choices) if self._slack.get(lookahead, math.inf) > needed)
         self._chosen = chosen = next(early, self._choices[0])
         last = self._choices[-1]
-        self._ask((chosen,) if chosen == last else (chosen, last))
+        self._request((chosen,) if chosen == last else (chosen, last))
 
     def _has_no_room(self, read: float, dropped: float) -> bool:
         """Return whether hints pause because most keys have no room.
 
         Before a pause, hints may take half of a table's memory.
         """
-        if self._rest:
-            self._rest -= 1
+        if self._pause:
+            self._pause -= 1
             return True
         if dropped > read:
             self._dropped_batches += 1
         elif read:
-            self._dropped_batches, self._next_rest = 0, _REST[0]
+            self._dropped_batches, self._next_pause = 0, _PAUSE_BATCHES[0]
         if self._dropped_batches < _MAX_DROPPED:
             return False
         self._dropped_batches = 0
-        self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, _REST[1])
+        self._pause, self._next_pause = self._next_pause, min(2 * self._next_pause, _PAUSE_BATCHES[1])
         return True
 
-    def _ask(self, lookaheads: tuple[Lookahead, ...]) -> None:
+    def _request(self, lookaheads: tuple[Lookahead, ...]) -> None:
         assert self._switch is not None
         self._switch.set(lookaheads)
-        self._asked = lookaheads
+        self._requested = lookaheads
 
     def close(self) -> None:
         """Drop all hints and request no more, whatever figures follow."""

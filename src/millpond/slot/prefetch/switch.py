@@ -16,10 +16,10 @@ from urllib.parse import quote, unquote
 from millpond.tasks.operator_task import Lookahead, OperatorTask
 
 _FOLDER = "hints"
-_LONGEST = 100
+_MAX_NAME_BYTES = 100
 """Limit of a lookahead's encoded name in bytes. A file name has at most two of them and 255 bytes."""
 
-MOST = 1 << 20
+MAX_HINTED_KEYS = 1 << 20
 """Maximum number of keys that a partition looks up for one batch. More would be read too late, and looking them up
 would delay the batch's rows."""
 
@@ -43,7 +43,7 @@ class HintSwitch:
 
     def set(self, lookaheads: Collection[Lookahead]) -> None:
         """Request hints from some lookaheads, or from none. If the disk refuses, there are no hints."""
-        names = ",".join([str(self._partition), *(_written(lookahead) for lookahead in sorted(lookaheads))])
+        names = ",".join([str(self._partition), *(_encode_name(lookahead) for lookahead in sorted(lookaheads))])
         file = self._folder / names if lookaheads else None
         if file == self._file:
             return
@@ -67,10 +67,10 @@ class HintSwitch:
             self._folder.rmdir()
 
 
-def wanted(directory: Path, task: OperatorTask) -> dict[int, tuple[str, ...]]:
+def requested_hints(directory: Path, task: OperatorTask) -> dict[int, tuple[str, ...]]:
     """Return the partitions that want hints for an operator, with the lookaheads that they want."""
     requests = {}
-    known = {_written(lookahead): lookahead for lookahead in task.lookaheads}
+    known = {_encode_name(lookahead): lookahead for lookahead in task.lookaheads}
     with suppress(OSError):
         for file in _folder(directory, task).iterdir():
             partition, *names = file.name.split(",")
@@ -79,10 +79,10 @@ def wanted(directory: Path, task: OperatorTask) -> dict[int, tuple[str, ...]]:
     return requests
 
 
-def _written(lookahead: Lookahead) -> str:
+def _encode_name(lookahead: Lookahead) -> str:
     """Encode a lookahead's name for use in a file name."""
     name = quote(lookahead, safe="")
-    return name if len(name) <= _LONGEST else hashlib.sha256(name.encode()).hexdigest()
+    return name if len(name) <= _MAX_NAME_BYTES else hashlib.sha256(name.encode()).hexdigest()
 
 
 def _folder(directory: Path, task: OperatorTask) -> Path:

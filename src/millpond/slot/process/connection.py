@@ -24,7 +24,7 @@ from millpond.errors import MillpondError
 from millpond.slot.process.messages import Message
 
 _HEADER = struct.Struct("<IQ")
-_BUFFER = 4 << 20
+_SEND_BUFFER_BYTES = 4 << 20
 _MAX_HEARTBEAT_TEXT = 2000  # bytes: a heartbeat must fit the socket buffer, as it is sent whole or not at all
 
 _encoder = msgspec.msgpack.Encoder()
@@ -38,7 +38,7 @@ class Kind(IntEnum):
     SCHEMA = 2
     BATCH = 3
     END = 4
-    BEAT = 5
+    HEARTBEAT = 5
     ERROR = 6
 
 
@@ -61,25 +61,25 @@ class Connection:
     Args:
         sock: a connected Unix-domain socket.
         silence: seconds without progress after which the other end counts as hung; None to wait without limit.
-        heard: called with the text of each heartbeat of the other end.
+        on_heartbeat: called with the text of each heartbeat of the other end.
 
     Attributes:
         serving: the query that this end works for, if any; heartbeats are sent only then.
     """
 
     def __init__(
-        self, sock: socket.socket, silence: float | None = None, heard: Callable[[str], None] = lambda said: None
+        self, sock: socket.socket, silence: float | None = None, on_heartbeat: Callable[[str], None] = lambda text: None
     ) -> None:
         self.sock = sock
         self.silence = silence
-        self.heard = heard
+        self.on_heartbeat = on_heartbeat
         self.serving: str | None = None
         self._sending = threading.Lock()
         self._schema: pa.Schema | None = None
-        self._early: list[Frame] = []
+        self._unread_frames: list[Frame] = []
         # Non-blocking, so that each wait is a `poll` with a deadline.
         sock.setblocking(False)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
 
     def close(self) -> None:
         """Close the connection."""
@@ -123,13 +123,13 @@ class Connection:
         except OSError:
             return
 
-    def beat(self, saying: Callable[[str], str] = lambda query: "") -> None:
+    def send_heartbeat(self, describe: Callable[[str], str] = lambda query: "") -> None:
         """Send a heartbeat, with a text about the query served, unless another frame is being sent."""
         query = self.serving
         if query is not None and self._sending.acquire(blocking=False):
             try:
-                text = saying(query).encode()[:_MAX_HEARTBEAT_TEXT]
-                self.sock.send(_HEADER.pack(Kind.BEAT, len(text)) + text)
+                text = describe(query).encode()[:_MAX_HEARTBEAT_TEXT]
+                self.sock.send(_HEADER.pack(Kind.HEARTBEAT, len(text)) + text)
             except OSError:
                 return  # full: earlier heartbeats are unread; or closed: the connection's owner will notice
             finally:
@@ -154,7 +154,7 @@ class Connection:
             except BlockingIOError:
                 sent = 0
             except (BrokenPipeError, ConnectionResetError) as error:
-                self._read_last_words()
+                self._raise_sent_error()
                 raise PeerGone(str(error)) from error
             if sent:
                 view = view[sent:]
@@ -168,18 +168,18 @@ class Connection:
             for _, events in self._wait(poller, deadline):
                 if events & select.POLLIN:
                     # The other end sends meanwhile: a heartbeat, or an error that makes sending pointless.
-                    frame = self._take_frame()
+                    frame = self._read_frame()
                     deadline = None
-                    if frame[0] is not Kind.BEAT:
-                        self._early.append(frame)
+                    if frame[0] is not Kind.HEARTBEAT:
+                        self._unread_frames.append(frame)
                         if frame[0] is Kind.ERROR:
                             raise frame[1]
 
-    def _read_last_words(self) -> None:
+    def _raise_sent_error(self) -> None:
         """Raise the error that the other end sent before it closed, if there is one."""
         try:
             while True:
-                kind, payload = self._take_frame()
+                kind, payload = self._read_frame()
                 if kind is Kind.ERROR:
                     raise payload
         except OSError:
@@ -195,13 +195,13 @@ class Connection:
             PeerSilent: nothing, not even a heartbeat, arrived for `silence` seconds.
             PeerGone: the other end closed the connection.
         """
-        if self._early:
-            return self._early.pop(0)
+        if self._unread_frames:
+            return self._unread_frames.pop(0)
         while True:
-            frame = self._take_frame()
+            frame = self._read_frame()
             if frame[0] is Kind.ERROR:
                 raise frame[1]
-            if frame[0] is not Kind.BEAT:
+            if frame[0] is not Kind.HEARTBEAT:
                 return frame
 
     def expect(self, kind: type[Any]) -> Any:
@@ -220,7 +220,7 @@ class Connection:
             if kind is not Kind.SCHEMA:
                 raise PeerGone(f"expected a table, got {kind.name}")
 
-    def _take_frame(self) -> Frame:
+    def _read_frame(self) -> Frame:
         header = bytearray(_HEADER.size)
         self._fill(memoryview(header))
         number, length = _HEADER.unpack(header)
@@ -239,7 +239,7 @@ class Connection:
         if kind is Kind.ERROR:
             return kind, pickle.loads(payload)
         if payload:
-            self.heard(payload.decode(errors="replace"))
+            self.on_heartbeat(payload.decode(errors="replace"))
         return kind, None
 
     def _fill(self, view: memoryview) -> None:

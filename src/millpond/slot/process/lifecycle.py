@@ -44,18 +44,18 @@ from millpond.files.disk import reason, remedy
 from millpond.slot.process.identity import Process, identify, namespace
 from millpond.tasks.operator_task import OperatorTask
 
-POLL = 0.5
+POLL_SECONDS = 0.5
 """Seconds between two checks of whether the application is alive."""
 
-PATIENCE = 10.0
+LOCK_SECONDS = 10.0
 """Seconds for which the last process to exit waits for the directory's lock."""
 
-_ADDRESS_LIMIT = 100
-_SWEPT = 100
+_MAX_ADDRESS_BYTES = 100
+_MAX_SWEEPS = 100
 """Number of times that the directory may be swept during one registration. Each sweep is by another application."""
 _REMOVED = ".removed-"
 """Name prefix of directories that are no longer used."""
-_LAST_LINES = 20
+_LOG_TAIL_LINES = 20
 
 
 class SlotDirectory:
@@ -74,7 +74,7 @@ class SlotDirectory:
         """Return the directory of an application below a host-local directory."""
         return cls(Path(directory) / f"millpond-{os.getuid()}" / f"{_short(namespace())}-{_short(application)}")
 
-    def enter(self, user: Process) -> None:
+    def register(self, user: Process) -> None:
         """Create the directory, private to this user, and register a process for whose lifetime the slots keep running.
 
         Raises:
@@ -90,7 +90,7 @@ class SlotDirectory:
             )
         registration = self.path / "owners" / f"{user.pid}-{user.start}"
         try:
-            for _ in range(_SWEPT):
+            for _ in range(_MAX_SWEEPS):
                 with contextlib.suppress(FileNotFoundError):  # the directory was swept meanwhile
                     self._create()
                     if not registration.exists():
@@ -105,7 +105,7 @@ class SlotDirectory:
                 file=str(self.path),
             ) from error
 
-    def leave(self, user: Process) -> None:
+    def unregister(self, user: Process) -> None:
         """Unregister a process that lives on, so that the slots can exit."""
         (self.path / "owners" / f"{user.pid}-{user.start}").unlink(missing_ok=True)
 
@@ -136,22 +136,22 @@ class SlotDirectory:
 
     # processes -----------------------------------------------------------------------------------------------
 
-    def note(self, name: str, process: Process) -> None:
+    def record_process(self, name: str, process: Process) -> None:
         """Record the process that runs as `name` (`template`, `slot-0`)."""
         self._write(f"{name}.pid", process)
 
-    def noted(self, name: str) -> Process | None:
+    def recorded_process(self, name: str) -> Process | None:
         """Return the process last recorded as `name`, dead or alive."""
         return self._read(f"{name}.pid")
 
-    def note_loading(self, process: Process) -> None:
+    def record_loading(self, process: Process) -> None:
         """Record the process that will become the template."""
         self._write("loading", process)
 
     def loading(self) -> bool:
         """Return whether a started template has not recorded itself yet: it is still importing."""
         process = self._read("loading")
-        return process is not None and process.alive() and process != self.noted("template")
+        return process is not None and process.alive() and process != self.recorded_process("template")
 
     def _write(self, name: str, process: Process) -> None:
         # Write and rename, so that readers never see a partial file.
@@ -170,7 +170,7 @@ class SlotDirectory:
         processes = {}
         for entry in self._entries("."):
             if entry.suffix == ".pid":
-                process = self.noted(entry.stem)
+                process = self.recorded_process(entry.stem)
                 if process is not None and process.alive():
                     processes[entry.stem] = process
         return processes
@@ -190,7 +190,7 @@ class SlotDirectory:
         """Return the path of the log and its last lines, which show why a process died."""
         path = self.path / "log"
         try:
-            lines = path.read_text(errors="replace").splitlines()[-_LAST_LINES:]
+            lines = path.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
         except OSError:
             lines = []
         return f"See {path}." + (" It ends:\n" + "\n".join(lines) if lines else "")
@@ -227,7 +227,7 @@ class SlotDirectory:
     @contextlib.contextmanager
     def _address(self, file: str) -> Iterator[str]:
         address = str(self.path / file)
-        if len(address.encode()) < _ADDRESS_LIMIT:
+        if len(address.encode()) < _MAX_ADDRESS_BYTES:
             yield address
             return
         # The kernel limits socket addresses to 107 bytes: refer to the directory by a descriptor instead.
@@ -289,7 +289,7 @@ class SlotDirectory:
                 return False
             if time.monotonic() >= deadline:
                 return False
-            time.sleep(POLL / 10)
+            time.sleep(POLL_SECONDS / 10)
 
     def sweep_siblings(self) -> None:
         """Remove directories of applications on this host that died without cleaning up."""

@@ -13,14 +13,14 @@ from millpond.slot.process.identity import Process
 from millpond.tasks.operator_task import Lookahead, OperatorTask
 
 
-class Ask(msgspec.Struct, tag=True):
+class RequestSlot(msgspec.Struct, tag=True):
     """To the template: request a slot. If the process `replace` holds that slot, kill it first."""
 
     slot: int
     replace: Process | None = None
 
 
-class Granted(msgspec.Struct, tag=True):
+class SlotStarted(msgspec.Struct, tag=True):
     """From the template: the slot's process, whose socket listens."""
 
     process: Process
@@ -44,8 +44,8 @@ class Run(msgspec.Struct, tag=True):
         partition: the partition.
         batch: the batch id; None where Spark does not provide it. Then the offset log and the marker's time decide.
         attempt: Spark's task attempt id, unique in an application.
-        unsure: whether the id may belong to another batch: a user's thread keeps the id that it inherited when it
-            started.
+        verify_batch: whether the id may belong to another batch: a user's thread keeps the id that it inherited when
+            it started.
         paths: directories on this host with modules that the application was given (`addPyFile`).
     """
 
@@ -53,7 +53,7 @@ class Run(msgspec.Struct, tag=True):
     partition: int
     batch: int | None
     attempt: int
-    unsure: bool = False
+    verify_batch: bool = False
     paths: list[str] = []
 
 
@@ -173,20 +173,20 @@ class Answered(msgspec.Struct, tag=True):
 
     Attributes:
         batches: the partitions and their last answered batches.
-        trouble: why commits fail; empty if they do not.
+        commit_failure: why commits fail; empty if they do not.
         failed_commits: number of failed commit attempts in this run of the query.
         lost_call: keys for which user code was running when its process died.
     """
 
     batches: list[tuple[int, int, int]]
-    trouble: str = ""
+    commit_failure: str = ""
     failed_commits: int = 0
     lost_call: str = ""
 
 
 Message = (
-    Ask
-    | Granted
+    RequestSlot
+    | SlotStarted
     | Hello
     | Welcome
     | Run

@@ -14,7 +14,7 @@ from millpond.slot.process.lifecycle import SlotDirectory
 _FOLDER = "queries"
 
 
-class RunningNote(msgspec.Struct, frozen=True):
+class QueryRecord(msgspec.Struct, frozen=True):
     """Note of a running query.
 
     Attributes:
@@ -30,46 +30,46 @@ class RunningNote(msgspec.Struct, frozen=True):
     process: Process
 
 
-def note_query(directory: SlotDirectory, note: RunningNote) -> None:
-    """Write the note of a running query, replacing that of an earlier run.
+def record_query(directory: SlotDirectory, record: QueryRecord) -> None:
+    """Write the record of a running query, replacing that of an earlier run.
 
     Args:
         directory: the existing directory of the application's slots on this host.
-        note: the query.
+        record: the query.
     """
     folder = directory.path / _FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
-    # Write and rename, so that readers never see a partial note.
-    fresh = folder / f".{note.query}.{os.getpid()}"
-    fresh.write_bytes(msgspec.json.encode(note))
-    fresh.rename(folder / note.query)
+    # Write and rename, so that readers never see a partial record.
+    fresh = folder / f".{record.query}.{os.getpid()}"
+    fresh.write_bytes(msgspec.json.encode(record))
+    fresh.rename(folder / record.query)
 
 
-def forget_query(directory: SlotDirectory, query: str, run: str) -> None:
-    """Remove the note of a query whose run has ended, unless it belongs to a newer run."""
+def remove_query(directory: SlotDirectory, query: str, run: str) -> None:
+    """Remove the record of a query whose run has ended, unless it belongs to a newer run."""
     path = directory.path / _FOLDER / query
-    note = _read(path)
-    if note is not None and note.run == run:
+    record = _read(path)
+    if record is not None and record.run == run:
         path.unlink(missing_ok=True)
 
 
-def find_query(location: str) -> tuple[SlotDirectory, RunningNote] | None:
+def find_running_query(location: str) -> tuple[SlotDirectory, QueryRecord] | None:
     """Find this user's query that runs on this host with its state at `location`.
 
     Returns:
-        The directory of its application's slots, and its note; None if there is no such query.
+        The directory of its application's slots, and its record; None if there is no such query.
     """
     canonical_location = canonical(location)
     for path in Path(tempfile.gettempdir(), f"millpond-{os.getuid()}").glob(f"*/{_FOLDER}/[!.]*"):
-        note = _read(path)
-        if note is not None and canonical(note.location) == canonical_location and note.process.alive():
-            return SlotDirectory(path.parent.parent), note
+        record = _read(path)
+        if record is not None and canonical(record.location) == canonical_location and record.process.alive():
+            return SlotDirectory(path.parent.parent), record
     return None
 
 
-def _read(path: Path) -> RunningNote | None:
+def _read(path: Path) -> QueryRecord | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=RunningNote)
+        return msgspec.json.decode(path.read_bytes(), type=QueryRecord)
     except (OSError, msgspec.DecodeError):  # the query has just ended
         return None
 

@@ -21,7 +21,7 @@ from millpond.operators.processors.calls import Caller
 from millpond.slot.process.calling import ConnectedCaller
 from millpond.slot.process.connection import Connection, Kind, PeerGone, PeerSilent
 from millpond.slot.process.identity import identify
-from millpond.slot.process.lifecycle import PATIENCE, POLL, SlotDirectory
+from millpond.slot.process.lifecycle import LOCK_SECONDS, POLL_SECONDS, SlotDirectory
 from millpond.slot.process.messages import (
     Answered,
     Done,
@@ -45,13 +45,13 @@ batch."""
 class Work(Protocol):
     """The slot's work, as the socket server sees it. Every method may be called from any thread."""
 
-    def run(self, run: Run, batches: Iterator[pa.RecordBatch], abandon: Callable[[], None], caller: Caller) -> Answer:
+    def run(self, run: Run, batches: Iterator[pa.RecordBatch], cancel: Callable[[], None], caller: Caller) -> Answer:
         """Run one batch of one partition.
 
         Args:
             run: the request.
             batches: the partition's input.
-            abandon: cuts this attempt off from its input when a later attempt overtakes it.
+            cancel: cuts this attempt off from its input when a later attempt overtakes it.
             caller: calls the user's processor.
         """
 
@@ -84,7 +84,7 @@ class Work(Protocol):
     def answered(self, query: str) -> list[tuple[int, int, int]]:
         """Return (operator, partition, last answered batch) of the query's partitions."""
 
-    def trouble(self, query: str) -> str:
+    def commit_failure(self, query: str) -> str:
         """Return why a query's commits are delayed, for the user; empty if they are not."""
 
     def lost_call(self, query: str) -> str:
@@ -113,7 +113,7 @@ class Slot:
         self._process = identify()
         self._connections: set[Connection] = set()
         self._guard = threading.Lock()
-        self._ended = False
+        self._stopping = False
 
     def run(self) -> None:
         """Serve until the application has ended or SIGTERM arrives, then finish pending commits."""
@@ -121,22 +121,22 @@ class Slot:
         last_look = time.monotonic()
         poller = select.poll()  # `select` cannot watch descriptors above 1,023
         poller.register(self.listener, select.POLLIN)
-        while not self._ended:
-            if poller.poll(POLL * 1000):
+        while not self._stopping:
+            if poller.poll(POLL_SECONDS * 1000):
                 self._accept()
-            if time.monotonic() - last_look >= POLL:
+            if time.monotonic() - last_look >= POLL_SECONDS:
                 last_look = time.monotonic()
                 for connection in self._open_connections():
-                    connection.beat(self.work.trouble)
-                self._ended = self._ended or not self.directory.needed()
+                    connection.send_heartbeat(self.work.commit_failure)
+                self._stopping = self._stopping or not self.directory.needed()
         self.listener.close()
         for connection in self._open_connections():
             connection.abort()
         self.work.close()
-        self.directory.sweep(PATIENCE)
+        self.directory.sweep(LOCK_SECONDS)
 
     def _end(self, *_: object) -> None:
-        self._ended = True
+        self._stopping = True
 
     def _open_connections(self) -> list[Connection]:
         with self._guard:
@@ -198,7 +198,9 @@ class Slot:
         elif isinstance(message, Status):
             work, query = self.work, message.query
             connection.send(
-                Answered(work.answered(query), work.trouble(query), work.failed_commits(query), work.lost_call(query))
+                Answered(
+                    work.answered(query), work.commit_failure(query), work.failed_commits(query), work.lost_call(query)
+                )
             )
         else:
             raise MillpondError(f"A slot cannot answer {type(message).__name__}.", action="Please report this.")
