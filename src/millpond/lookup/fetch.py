@@ -144,6 +144,7 @@ class Fetcher:
             wait([answer], _HANG_CHECK_SECONDS)
             limit = 2 * self._spec.timeout_ms / 1000 + _GRACE_SECONDS  # one time-out to connect, and one to fetch
             now = time.monotonic()
+            # A copy, since other threads add and remove entries meanwhile.
             if any(now - begun > limit for begun in self._request_starts.copy().values()):
                 raise TransientError(
                     f"The table '{self._spec.name}' hangs: it was given {self._spec.timeout_ms / 1000:g} s to answer, "
@@ -203,6 +204,7 @@ class Fetcher:
 
     def _timed_request(self, keys: pa.RecordBatch) -> Found:
         thread = threading.get_ident()
+        # A thread has one request at a time, so its identity names the request.
         self._request_starts[thread] = time.monotonic()
         try:
             return self._request(keys)
@@ -223,6 +225,7 @@ class Fetcher:
             self._close_connections(*self._take_idle())
             raise
         with self._lock:
+            # A fetcher that was closed meanwhile has dropped its idle connections: nothing would close this one.
             if not self._closed.is_set():
                 self._idle.append(connection)
                 return result

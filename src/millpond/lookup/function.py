@@ -55,6 +55,7 @@ def _worker_of(spec: EnrichSpec) -> _Worker:
             worker = _Worker(spec)
             if len(_workers) >= _MAX_WORKERS:
                 _workers.pop(next(iter(_workers))).fetcher.close()
+        # At the end, so that the first worker is the one that was not used for longest.
         _workers[spec] = worker
         return worker
 
@@ -88,6 +89,7 @@ class _Worker:
         return join_values(spec, batch.columns, unique.numbers, values)
 
     def _look_up(self, keys: pa.RecordBatch) -> Values:
+        # Before the requests, so that no value is used for longer than its time to live.
         now = time.monotonic()
         places = self._cache_positions(keys, now)
         missing = np.flatnonzero(places < 0)
@@ -128,7 +130,9 @@ class _Worker:
         cached = self._cache
         if cached is not None:
             hits = places >= 0
+            # A hit does not prolong a key's life: the value is as old as its request.
             until[hits] = cached.until[places[hits]]
+            # In the order of their last use, so that the cut below evicts the oldest.
             older = np.setdiff1d(np.arange(cached.keys.num_rows), places)
             keys = pa.concat_batches([cached.keys.take(pa.array(older)), keys])
             remaining = _take(cached.values, older)

@@ -94,6 +94,7 @@ class PostgresTable:
                 self.conninfo,
                 autocommit=True,
                 connect_timeout=max(2, round(timeout)),
+                # The server ends the statement as well, instead of working on for a client that has given up.
                 options=f"{_options(parts)} -c statement_timeout={max(1, round(timeout * 1000))}",
             )
         except psycopg.OperationalError as error:
@@ -215,6 +216,7 @@ class _PostgresConnection:
             self._statement = self._compose_statement(keys.schema)
         unreadable: dict[int, str] = {}
         lists = [_values(part, unreadable) for part in keys.columns]
+        # A single bad key or row must not fail the others of its request.
         rows = self._rows(lists, 0, unreadable)
         names, *values = zip(*rows, strict=True) if rows else ((), *(() for _ in self._columns))
         positions = [int(position) - 1 for position in names]

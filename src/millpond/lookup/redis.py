@@ -56,6 +56,7 @@ class RedisTable:
             parts = urlsplit(self.url)
             database = parts.scheme == "unix" or re.fullmatch(r"/?|/[0-9]+/?", parts.path)
             known = parts.scheme in ("redis", "rediss", "unix") and not parts.fragment and (parts.port or 1) > 0
+            # A raw @ after the host is the rest of an unescaped password, which errors would print.
             good = known and database and "@" not in parts.path + parts.query
         except (ValueError, TypeError, AttributeError):  # the error's text may contain a part of the password
             good = False
@@ -128,6 +129,7 @@ class RedisTable:
                 self.url,
                 socket_timeout=timeout,
                 socket_connect_timeout=timeout,
+                # Retries are the fetcher's: hidden ones would exceed the time-out.
                 retry=Retry(NoBackoff(), 0),
                 single_connection_client=True,
             )
@@ -208,6 +210,7 @@ class _RedisConnection:
         positions = [
             position
             for position, answer in enumerate(answers)
+            # HMGET cannot tell an absent hash from one without these fields.
             if answer is not None and answer.count(None) < len(self._fields)
         ]
         arrays = []

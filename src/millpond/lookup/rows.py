@@ -42,6 +42,7 @@ def distinct_keys(columns: Sequence[pa.Array]) -> DistinctKeys:
         # Codes are dense after each column, so their products fit in 64 bits.
         both = pc.add(pc.multiply(codes.cast(pa.int64()), len(encoded.dictionary)), encoded.indices.cast(pa.int64()))
         codes, count = (encoded := both.dictionary_encode()).indices, len(encoded.dictionary)
+    # A null in any column makes the code null: as in SQL, such a key matches nothing.
     numbers = codes.fill_null(-1).to_numpy().astype(np.int64)
     rows = np.flatnonzero(numbers >= 0)[::-1]
     firsts = np.empty(count, np.int64)
@@ -142,6 +143,7 @@ def join_values(
         results.append(_errors(numbers, states, found))
     names = [field.name for field in spec.output_fields]
     batch = pa.RecordBatch.from_arrays(results, names=names)
+    # Keys that failed are not absent: their rows stay, with nulls or the error.
     if spec.how == "inner" and (states == ABSENT).any():
         batch = batch.filter(pa.array(states != ABSENT))
     return batch

@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 def redact(text: str, secrets: Collection[str]) -> str:
     """Replace the secrets in a text."""
+    # The longest first: a secret may contain another.
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, "…")
     return text

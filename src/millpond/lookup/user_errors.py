@@ -51,6 +51,7 @@ def find_bug(table: LookupTable, error: Exception) -> UsageError | None:
     home = _package(called[0][0]) if called else ""
     if home == _OWN_PACKAGE:
         return None
+    # The table's own package counts as the user's, also where it is installed as a library.
     users = [(frame, line) for frame, line in called if _package(frame) == home or not _in_library(frame)]
     at_once = not called or users[-1:] == called[-1:]
     if not isinstance(error, _ALWAYS_BUGS) and not (isinstance(error, _BUGS_IN_USER_LINES) and at_once):

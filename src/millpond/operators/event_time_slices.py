@@ -92,11 +92,13 @@ class SlicedState(Generic[P]):
 
     def begin(self, version: int, times: Times) -> None:
         """Start the batch that reads state `version`; close the parts that were over before it."""
+        # Their output is read after `finish`, and may be read again, so they close only now.
         for part in self.dropped.values():
             part.close()
         self.active, self.dropped, self.closing = {}, {}, {}
         self._version = version
         self._restricted = None
+        # A batch without data says nothing about where the next rows come.
         self._previous_row_counts, self._row_counts = self._row_counts or self._previous_row_counts, {}
         self._restricted_ranges = {}
         self._late, self._closed = times.late * 1000, times.closed * 1000
@@ -123,6 +125,7 @@ class SlicedState(Generic[P]):
 
     def on_time(self, times: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return a mask of the times that are not late."""
+        # As in Spark, a time that equals the watermark is late.
         return self.closing_watermarks(times) > self._late
 
     @property
@@ -173,6 +176,7 @@ class SlicedState(Generic[P]):
         on_time = np.flatnonzero(self.on_time(times))
         for slice_, rows in self._assigner.known(times[on_time]):
             self._hinted.add(slice_)
+            # The part must begin with the next batch, even if no row follows, so that it drops what was read in vain.
             yield self._parts[slice_], on_time[rows]
 
     @property
@@ -212,6 +216,7 @@ class SlicedState(Generic[P]):
         # The next manifest leaves out the tables of closed slices, so what this batch changed of them needs no delta.
         for slice_, part in self.active.items():
             if slice_ not in self.dropped:
+                # A part that began for maintenance alone has no changes, and needs no delta.
                 sealed |= {name: delta for name, delta in part.seal().items() if delta.rows}
         return sealed
 
@@ -276,4 +281,5 @@ def times_of(array: pa.Array, dtype: DataType) -> NDArray[np.int64]:
         inner = validity(array)
         valid = valid & inner if valid.size and inner.size else valid if valid.size else inner
     times = numbers(array, dtype)
+    # As in Spark, a row without event time is never late, and the watermark never closes its state.
     return np.where(valid.astype(np.bool_), times, NEVER) if valid.size else times

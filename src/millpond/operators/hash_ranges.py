@@ -19,6 +19,7 @@ def bounds(range_: HashRange, pieces: int) -> list[int]:
     """
     low, high = range_.lo // _GROUP, -(-range_.hi // _GROUP)
     inner = np.linspace(low, high, max(1, min(pieces, high - low)) + 1)[1:-1]
+    # The last end is beyond all hashes, so that no piece is left over.
     return [*(int(bound) * _GROUP for bound in inner), 1 << 64]
 
 

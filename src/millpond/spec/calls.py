@@ -72,6 +72,7 @@ def with_requested_pattern(spec: S, pattern: Pattern) -> S:
     if pattern == "auto":
         return spec
     requested = msgspec.structs.replace(spec, pattern=pattern)
+    # A pattern that changes nothing is left out, so that it does not make a restart incompatible.
     differs = (requested.adaptive, requested.keeps_rows) != (spec.adaptive, spec.keeps_rows)
     return requested if differs and requested.unsupported is None else spec
 

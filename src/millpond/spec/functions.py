@@ -168,6 +168,7 @@ def unsupported_call(call: AggregateCall, inputs: Sequence[str]) -> str | None:
     arguments = function.arguments * (len(inputs) if function.variadic else 1)
     if not len(arguments) - function.optional <= len(inputs) <= len(arguments):
         return FUNCTION
+    # Lists in the state have no place for nulls.
     if function.collects and call.options.get("ignore_nulls") is False:
         return FUNCTION
     for accepted, ddl in zip(arguments[: len(inputs)], inputs, strict=True):
@@ -220,6 +221,7 @@ def count_only_inputs(calls: Sequence[AggregateCall]) -> set[int]:
 
 def sketch_precision(options: Mapping[str, Any]) -> int:
     """Return how many hash bits choose a register of `approx_count_distinct`; `relative_sd` is 5 % by default."""
+    # Spark's formula: sketches that Spark combined before the exchange must have as many registers.
     return math.ceil(2.0 * math.log(1.106 / float(options.get("relative_sd", 0.05))) / math.log(2.0))
 
 

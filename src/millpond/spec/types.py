@@ -259,6 +259,7 @@ class _Parser:
             return DataType(name, fields=tuple((str(number), dtype) for number, dtype in enumerate(self.types())))
         numbers = self.numbers()
         if name == "decimal":
+            # Spark's default is decimal(10,0).
             precision, scale = (*numbers, 0)[:2] if numbers else (10, 0)
             if not 1 <= precision <= 38 or scale > precision:
                 raise self.error()

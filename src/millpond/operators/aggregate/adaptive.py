@@ -94,6 +94,7 @@ class AdaptiveAggregate(WindowedAggregate):
     def finish(self) -> dict[str, TableDelta]:
         """End the batch: observe it, backfill some rows, drop what is closed, and seal the other changes."""
         staying = {slice_: part for slice_, part in self._parts.live.items() if not self._closes(slice_.last)}
+        # The names of the tables record the choice, so it is made before the seal: a repeated batch finds the same.
         self._choose_store(staying.values())
         moving = [slice_ for slice_, part in staying.items() if part.backlog]
         # Each batch backfills one piece of one slice, the latest, which bounds what it costs.

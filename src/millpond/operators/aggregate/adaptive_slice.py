@@ -160,6 +160,7 @@ class AdaptiveSlice:
 
     def switch_to_rows(self) -> None:
         """Append rows from now on, unless the slice has ever appended."""
+        # A slice appends at most once, so that no pattern of inputs makes it change back and forth.
         if self._rows is not None or self._backfilled is not None:
             return
         layout = self._stored.layout
@@ -204,9 +205,11 @@ class AdaptiveSlice:
         last = LAST_HASH if piece is None else int(piece.words[-1, HASH])
         if piece is not None:
             groups = self._open_groups()
+            # The piece may lie outside of the range of the batch's last pass.
             groups.table.unrestrict()
             groups.table.set_idle(False)
             groups.fold(self._stored.decode(piece))
+        # Tables that leave `tables` are dropped from the manifest with this batch.
         if last == LAST_HASH:
             rows, sample = self._rows
             self._retired += [rows, sample.table]
@@ -237,6 +240,7 @@ class AdaptiveSlice:
             return
         with ExitStack() as open_tables:
             for content in self._ranges(open_tables):
+                # Temporary tables leave those of the slice as they are, since output may be read again.
                 groups = Groups(self._spec, make_scratch)
                 try:
                     groups.begin(0)
@@ -275,6 +279,7 @@ class AdaptiveSlice:
         assert self._rows is not None
         portion = self._rows[0].portion
         ends = bounds(groups.table.range, -(-self._size // max(1, portion // 2)))
+        # A side table is in the order of its entries' own hashes, which says nothing about their groups' ranges.
         sides = [self._by_group(table, side, open_tables) for table, side in groups.sides]
         entries = [gradually([side.readable()], side.layout, portion // 4) for side in sides]
         sources = [groups.scan(), self._backlog_rows(), *entries]

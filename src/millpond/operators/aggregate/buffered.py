@@ -88,6 +88,7 @@ class BufferedAggregate(WindowedAggregate):
 
     def _sliced(self, make_table: MakeTable, existing: Iterable[str]) -> SlicedState[_Appended]:  # type: ignore[override]
         assert self.spec.time is not None
+        # Panes are read when their first window closes, and dropped with their last.
         reach = 0 if self._windows is None else self._windows.size - self._windows.slide
 
         def make(suffix: str) -> _Appended:
@@ -98,6 +99,7 @@ class BufferedAggregate(WindowedAggregate):
     def begin(self, version: int, times: Times) -> None:
         """Start the batch that reads state `version`."""
         super().begin(version, times)
+        # Arrivals grow from batch to batch, and a repeated batch numbers its rows as the first attempt did.
         self._next_arrival = version << _ROW_NUMBER_BITS
 
     def process(self, batch: pa.RecordBatch) -> None:
@@ -125,6 +127,7 @@ class BufferedAggregate(WindowedAggregate):
         batch = self._stored.decode(rows)
         times = times_of(batch.column(self._column), self._type)
         for low, high in self._window_groups(times):
+            # A piece has all rows of its keys, so each group is complete within these tables.
             groups = Groups(self.spec, scratch(self._make_table), whole=True)
             try:
                 groups.begin(0)

@@ -120,6 +120,7 @@ class Sample:
             words = np.zeros((len(chosen), self._layout.width), np.uint64)
             words[:, HASH] = chosen << np.uint64(SAMPLING_BITS)
             words[:, self._layout.key_start] = chosen
+            # Only new entries change the sample, so repeated inputs cost no delta.
             located = self.table.upsert(Rows(words, np.empty(0, np.uint8)), self._version, touch="created")
             self.accesses += len(chosen)
             self.created += int(np.count_nonzero(located.created))

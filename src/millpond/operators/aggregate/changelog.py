@@ -75,6 +75,7 @@ class GroupChangelog:
         """Begin a batch for the group of an aggregate without keys."""
         if self._changes:
             self.snapshot(table, np.array([row], dtype=np.int64), version)
+            # This group may exist with no rows, so the number only says whether it existed before the batch.
             table.words[row, self._rows_before.offset] = 0 if created else 1
 
     def update(
@@ -96,10 +97,12 @@ class GroupChangelog:
     def snapshot(self, table: Writable, rows: NDArray[np.int64], version: int) -> None:
         """Copy the groups' state from before the batch, unless the batch has done so."""
         fresh = np.empty(len(rows), dtype=np.int64)
+        # Version + 1, since 0 is the stamp of a fresh row, and the first batch reads version 0.
         count = retract.snapshot(table.words, rows, self._snapshot_version.offset, version + 1, self._columns, fresh)
         for index in self._bytes_columns if count else ():
             offset, ids = self.accumulators[index].offset, fresh[:count]
             pairs = np.ascontiguousarray(table.words[ids, offset : offset + 2])
+            # The copy gets bytes of its own: accumulators append to theirs in place.
             table.put_bytes(ids, self.before[index].offset, pairs, table.heap.data)
 
     def check(self, rows: Rows, counts: Sequence[int]) -> None:
@@ -114,6 +117,7 @@ class GroupChangelog:
         """
         row_counts = ints(rows, self._rows.offset)
         for count in (ints(rows, offset) for offset in counts):
+            # A row that is retracted with other values than it was counted with shows here, though not always.
             if ((count < 0) | (count > row_counts)).any():
                 raise unknown_retraction()
         if (row_counts < 0).any():
@@ -127,8 +131,10 @@ class GroupChangelog:
         """Yield the changes of groups that a batch touched: old images first, then new ones."""
         before = ints(rows, self._rows_before.offset) != 0
         after = np.ones(rows.count, dtype=np.bool_) if self._always else ints(rows, self._rows.offset) != 0
+        # A retraction and an insert that cancel out yield nothing: unchanged images are not emitted.
         changed = (before != after) | ~self._is_unchanged(rows)
         for present, counterpart, lone, paired, old in (
+            # Old images come first, so that a reader that applies rows in order never has two images of a key.
             (before, after, DELETE, UPDATE_BEFORE, True),
             (after, before, INSERT, UPDATE_AFTER, False),
         ):
@@ -145,6 +151,7 @@ class GroupChangelog:
         if self._bytes_columns:  # long values would have to be compared in the heap
             return np.zeros(rows.count, dtype=np.bool_)
         same = np.ones(rows.count, dtype=np.bool_)
+        # Without the last column: the number of rows is no result.
         for old, width, null_word, null_bit, new, new_null_word, new_null_bit in self._columns[:-1]:
             bit = np.uint64(1)
             same &= (rows.words[:, old : old + width] == rows.words[:, new : new + width]).all(axis=1)

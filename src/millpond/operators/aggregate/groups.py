@@ -131,6 +131,7 @@ class Groups:
         numbers = batch.column(batch.num_columns - 2)
         for number, folds in enumerate(self._by_value):
             rows = batch.filter(pc.equal(numbers, number))
+            # Only rows of the first value set carry partial results: in the others they would count again.
             if number == 0 and self._partial:
                 self._merge(rows, self._partial, skipped)
             for portion in portions(rows, self.table.portion, self.table.ahead):
@@ -188,9 +189,11 @@ class Groups:
         for start in range(0, count, BLOCK):
             stop = min(start + BLOCK, count)
             for side in folds.sides:
+                # First: whether an input is new to its group decides which rows the accumulators count.
                 side.fill(start, stop, self._version)
             rows = self.table.upsert(Rows(keys.words[start:stop], keys.heap), self._version).rows
             if self.changelog is not None:
+                # Before the accumulators change the rows: the image from before the batch is copied here.
                 self.changelog.update(self.table, rows, start, self._version, signs)
             for fold in folds.folds:
                 fold.accumulator.update(self.table, rows, start)
@@ -199,6 +202,7 @@ class Groups:
         """Return 1 for each row that is inserted and −1 for each that is retracted."""
         if self._spec.retracts:
             kinds: NDArray[np.int8] = batch.column(batch.num_columns - 1).to_numpy()
+            # An update comes as its old image and its new one, so only the sign of a kind counts.
             return np.sign(kinds)
         return np.ones(batch.num_rows if self.changelog is not None else 0, dtype=np.int8)
 
@@ -208,6 +212,7 @@ class Groups:
         Raises:
             StateDamagedError: a row was retracted that was never inserted.
         """
+        # Checked before the seal, so that a batch which retracts unknown rows leaves no delta.
         if self.changelog is not None and self._spec.retracts:
             for rows in self.table.touched():
                 self.changelog.check(rows, self._counts)
@@ -326,6 +331,7 @@ class _Side:
         if self._selected is not None:
             words, hashes = words[self._selected], hashes[self._selected]
             passed = passed[self._selected] if len(masks) > 1 else passed
+        # The hash of the group alone would put all inputs of a large group in one place of the index.
         distinct_entries.hash_entries(words, heap, self._start, self._stop, self._references)
         self._rows, self._groups, self._passed = Rows(words, heap), hashes, passed
         self._table.prepare(self._rows, version)
@@ -337,6 +343,7 @@ class _Side:
         low, high = (start, stop) if selected is None else np.searchsorted(selected, [start, stop])
         if low == high:
             return
+        # Entries that exist do not count as changed, so the delta holds only new ones.
         rows, created = self._table.upsert(Rows(self._rows.words[low:high], self._rows.heap), version, touch="created")
         new = created.view(np.uint8)
         place = self._keyed.values[0]
@@ -348,6 +355,7 @@ class _Side:
             return
         passed = self._passed[low:high]
         distinct_entries.add_passed_filters(self._table.words, rows, self._keyed.values[1].offset, passed)
+        # An entry changes whenever its input is the first to pass another filter.
         self._table.touch(rows[passed != 0])
         for bit, column in enumerate(self.distinct.filters):
             self.masks[column][block] = (passed >> np.uint64(bit)) & np.uint64(1)

@@ -52,6 +52,7 @@ def _tables(spec: AggregateSpec) -> dict[str, StateTable]:
         return {MAIN: rows}
     tables = {MAIN: main_table(spec)[0].state}
     for distinct, table, _ in distincts(spec):
+        # Entries go to the partition of their group, not to that of their own hash.
         tables[distinct.table] = table.state._replace(axis="group", shown=False)
     if spec.adaptive:
         markers = {SAMPLE: sample_table(), BACKFILLED: backfill_table()}

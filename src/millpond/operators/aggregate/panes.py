@@ -124,6 +124,7 @@ class _Panes:
                 return
             which = order[firsts[:count]]
             result = Rows(*gather_rows(rows_at[which], heaps_at[which], width, blobs))
+            # The row of a window's first pane becomes the window's; the other panes are merged into it.
             result.words[:, self._place] = starts[:count].view(np.uint64)
             scratch.hold(result)
             others = int(counts[:count].sum()) - count

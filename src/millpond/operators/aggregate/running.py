@@ -82,6 +82,7 @@ class AggregateOperator:
         for rows in groups.scan() if self.spec.output_mode == "complete" else groups.touched():
             if changelog is None:
                 yield from self._decoded(rows)
+            # A group that lost its last row has to be deleted above, so rows of empty groups count here.
             elif self.spec.changes:
                 yield from changelog.changes(rows, self._decoded)
             else:

@@ -97,6 +97,7 @@ class WindowedAggregate:
         """Fold in rows of the batch: the column `__hash`, then keys and inputs in the order of the spec."""
         times = times_of(batch.column(self._column), self._type)
         if self._in_order and not self._shared:
+            # The copies below repeat a row for each window, so late rows are counted before.
             self._on_time(batch, times, count=True)
             self._process_in_order(batch, times)
             return
@@ -115,6 +116,7 @@ class WindowedAggregate:
             on_time = self._parts.on_time(begins)
             rows = batch if on_time.all() else batch.filter(pa.array(on_time))
             if number == 0:
+                # A combined row stands for several input rows, and Spark counts late input rows.
                 self.late_rows += combined_rows(batch) - combined_rows(rows)
             for part, share in self._divide(rows, begins[on_time]):
                 part.merge(share)
@@ -163,6 +165,7 @@ class WindowedAggregate:
     def output(self) -> Iterator[pa.RecordBatch]:
         """Yield the groups that the batch's watermark closed, or in update mode those that it changed."""
         if self.spec.output_mode == "update":
+            # Parts that began for maintenance alone have no touched rows.
             for part in self._parts.active.values():
                 for rows in part.touched():
                     yield from self._decoded(part, rows)
@@ -174,6 +177,7 @@ class WindowedAggregate:
                 yield from self._decoded(parts[0], rows)
             return
         for slice_, part in self._parts.closing.items():
+            # A slice of several windows closes in parts: only then each row is compared with the watermark.
             whole = bool(self._parts.closing_now(np.array([slice_.low, slice_.last])).all())
             for rows in part.scan():
                 yield from self._decoded(part, rows if whole else self._closing_now(part, rows))

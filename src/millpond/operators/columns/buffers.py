@@ -41,6 +41,7 @@ def fixed(array: pa.Array, dtype: Any, width: int = 1) -> NDArray[Any]:
     buffer = array.buffers()[1]
     start, stop = array.offset * width, (array.offset + len(array)) * width
     values = np.frombuffer(buffer, dtype=dtype)[start:stop]
+    # Kernels require aligned arrays.
     return values if values.flags.aligned else values.copy()
 
 
@@ -68,6 +69,7 @@ def list_ranges(array: pa.Array) -> Ints:
 
 def clear_nulls(array: pa.Array, valid: NDArray[np.uint8], offsets: Ints) -> pa.Array:
     """Return the array with no bytes or elements in rows that are not valid."""
+    # Arrow allows content below nulls; with it, equal values would have different byte strings.
     if valid.all() or not np.diff(offsets)[valid == 0].any():
         return array
     return array.take(pa.array(np.arange(len(array)), mask=valid == 0))

@@ -96,6 +96,7 @@ def byte_strings(rows: Rows, offset: int) -> tuple[Ints, Bytes]:
     total = int(offsets[-1])
     if total > LIMIT:
         raise OversizeError
+    # The kernel copies whole words, so it may write beyond the last byte.
     data = np.empty(total + 8, dtype=np.uint8)
     arrow_words.unpack_bytes(rows.words, offset, rows.heap, offsets, data)
     return offsets, data[:total]

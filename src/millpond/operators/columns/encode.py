@@ -173,6 +173,7 @@ def normalised(column: Operand, dtype: DataType) -> Operand:
         return strings(*pack(column.array, dtype, normal=True), column.valid)._replace(valid=ALL)
     values = column.values
     if values.dtype == np.float64:
+        # −0.0 + 0.0 is 0.0, and one NaN stands for all: keys are compared word by word.
         values = np.where(np.isnan(values), np.nan, values + 0.0)
     return Operand(values, ALL, column.heap)
 
@@ -183,6 +184,7 @@ def flatten(array: pa.Array, dtype: DataType, outer: Mask = ALL) -> list[Leaf]:
     Arrays and maps are not flattened.
     """
     array = plain(array)
+    # Fields below a null struct are null, whatever their own buffers say.
     valid = and_masks(outer, validity(array))
     if dtype.name != "struct":
         return [Leaf(array, dtype, valid)]
@@ -221,6 +223,7 @@ def bitwise_leaf(leaf: Leaf) -> Leaf:
         return Leaf(_binary(*pack(leaf.array, leaf.dtype)), DataType("binary"), leaf.valid)
     if leaf.dtype.machine != "float":
         return leaf
+    # As integers, floats escape normalisation: rows come back with the bits that they had.
     bits = np.ascontiguousarray(numbers(leaf.array, leaf.dtype)).view(np.int64)
     return Leaf(pa.array(bits), DataType("bigint"), leaf.valid)
 

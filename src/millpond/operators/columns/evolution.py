@@ -29,6 +29,7 @@ def evolve_values(array: pa.Array, before: DataType, now: DataType) -> pa.Array:
                 fields.append(pa.nulls(len(array), inner.arrow))
         return pa.Array.from_buffers(now.arrow, len(array), [bitmap(validity_bytes(array))], children=fields)
     if not now.nested:
+        # Numbers only get wider, but not every bigint is a double: a safe cast would refuse it.
         return array.cast(now.arrow, safe=False)
     type_before, inner = before.fields[-1][1], now.fields[-1][1]
     if now.name == "array":

@@ -146,6 +146,7 @@ def fixed_values(array: pa.Array, dtype: DataType, valid: Valid) -> NDArray[Any]
 
 def normalised(values: NDArray[Any]) -> NDArray[Any]:
     """Normalise floats as Spark does for grouping: no −0.0, one NaN."""
+    # Equal values must have the same bytes, because keys are compared as byte strings.
     return np.where(np.isnan(values), np.array(np.nan, values.dtype), values + values.dtype.type(0))
 
 

@@ -55,6 +55,7 @@ def _values(array: pa.Array, dtype: DataType, valid: Valid) -> tuple[Ints, Bytes
         offsets = list_ranges(array)
         part = array.values.slice(offsets[0], offsets[-1] - offsets[0])
         ends, data = _nullable(part, dtype.fields[0][1], np.ones(len(part), np.uint8))
+        # The end compares lower than any element, so an array comes before its extensions.
         stops = Content(np.full(count, _END, np.uint8), np.arange(count + 1))
         return interleave([Content(data, ends[offsets - offsets[0]]), stops], count)
     if dtype.machine == "bytes":
@@ -89,5 +90,6 @@ def _unsigned(values: NDArray[Any], dtype: DataType) -> NDArray[Any]:
         signed: NDArray[Any] = values.view(kind) ^ sign
         return signed
     plain = np.ascontiguousarray(normalised(values)).view(kind)
+    # Negative floats order in reverse, so all their bits are flipped; of others only the sign.
     flipped: NDArray[Any] = np.where(plain & sign != 0, ~plain, plain | sign)
     return flipped

@@ -67,6 +67,7 @@ class Seen:
         new = np.empty(batch.num_rows, dtype=np.bool_)
         for start in range(0, batch.num_rows, BLOCK):
             block = Rows(keys.words[start : start + BLOCK], keys.heap)
+            # Of equal keys in a block only the first creates a row, so only the first passes.
             new[start : start + BLOCK] = self.table.upsert(block, self._version, touch="created").created
         return new
 
@@ -132,6 +133,7 @@ class DeduplicateOperator:
         """Keep the rows whose key is new; the batch has the column `__hash`, then those of the spec."""
         times = self._times(batch)
         if self.spec.time is not None:
+            # As in Spark, a row whose time equals the watermark is late.
             on_time = times > self._late_micros
             if not on_time.all():
                 self.late_rows += int(np.count_nonzero(~on_time))
@@ -142,6 +144,7 @@ class DeduplicateOperator:
     def adopt(self, batch: pa.RecordBatch) -> None:
         """Adopt keys from Spark's state: rows as in `process`, null beside their keys."""
         for seen, rows in self._parts.divide(batch, self._times(batch)):
+            # The rows were emitted by Spark already: only their keys count.
             for _ in seen.first_rows(rows):
                 pass
 

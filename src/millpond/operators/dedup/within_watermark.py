@@ -70,12 +70,14 @@ class WithinWatermarkOperator:
             times, valid = numbers(column, self._time_type), validity(column).astype(np.bool_)
             late = times <= self._times.late * 1000
             if valid.size:
+                # A row without event time is never late; its key expires as if it came at the epoch.
                 late &= valid
                 times = np.where(valid, times, 0)
             if late.any():
                 self.late_rows += int(np.count_nonzero(late))
                 portion, times = portion.filter(pa.array(~late)), times[~late]
             if portion.num_rows:
+                # Rounded up to milliseconds: rounded down, a key would expire before Spark's.
                 self._insert(portion, -(-times // 1000) + self.spec.delay_ms)
 
     def adopt(self, batch: pa.RecordBatch) -> None:
@@ -103,7 +105,9 @@ class WithinWatermarkOperator:
 
     def finish(self) -> dict[str, TableDelta]:
         """End the batch: drop the keys that have expired, and seal the table."""
+        # Keys expire in the whole range of hashes, not only in that of the last pass.
         self._table.unrestrict()
+        # After the rows of the batch: in Spark, too, an expired key still stops rows of the batch that drops it.
         for rows in self._expiry.due(self._times.closed):
             self._table.remove(rows)
         return {MAIN: self._table.seal()}

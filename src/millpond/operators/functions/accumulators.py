@@ -173,6 +173,7 @@ class TrySumInts(SumInts):
         self._batch = np.uint64(1)
 
     def begin(self, version: int) -> None:
+        # Never 0: batch 0 names sums that exceeded 64 bits when a batch ended.
         self._batch = np.uint64(1 + version % (2**32 - 1))
 
     def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
@@ -260,6 +261,7 @@ class Average(SumFloats):
         counts = ints(rows, self.places[1].offset)
         with np.errstate(divide="ignore", invalid="ignore"):
             quotients = floats(rows, self.places[0].offset) / counts
+        # The average of no values is null.
         return to_arrow(quotients, (counts != 0).view(np.uint8), self.type)
 
 

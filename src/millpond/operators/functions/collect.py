@@ -163,6 +163,7 @@ class FixedBytes(Accumulator):
         self._valid = ALL
 
     def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
+        # A group whose values are all null keeps no blob, which would take memory for an empty sketch.
         used = rows[self._valid[start : start + len(rows)].astype(np.bool_)] if self._valid.size else rows
         self._start(table, used)
         self.fold(table, rows, start)
@@ -233,6 +234,7 @@ class ApproxCountDistinct(FixedBytes):
             linear = registers * np.log(registers / empty)
         counting = (linear <= self._threshold) & bool(len(self._raw)) | (raw <= 2.5 * registers)
         estimate = np.where((empty > 0) & counting, linear, corrected)
+        # As Java's `Math.round`: NumPy would round halves to even.
         return np.floor(estimate + 0.5).astype(np.int64)
 
     def _bias(self, estimates: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -66,6 +66,7 @@ class CountMin(FixedBytes):
         depth = len(self._multipliers)
         header = np.concatenate(
             [
+                # The zeros make room for the total count, which the kernel fills in.
                 np.array([_VERSION, 0, 0, depth, self._width], dtype=">i4").view(np.uint8),
                 self._multipliers.astype(">i8").view(np.uint8),
             ]

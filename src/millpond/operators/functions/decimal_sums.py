@@ -46,6 +46,7 @@ class SumDecimals(Accumulator):
         self._batch = np.uint64(1)
 
     def begin(self, version: int) -> None:
+        # Never 0, since an excess of zero means that the sum is within its precision.
         self._batch = np.uint64(1 + version % (2**32 - 1))
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:

@@ -80,6 +80,7 @@ def _sort_lists(
         valid = validity(column)
         for rank in ranks_of(operand(column, dtype), dtype):
             turned = ~rank if descending else rank
+            # Nulls share one rank here; the word after it puts them first or last.
             ranks.append(np.where(valid, turned, np.uint64(0)) if valid.size else turned)
         if valid.size:
             ranks.append((valid.astype(np.bool_) != nulls_last).astype(np.uint64))

@@ -260,6 +260,7 @@ class Regression(CoMoments):
         self._intercept = intercept
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
+        # The arguments are (y, x), but the state has x first.
         super().load(operands[::-1], counts)
 
     def _statistic(self, count: Doubles, *state: Doubles) -> tuple[Doubles, Flags]:

@@ -188,6 +188,7 @@ def _concat_operands(parts: Sequence[Operand]) -> Operand:
         shifts = np.cumsum([0, *(part.heap.size for part in parts[:-1])]).astype(np.uint64)
         shift = np.repeat(shifts, [len(part.values) for part in parts])
         long = (values[:, 0] & LENGTH) > INLINE
+        # Long values refer to their batch's heap, which now lies behind those of earlier batches.
         values[long, 1] += shift[long]
     arrays = [part.array for part in parts]
     return Operand(values, valid, heap, None if arrays[0] is None else pa.concat_arrays(arrays))
@@ -233,7 +234,9 @@ def ranks_of(values: Operand, dtype: DataType) -> list[NDArray[np.uint64]]:
         values, dtype = order_key_operand(values, dtype), ORDER_KEY
     plain = values.values
     if dtype.machine == "float":
+        # One NaN, and no −0.0: they are equal in Spark.
         bits = np.where(np.isnan(plain), np.nan, plain + 0.0).view(np.uint64)
+        # Negative numbers order in reverse, so all their bits are flipped; of others only the sign.
         return [np.where(bits & _SIGN != 0, ~bits, bits | _SIGN)]
     if dtype.machine == "wide":
         return [np.ascontiguousarray(plain[:, 0]), np.ascontiguousarray(plain[:, 1]) ^ _SIGN]

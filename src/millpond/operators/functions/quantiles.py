@@ -77,6 +77,7 @@ class PercentileApprox(Accumulator):
             short = quantiles.settle(table.words, table.heap.data, *kernel_args)
             if not short:
                 return
+            # These rows lack room for their samples: they grow, and are tried again.
             rows, first = np.unique(self._rows[:short], return_index=True)
             self._bytes.grow(table, rows, offset, self._sizes[first])
 

@@ -146,6 +146,7 @@ class RetractableAverageInts(_RetractableIntSum):
         high = np.ascontiguousarray(sums[:, 1]).view(np.int64).astype(np.float64)
         low = np.ascontiguousarray(sums[:, 0])
         small = (low.view(np.int64) >> 63) == np.ascontiguousarray(sums[:, 1]).view(np.int64)
+        # Within 64 bits one conversion rounds once; the two halves would round twice.
         total = np.where(small, low.view(np.int64).astype(np.float64), high * 2.0**64 + low.astype(np.float64))
         with np.errstate(divide="ignore", invalid="ignore"):
             return to_arrow(total / numbers, (numbers != 0).view(np.uint8), self.type)
@@ -161,6 +162,7 @@ class RetractableSumDecimals(_RetractableSum):
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
         super().load(operands, counts)
         if self._values.ndim == 1:
+            # One kernel for both widths: the sum is wide in any case.
             self._values = widen(self._values)
 
     def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
@@ -214,6 +216,7 @@ class RetractableSumFloats(_RetractableSum):
         nans, above, below = (ints(rows, place.offset) for place in self.places[self._size + 1 :])
         finite = np.empty(rows.count)
         fixed_point.nearest(self._sums(rows), self._width.base, finite)
+        # Infinities are counted, not added, so that the sum is finite again once they are retracted.
         total = np.where(above != 0, np.inf, np.where(below != 0, -np.inf, finite))
         return np.where((nans != 0) | ((above != 0) & (below != 0)), np.nan, total)
 

@@ -211,6 +211,7 @@ class _SelectedValue(Accumulator):
 
     def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         column, counts = self._value.read(source), ALL
+        # A null value does not show whether a row has counted; the word does.
         if len(self.columns) > 1:
             counts = (source.words[:, self.places[1].offset] != 0).view(np.uint8)
         elif self._ignore_nulls:

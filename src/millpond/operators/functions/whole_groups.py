@@ -48,6 +48,7 @@ class WholeGroups(Accumulator):
         offset = self.places[0].offset
         numbers = table.words[rows, offset].view(np.int64)
         if not numbers.all():
+            # Zero is the word of a fresh row, so groups are numbered from 1 in the table.
             fresh = np.unique(rows[numbers == 0])
             table.words[fresh, offset] = np.arange(self.count + 1, self.count + 1 + len(fresh), dtype=np.uint64)
             self.count += len(fresh)

@@ -38,6 +38,7 @@ def evaluate(condition: list[Any], column: ReadColumn) -> pa.Array:
         return column(operation, operands[0])
     values = [evaluate(operand, column) for operand in operands]
     if operation in ("and", "or"):
+        # Three-valued logic, as in SQL: false and null is false, true or null is true.
         combine = pc.and_kleene if operation == "and" else pc.or_kleene
         result = values[0]
         for value in values[1:]:

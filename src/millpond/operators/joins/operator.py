@@ -139,6 +139,8 @@ class JoinOperator:
             batch = _select(batch, on_time)
         if not batch.num_rows:
             return
+        # Stored keys compare null as equal to null. Outside of full outer joins one side drops its null keys here.
+        # In full outer joins null keys meet, as in Spark.
         able = side.rows.can_match(batch)
         # Rows that fail the side's filter are not stored: a side that keeps unmatched rows emits them at once.
         if not side.side.keeps:
@@ -157,6 +159,7 @@ class JoinOperator:
                 rows = _select(portion, which)
                 if not rows.num_rows:
                     continue
+                # Where Spark's state has no such flag, adopted rows meet here once more, to set their matched bits.
                 known = rows.column("__matched")
                 self._adopted = self._adopted or not known.null_count
                 matched = np.asarray(known.fill_null(False)) if side.marked else None
@@ -175,6 +178,7 @@ class JoinOperator:
     def _set_matched(self, matches: _Matches) -> None:
         keep = np.ones(len(matches.pairs.probes), np.uint8)
         if matches.other.marked:
+            # A left row of a semi join is emitted with its first partner, so rows that were marked before do not count.
             semi = self.spec.kind == "left_semi"
             new = matches.other.table.mark(
                 matches.part, matches.pairs.rows_at, matches.pairs.positions, keep, once=semi
@@ -198,6 +202,7 @@ class JoinOperator:
         # Read the remote blocks of the first rows at once for both sides and all parts, not one part after the other.
         bring([*self._remote_blocks(self._left, self._right), *self._remote_blocks(self._right, self._left)])
         if self.spec.right_first:
+            # As in Spark since 4.2, right rows come first, and stored right rows expire before left rows look for them.
             yield from self._probe(self._right, self._left, [(part, left.floor(part)) for part in left.parts])
             floors = [(part, right.floor(part)) for part in right.parts]
             floors += [(part, right.until) for part in right.fresh]
@@ -250,6 +255,7 @@ class JoinOperator:
         lo = np.full(len(at), BEGINNING) if earliest is None else clipped + earliest
         hi = np.full(len(at), NEVER - 1) if latest is None else clipped + latest
         never = at == NEVER
+        # A row without a time is in no interval: its bounds are crossed.
         lo[never], hi[never] = NEVER, BEGINNING
         return lo, hi
 
@@ -264,6 +270,7 @@ class JoinOperator:
                 return matches.probe.rows.value(probes, number)
             return matches.other.rows.value(others, number)
 
+        # As in SQL, a pair whose condition is null does not match.
         true = np.asarray(condition.evaluate(self.spec.condition, column).fill_null(False))
         return matches._replace(pairs=Pairs(*(array[true] for array in matches.pairs)))
 
@@ -273,6 +280,7 @@ class JoinOperator:
         """Yield the rows of the join for the batch just finished."""
         if self.spec.kind == "left_semi":
             for part, positions in self._semi_matches:
+                # Positions in order, so that each block of the part is read once.
                 for rows in part.at(np.sort(positions)):
                     yield self._batch(self._left.rows.columns(rows))
             return

@@ -148,6 +148,7 @@ class SideRows:
         places = [place for places in self.key_places for place in places]
         rows = key_rows(hashes_of(batch), key_leaves, places, self.layout.width)
         places = [place for places in self.value_places for place in places]
+        # Values keep their bits, since output rows must equal input rows; only keys are normalised.
         heap = put_columns(rows.words, value_leaves, places, rows.heap)
         return Rows(rows.words, heap), times(batch.column("__time"))
 

@@ -77,6 +77,7 @@ class Cache:
             return known, Values(pa.RecordBatch.from_pylist([], self._columns), np.empty(0, np.uint8), {})
         values = nested_column(rows, self._value, ALL, self._type)
         columns = pa.RecordBatch.from_arrays(values.flatten(), schema=self._columns)
+        # The lowest bit separates keys that the table has from absent ones.
         return known, Values(columns, np.where(until & 1, PRESENT, ABSENT).astype(np.uint8), {})
 
     def add(self, keys: Rows, values: Values, stamp: int, requested_at: int) -> None:
@@ -104,6 +105,7 @@ class Cache:
             long = (words[:, self._value] & LENGTH) > INLINE
             words[long, self._value + 1] += np.uint64(len(keys.heap))
             heap = np.concatenate([keys.heap, packed.heap])
+        # A failed key is not cached, so that the next batch requests it again.
         good = values.states != FAILED
         self._table.add(Rows(words if good.all() else words[good], heap), stamp)
 

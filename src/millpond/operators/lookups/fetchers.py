@@ -30,4 +30,5 @@ def release(spec: EnrichSpec) -> None:
         if users > 1:
             _shared[spec] = fetcher, users - 1
             return
+    # Without the lock: closing connections may take long, and other partitions must not wait for it.
     fetcher.close()

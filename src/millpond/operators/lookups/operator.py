@@ -153,6 +153,7 @@ class LookupOperator:
 
     def prefetch_keys(self, keys: pa.RecordBatch, needed: int) -> None:
         """Request keys ahead of their rows (see `KeyPrefetchable`), as long as connections will soon be free."""
+        # Without a cache nothing would hold the answers until the rows come.
         if not self._cache.is_enabled:
             return
         lookup = self._find(hashes_of(keys), keys.columns[1:], needed)
@@ -200,6 +201,7 @@ class LookupOperator:
             if hint and len(self._requests) >= _QUEUED_PER_CONNECTION * self.spec.concurrency:
                 break
             chunk = found.missing[start : start + self.spec.request]
+            # `Request.positions_of` bisects the hashes.
             chunk = chunk[np.argsort(hashes[chunk], kind="stable")]
             columns = _taken(found.keys, chunk)
             request_keys = pa.RecordBatch.from_arrays(columns, names=list(self.spec.named))
@@ -217,6 +219,7 @@ class LookupOperator:
         for request in self._requests.answered():
             answer = request.answer.result()
             self._counts["fetch_ms"] = max(self._counts["fetch_ms"], round(answer.seconds * 1000))
+            # A value counts as old as its request, so that the time to live is a bound of its age.
             self._cache.add(request.rows, all_values(answer), request.stamp, _milliseconds(answer.requested_at))
 
     def _emit_ready(self) -> None:

@@ -41,6 +41,7 @@ class Request:
         """
         places = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)
         which = np.flatnonzero(self.hashes[places] == hashes)
+        # Different keys may have the same hash.
         for own, searched in zip(self.keys.columns, keys, strict=True):
             if len(which):
                 same = pc.equal(own.take(pa.array(places[which])), searched.take(pa.array(which)))

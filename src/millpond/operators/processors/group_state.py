@@ -64,6 +64,7 @@ class GroupStateOperator(ProcessorOperator):
         try:
             for hashes, keys, state in self._variables[MAIN].take_timed_out(limit - 1):
                 due.add(pa.RecordBatch.from_arrays([pa.array(hashes), *keys, state], names=names))
+            # All are taken out first: a timeout that a call sets must not fire within the same batch.
             for group in due.groups():
                 self._fired += len(group.counts)
                 self._call("timers", group)

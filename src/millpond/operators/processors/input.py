@@ -189,6 +189,7 @@ class Input:
         with self._numbering(key_groups(rows)) as numbers_of:
             numbers = numbers_of(batch)
         if (np.diff(numbers) < 0).any():  # rows of different keys with one hash
+            # Stable: the rows of a key stay in order of arrival.
             order = np.argsort(numbers, kind="stable")
             batch, numbers = batch.take(pa.array(order)), numbers[order]
         starts = np.flatnonzero(np.diff(numbers, prepend=-1))

@@ -150,6 +150,7 @@ class ProcessorOperator:
     def finish(self) -> dict[str, TableDelta]:
         """Call the user's code for all rows, then for timers that are due; seal what it changed."""
         for variable in self.spec.variables:
+            # `init` runs in each batch, so a variable that it purges starts empty each time.
             if variable.name in self.spec.purged:
                 self._variables[variable.table].empty(self._make_table)
                 self._parts.empty(variable.parts)
@@ -158,6 +159,7 @@ class ProcessorOperator:
         if self.spec.timed:
             self._fire()
         self._call_user("end", {}, lambda table, requested: pa.nulls(len(requested)))
+        # Times to live exist in processing time only, as in Spark.
         if self.spec.due_by_processing_time:
             for name, stored in self._variables.items():
                 if name != TIMERS:
@@ -228,6 +230,7 @@ class ProcessorOperator:
             try:
                 changes = self._call_user(phase, tables, partial(self._fetch_state, phase, part))
             except OSError:
+                # The process that ran the user's code is gone, so the error can only name the keys of the call.
                 self.lost = _describe_keys(phase, tables[KEYS])
                 raise
             self._write(part, keys, tables, changes)
@@ -256,6 +259,7 @@ class ProcessorOperator:
         for name, variable in self._active_variables.items():
             columns = variable.read(keys[name])
             if phase == "timers" and name == TIMERS:
+                # `take_due` has removed the due timers from the state, but the processor still lists them.
                 columns = [_due_and_remaining(group, *columns)]
             tables[name] = pa.RecordBatch.from_arrays(columns, names=["value", "head"][: len(columns)])
         return keys, tables
@@ -293,6 +297,7 @@ class ProcessorOperator:
             sent: their state.
             changes: the changes.
         """
+        # State that the user requested in parts counts as if it had been sent.
         read = self._fetched_bytes + sum(table.nbytes for table in sent)
         size = max(read, sum(table.nbytes for table in changes))
         most = min(MAX_KEYS, _STATE_BYTES_PER_CALL * keys // max(1, size), _MAX_GROWTH * self._keys_per_call[phase])
@@ -306,6 +311,7 @@ class ProcessorOperator:
 
     def _add_output(self, batch: pa.RecordBatch) -> None:
         """Take output rows of the user's code."""
+        # Operators above would drop such rows as late, without a word; Spark fails, too.
         position = self.spec.emitted
         if position is not None:
             field = self.spec.outputs[position]

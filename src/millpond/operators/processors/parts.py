@@ -74,6 +74,7 @@ class Parts:
         """Write changed parts."""
         if name not in self._stored:
             self._stored[name] = self._open(name)
+            # A table that is made within a batch has to begin it, too.
             self._stored[name].begin(self._version)
         stored = self._stored[name]
         keys = _keys(stored, group, *(changed.column(column).to_numpy() for column in ("at", "part")))

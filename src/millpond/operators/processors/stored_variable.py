@@ -88,6 +88,7 @@ class StoredVariable:
         present = np.flatnonzero(rows >= 0)
         if not len(present):
             return [pa.nulls(len(rows), self.variable.type.arrow)]
+        # A single key cannot be split, so it is read whatever its size; `_call` halves the others.
         if len(present) > 1 and int((self.table.words[rows[present], self._value_offset] & LENGTH).sum()) > _MAX_BYTES:
             raise OversizeError
         stored = self.table.copy(rows[present])
@@ -127,6 +128,7 @@ class StoredVariable:
     def _write(self, keys: Rows, values: pa.Array, expiries: pa.Array | None, heads: pa.StructArray | None) -> None:
         if values.null_count:
             null = values.is_null().to_numpy(zero_copy_only=False)
+            # Found first, since `upsert` would create a row for a key that never had state.
             rows = self.table.find(Rows(keys.words[null], keys.heap), self._version)
             rows = rows[rows >= 0]
             if len(rows):
@@ -189,6 +191,7 @@ class StoredVariable:
         keys = Input(self.variable.fields, (), make_table, bitwise_leaf, "emptied")
         try:
             names = ["__hash", *(field.name for field in self.variable.fields)]
+            # The keys are collected first, because a table must not change while it is scanned.
             for stored in self.table.scan():
                 columns = [pa.array(ints(stored, 0)), *key_columns(stored, keyed.keys, keyed.types)]
                 keys.add(pa.RecordBatch.from_arrays(columns, names=names))

@@ -35,6 +35,7 @@ class OverChangelogOperator(TopNOperator):
     """An `OverSpec` that `retracts`, on one partition: an unlimited top-N keeps the rows."""
 
     def __init__(self, spec: OverSpec, make_table: MakeRmwTable) -> None:
+        # Without a limit, since any row may enter a frame when the rows between are deleted.
         rows = RankSpec(spec.columns, spec.keys, spec.order, "row_number", 1 << 62, retracts=True, changes=True)
         super().__init__(rows, make_table)
         self._over = spec
@@ -85,6 +86,7 @@ class OverChangelogOperator(TopNOperator):
             *(runs[:old], runs[old : old + new], address(packed.words), self._results.stride),
             *(self._results.descriptor, kinds),
         )
+        # Without a changelog as output only new images are emitted: a deletion cannot be expressed.
         shown = np.flatnonzero(kinds if self._over.changes else kinds > 0)
         owners, which = owners[positions[shown]], which[positions[shown]]
         for start in range(0, len(shown), MAX_OUTPUT_ROWS):

@@ -85,6 +85,7 @@ class OverRowsOperator:
     def finish(self) -> dict[str, TableDelta]:
         """End the batch: compute its results, and seal the table."""
         if self._batches:
+            # The order within a batch is the query's, so no result is known before the last row has come.
             (whole,) = pa.Table.from_batches(self._batches).combine_chunks().to_batches()
             self._batches = []
             self._compute(whole)
@@ -123,6 +124,7 @@ class OverRowsOperator:
         results = self._frames.results(columns, np.flatnonzero(fresh), inside[fresh])
         names = [field.name for field in self.spec.output_fields]
         self._output.append(pa.RecordBatch.from_arrays([*batch.columns[1:], *results], names=names))
+        # Only rows that the frame of a later row can reach are kept.
         self._store_last(
             batch, ids, inside >= (lengths - self._frames.max_preceding)[owners], fresh, source - olds, inside, owners
         )

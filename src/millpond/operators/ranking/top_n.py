@@ -50,6 +50,7 @@ class TopNOperator:
         self.tables: dict[str, RmwTable] = {MAIN: self._table}
         self._slots = PackedRows(spec.columns, spec.order)
         self._slots_offset = self._main.values[0].offset
+        # Rows that leave the ranking stay as tombstones for the batch, since the changes need their old ranks.
         tombstones = spec.changes or spec.retracts or spec.function != "row_number"
         flags = ranking.ALL_ROWS * spec.retracts | ranking.TOMBSTONES * tombstones
         ranking_args = (spec.limit, FUNCTIONS[spec.function], flags)
@@ -210,6 +211,7 @@ class TopNOperator:
     def _changes(self, rows: Rows) -> Iterator[pa.RecordBatch]:
         slots, spec = self._slots, self.spec
         words = np.ascontiguousarray(rows.words)
+        # Each stored row has at most an old image and a new one.
         most = 2 * int(words[:, self._slots_offset + 2].sum())
         owners, which = np.empty(most, dtype=np.int64), np.empty(most, dtype=np.int64)
         ranks, kinds = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.int8)

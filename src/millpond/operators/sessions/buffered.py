@@ -81,6 +81,7 @@ class BufferedSessions(SessionOperator):
         self._row_store.append(Rows(kept, self._rows.heap), np.repeat(times, counts))
         merged = self._lists.with_several_lists(words, rows)
         if len(merged):
+            # The store expects a list when the session that began it would have ended; merged sessions end later.
             sessions, first = np.unique(rows[merged], return_index=True)
             self._postpone(sessions, times[merged[first]])
 
@@ -96,8 +97,10 @@ class BufferedSessions(SessionOperator):
     def finish(self) -> dict[str, TableDelta]:
         """End the batch: take out closed sessions, aggregate them, and seal the tables."""
         assert self._expiry is not None
+        # Releases the memory of the batch's last rows.
         self._rows = Rows(self._rows.words[:0].copy(), self._rows.heap[:0].copy())
         self._table.unrestrict()
+        # Before the seal: the delta of the row store names the lists that closed sessions have taken.
         self._closed = spooled(self._results(self._expiry), self._table.portion)
         return {MAIN: self._table.seal(), ROWS: self._row_store.seal()}
 

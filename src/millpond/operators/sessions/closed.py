@@ -118,6 +118,7 @@ class ClosedSessions:
                 file=self._row_store.place,
             )
         yield from self._aggregate()
+        # Rows of other keys, whose sessions are open, go back: the store finds lists by hash and boundary alone.
         for rows in collisions:
             self._row_store.append(rows, (rows.words[:, META] >> _TIME_SHIFT).astype(np.int64))
 
@@ -132,6 +133,7 @@ class ClosedSessions:
         value = names.values[0].offset
         for start in range(0, len(words), _BLOCK):
             rows = table.upsert(Rows(words[start : start + _BLOCK], self._sessions.heap), 0).rows
+            # Zero is the value of a fresh row, that is, of a list of no session in this set.
             table.words[rows, value] = owners[start : start + _BLOCK].view(np.uint64) + np.uint64(1)
         return words[:, HASH], boundaries
 

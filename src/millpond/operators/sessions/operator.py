@@ -102,8 +102,10 @@ class SessionOperator:
             bounds = [
                 numbers(plain(column), self._bound_type) for column in portion.columns[first : first + self._bounds]
             ]
+            # A row is late by the end of its own window, as in Spark, not by its time.
             starts, ends = own_windows(bounds, self.spec.gap)
             on_time = ends > self._times.late * 1000
+            # Without a watermark no row is late, whatever its time.
             if self.spec.lag_ms is not None and not on_time.all():
                 self.late_rows += int(np.count_nonzero(~on_time))
                 portion, starts, ends = portion.filter(pa.array(on_time)), starts[on_time], ends[on_time]
@@ -134,6 +136,7 @@ class SessionOperator:
             return
         reached = earliest <= self._times.closed * 1000
         if self._closed_early is None:
+            # Decided by the first rows: closing early pays only while no row reaches back to closed sessions.
             self._closed_early = not reached
             if self._closed_early:
                 self._close_all(self._expiry)
@@ -216,6 +219,7 @@ class SessionOperator:
     def _stamps(self, ends: Ints) -> Ints:
         if self._expiry is None:
             return np.full(len(ends), self._version)
+        # Rounded up: a session closes when the watermark, in milliseconds, has reached its end.
         return Expiry.stamps(-(-ends // 1000))
 
     def _mark_changed(self, touched: Ints, filed: Ints) -> None:
@@ -299,12 +303,14 @@ class SessionOperator:
         key, slot, changed = key[:count], slot[:count], changed[:count]
         leaving = np.flatnonzero(stays == 0)
         merged = leaving[of_stored[leaving] >= 0]
+        # Copied before they are removed: rows that are created below may take their places.
         copies = table.copy(old[merged])
         table.remove(old[leaving])
         rows = table.upsert(self._ordinal_keys(heads, key, slot), stamp, "created").rows
         kernels.put_sessions(table.words, rows, offset, new_starts[:count], new_ends[:count])
         head = np.flatnonzero(slot == 0)
         table.words[rows[head], offset + 3] = sizes[key[head]]
+        # The first session of a key holds their number, so it changes with that, too.
         changed[head] |= sizes[key[head]] != stored[key[head]]
         for call in self._calls:
             call.combine(table, rows[of_stored[merged]], copies)
@@ -339,6 +345,7 @@ class SessionOperator:
                 for ids in due:
                     rows = table.copy(ids)
                     alone = np.empty(len(ids), np.uint8)
+                    # A session beside others is only marked: to remove it at once would leave a gap in the ordinals.
                     waiting += kernels.mark_closed(table.words, ids, self._session, self._ordinal, alone)
                     table.remove(ids[alone == 1])
                     others = ids[alone == 0]
@@ -347,6 +354,8 @@ class SessionOperator:
                     kept.append(Rows(np.ascontiguousarray(rows.words[alone == 0, : self._layout.key_stop]), rows.heap))
                     yield rows
                     if waiting >= most:
+                        # Renumbering changes the table, which must not happen while `due` runs; so the search begins
+                        # again.
                         done = False
                         break
             if waiting:
@@ -406,6 +415,7 @@ class SessionOperator:
     def finish(self) -> dict[str, TableDelta]:
         """End the batch: take out closed sessions, and seal the table."""
         if self._expiry is not None and not self._closed_early:
+            # Sessions close in the whole range of hashes, not only in that of the last pass.
             self._table.unrestrict()
             self._close_all(self._expiry)
         return {MAIN: self._table.seal()}

@@ -77,6 +77,7 @@ def own_windows(bounds: Sequence[Ints], gap: int | None) -> tuple[Ints, Ints]:
         starts, ends = bounds
         return starts, ends
     (starts,) = bounds
+    # NumPy's addition would wrap, and the session would close at once.
     if len(starts) and int(starts.max()) > _LATEST - gap:
         raise ArithmeticOverflowError(
             "a session window would end after the last timestamp that there is.",

@@ -63,6 +63,7 @@ class RowLists(Accumulator):
             The list that the rows of each go to.
         """
         first, number = self.places[0].offset, self.places[1].offset
+        # A session without rows begins its list now, under its present start.
         fresh = table.words[sessions, number] == 0
         table.words[sessions[fresh], first] = starts[fresh].view(np.uint64)
         np.add.at(table.words[:, number], sessions, counts.view(np.uint64))
@@ -72,6 +73,7 @@ class RowLists(Accumulator):
         first, number, others = (place.offset for place in self.places[:3])
         names = np.ascontiguousarray(source.words[:, first])
         is_further = np.ones(len(rows), np.uint8)
+        # A new session takes the first list of the first session that is merged into it; all others are further lists.
         fresh = np.flatnonzero(table.words[rows, number] == 0)
         if len(fresh):
             new_sessions, which = np.unique(rows[fresh], return_index=True)

@@ -49,6 +49,7 @@ class StoredRows:
         parts: list[Leaf] = []
         for number, dtype in enumerate(self._types):
             flat = flatten(batch.column(1 + number), dtype)
+            # Keys are normalised, because they are compared; inputs come back bit by bit.
             parts += flat if number < self._keys else [bitwise_leaf(leaf) for leaf in flat]
         return key_rows(hashes_of(batch), parts, self._places, self.layout.width)
 

@@ -81,6 +81,7 @@ def keyed(fields: Sequence[Field], columns: Sequence[tuple[Column, bool]], windo
     initial: Words = np.zeros(layout.width, dtype=np.uint64)
     for (_, null), place in zip(columns, places[len(keys) :], strict=True):
         if null:
+            # As in SQL, a sum or an extreme is null until the first value that is not.
             initial[place.null_word] |= place.null_bit
     return Keyed(tuple(fields), layout, initial, tuple(places[: len(keys)]), tuple(places[len(keys) :]), window)
 

@@ -61,6 +61,7 @@ def partial_rows(
     rows = key_rows(hashes_of(batch), leaves, keys, table.layout.width)
     places = [place for call in calls for place in call.places]
     first = 1 + len(types) + skipped
+    # Bit by bit: partial results are no keys, so their zeros and NaNs stay as they are.
     columns = [bitwise_leaf(_leaf(batch.column(first + number))) for number in range(len(places))]
     return Rows(rows.words, put_columns(rows.words, columns, places, rows.heap))
 

@@ -141,6 +141,7 @@ class AggregateSpec(Spec, frozen=True, tag="aggregate"):
         if self.time is not None:
             raise ChangelogError("an aggregate by event time")
         for call in self.calls:
+            # State such as a minimum does not know which value follows when its own is retracted.
             if not FUNCTIONS[call.function].retractable or is_distinct(call):
                 raise ChangelogError(f"{call.function}{'(distinct)' if call.distinct else ''}")
         return msgspec.structs.replace(self, retracts=True)
@@ -152,6 +153,7 @@ class AggregateSpec(Spec, frozen=True, tag="aggregate"):
             ChangelogError: the operator updates windows of event time.
         """
         if self.time is not None:
+            # In append mode a group is emitted once, when it closes, so plain rows are its changelog.
             if self.emits_updates:
                 raise ChangelogError(EVENT_TIME_WINDOWS)
             return self

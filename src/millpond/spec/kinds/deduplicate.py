@@ -31,6 +31,7 @@ class DeduplicateSpec(FirstRows, frozen=True, tag="deduplicate"):
     @property
     def compatibility_spec(self) -> Self:
         """The key, and the key column that expires it; the column that defines lateness may change."""
+        # An event time outside of the key drops late rows, but the state does not depend on it.
         time = None if self.time is None or self.located_by_hash else self.time
         if time is not None:
             time = msgspec.structs.replace(time, column=self.keys.index(time.column))

@@ -127,6 +127,7 @@ class EnrichSpec(Spec, frozen=True, tag="enrich"):
         Raises:
             ChangelogError: input rows may change.
         """
+        # The old image of an update would be looked up again, and may find other values than it was emitted with.
         if self.updating:
             raise ChangelogError(LOOKUP_MAY_CHANGE)
         return self

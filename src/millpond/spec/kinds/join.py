@@ -197,6 +197,7 @@ class JoinSpec(Spec, frozen=True, tag="join"):
     @property
     def lag(self) -> int | None:
         """Lag of the operator's watermark behind the query's, in ms; None if it uses no watermark."""
+        # Late rows are dropped by the watermark even where the state never expires.
         timed = self.expires or any(side.late != "none" for side in (self.left, self.right))
         return self.lag_ms if timed else None
 

@@ -176,6 +176,7 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
         Raises:
             UsageError: the types of values may change, but have fields that are never null (as in Spark).
         """
+        # A purged variable must not come back as idle state.
         left_out = {*self.purged, *(variable.name for variable in self.variables)}
         earlier = before.variables if isinstance(before, ProcessorSpec) else ()
         idle = (msgspec.structs.replace(variable, idle=True) for variable in earlier if variable.name not in left_out)
@@ -192,6 +193,7 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
             _with_earlier_types(known.get(variable.name), msgspec.structs.replace(variable, evolves=evolves))
             for variable in self.variables
         )
+        # In the order of names, so that the order in which a program declares variables does not matter.
         variables = sorted([*own, *idle], key=lambda one: one.name)
         return msgspec.structs.replace(self, variables=tuple(variables))
 
@@ -202,7 +204,9 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
         The other input columns and the output may change between runs, as in Spark.
         """
         variables = (
-            msgspec.structs.replace(variable, ttl_ms=min(variable.ttl_ms, 1), idle=False) for variable in self.variables
+            # The stored type depends on whether there is a time to live, not on how long it is.
+            msgspec.structs.replace(variable, ttl_ms=min(variable.ttl_ms, 1), idle=False)
+            for variable in self.variables
         )
         return type(self)(
             columns=self.key_fields,

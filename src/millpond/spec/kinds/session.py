@@ -134,6 +134,7 @@ class SessionSpec(Spec, frozen=True, tag="session"):
         """Whether rows are kept until their session closes, for functions that are costly to merge."""
         if self.lag_ms is None or self.output_mode != "append":
             return False
+        # When sessions merge, distinct inputs of both must be compared: that needs the rows.
         return needs_rows(self.calls, self.pattern) or any(map(is_distinct, self.calls))
 
     @property
