@@ -403,7 +403,7 @@ class TestPostgres:
         )
         keys = list(range(0, 100_000, 200))
         assert len(connection.fetch(pa.record_batch({"id": keys})).at) == 499
-        plan = connection._ask("EXPLAIN " + connection._statement.as_string(), [keys, keys])
+        plan = connection._query("EXPLAIN " + connection._statement.as_string(), [keys, keys])
         assert not any("Seq Scan" in line for (line,) in plan), plan
 
     def test_what_cannot_be_read_is_told_by_key(self, postgres_server: real_postgres.Server, client: Any) -> None:

@@ -288,7 +288,7 @@ _ADVICE = {
 }
 
 
-def _shown(part: pa.Array) -> str:
+def _format_key_value(part: pa.Array) -> str:
     """Format one column of one key."""
     try:
         return repr(part[0].as_py())
@@ -300,7 +300,9 @@ def _shown(part: pa.Array) -> str:
 
 def lookup_error(spec: EnrichSpec, failure: Failure, key: pa.RecordBatch, count: int) -> MillpondError:
     """Make the error of a batch in which `count` keys could not be looked up; `key` is the first of them."""
-    shown = ", ".join(f"{name} = {_shown(part)}" for name, part in zip(key.schema.names, key.columns, strict=True))
+    shown = ", ".join(
+        f"{name} = {_format_key_value(part)}" for name, part in zip(key.schema.names, key.columns, strict=True)
+    )
     advice = (
         f"{_ADVICE[failure.kind]}. Nothing is lost: the batch is run again. To go on without what cannot be looked up, "
         "give enrich on_error='null' or 'side'."

@@ -107,40 +107,40 @@ def concat_values(parts: Sequence[tuple[NDArray[np.int64], Values]], count: int)
     return Values(columns.take(pa.array(order)), states, failures)
 
 
-def raise_if_failed(spec: EnrichSpec, found: Values, keys: pa.RecordBatch) -> None:
+def raise_if_failed(spec: EnrichSpec, values: Values, keys: pa.RecordBatch) -> None:
     """Raise if a key failed and the join's `on_error` is `fail`.
 
     Args:
         spec: the lookup join.
-        found: values of the keys.
+        values: values of the keys.
         keys: the keys.
 
     Raises:
         MillpondError: a key could not be looked up.
     """
-    if found.failures and spec.on_error == "fail":
-        position = min(found.failures)
-        raise lookup_error(spec, found.failures[position], keys.slice(position, 1), len(found.failures))
+    if values.failures and spec.on_error == "fail":
+        position = min(values.failures)
+        raise lookup_error(spec, values.failures[position], keys.slice(position, 1), len(values.failures))
 
 
 def join_values(
-    spec: EnrichSpec, columns: Sequence[pa.Array], numbers: NDArray[np.int64], found: Values
+    spec: EnrichSpec, columns: Sequence[pa.Array], numbers: NDArray[np.int64], values: Values
 ) -> pa.RecordBatch:
     """Join rows with the values of their keys.
 
     Args:
         spec: the lookup join.
         columns: the rows' columns.
-        numbers: by row, the index of its key in `found`; -1 if the key is null.
-        found: values of the keys.
+        numbers: by row, the index of its key in `values`; -1 if the key is null.
+        values: values of the keys.
     """
     keyed = numbers >= 0
     states = np.full(len(numbers), ABSENT, np.uint8)
-    states[keyed] = found.states[numbers[keyed]]
+    states[keyed] = values.states[numbers[keyed]]
     indices = pa.array(numbers, mask=states != PRESENT)
-    results = [*columns, *(column.take(indices) for column in found.columns.columns)]
+    results = [*columns, *(column.take(indices) for column in values.columns.columns)]
     if spec.on_error == "side":
-        results.append(_errors(numbers, states, found))
+        results.append(_errors(numbers, states, values))
     names = [field.name for field in spec.output_fields]
     batch = pa.RecordBatch.from_arrays(results, names=names)
     # Keys that failed are not absent: their rows stay, with nulls or the error.
@@ -149,13 +149,13 @@ def join_values(
     return batch
 
 
-def _errors(numbers: NDArray[np.int64], states: States, found: Values) -> pa.Array:
-    if not found.failures:
+def _errors(numbers: NDArray[np.int64], states: States, values: Values) -> pa.Array:
+    if not values.failures:
         return pa.nulls(len(numbers), _ERROR)
-    places = np.full(len(found.states), -1)
-    places[list(found.failures)] = np.arange(len(found.failures))
+    places = np.full(len(values.states), -1)
+    places[list(values.failures)] = np.arange(len(values.failures))
     errors = pa.array(
-        [{"kind": failure.kind, "message": failure.message} for failure in found.failures.values()], _ERROR
+        [{"kind": failure.kind, "message": failure.message} for failure in values.failures.values()], _ERROR
     )
     failed = states == FAILED
     return errors.take(pa.array(np.where(failed, places[numbers], 0), mask=~failed))

@@ -111,26 +111,26 @@ class AdaptiveAggregate(WindowedAggregate):
     def _choose_store(self, parts: Collection[AdaptiveSlice]) -> None:
         """Change the store of slices if the observer decides so."""
         row_bytes = self._bytes // max(1, self._rows)
-        seen = Observation.total(part.observe(row_bytes) for part in parts)
+        observation = Observation.total(part.observe(row_bytes) for part in parts)
         if self._appending:
             largest_hash_bytes = max((part.largest_hash_bytes for part in parts), default=0)
-            if self._observer.should_group(seen, largest_hash_bytes):
-                self._log("keeps groups again", seen)
+            if self._observer.should_group(observation, largest_hash_bytes):
+                self._log("keeps groups again", observation)
                 for part in parts:
                     part.switch_to_groups()
-        elif self._observer.should_append(seen):
-            self._log("appends rows", seen)
+        elif self._observer.should_append(observation):
+            self._log("appends rows", observation)
             for part in parts:
                 part.switch_to_rows()
 
-    def _log(self, what: str, seen: Observation) -> None:
+    def _log(self, what: str, observation: Observation) -> None:
         _log.info(
             "From version %d on, an aggregate of distinct inputs %s: of %d inputs %d were new; all take %d MB.",
             self._version + 1,
             what,
-            seen.accesses,
-            seen.created,
-            seen.bytes >> 20,
+            observation.accesses,
+            observation.created,
+            observation.bytes >> 20,
         )
 
     def output(self) -> Iterator[pa.RecordBatch]:

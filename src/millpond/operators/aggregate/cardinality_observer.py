@@ -42,9 +42,9 @@ class Observation(NamedTuple):
     groups: int = 0
 
     @staticmethod
-    def total(each: Iterable[Observation]) -> Observation:
+    def total(observations: Iterable[Observation]) -> Observation:
         """Add up observations."""
-        return Observation(*map(sum, zip(Observation(), *each, strict=True)))
+        return Observation(*map(sum, zip(Observation(), *observations, strict=True)))
 
 
 class Observer:
@@ -61,22 +61,24 @@ class Observer:
     def __init__(self, memory: int) -> None:
         self._memory = memory
 
-    def should_append(self, seen: Observation) -> bool:
+    def should_append(self, observation: Observation) -> bool:
         """Return whether state in groups should be appended from now on."""
-        grown = seen.bytes * _GROWN_DIVISOR > self._memory
+        grown = observation.bytes * _GROWN_DIVISOR > self._memory
         # The average over groups: all rows of a group are needed in memory at once.
-        heavy = seen.bytes * _HEAVY_DIVISOR > self._memory * seen.groups
-        return grown and not heavy and seen.created * _NEW_DIVISOR > seen.accesses
+        heavy = observation.bytes * _HEAVY_DIVISOR > self._memory * observation.groups
+        return grown and not heavy and observation.created * _NEW_DIVISOR > observation.accesses
 
-    def should_group(self, seen: Observation, largest_hash_bytes: int) -> bool:
+    def should_group(self, observation: Observation, largest_hash_bytes: int) -> bool:
         """Return whether appended state should be kept in groups from now on.
 
         Args:
-            seen: the observation of all slices.
+            observation: the observation of all slices.
             largest_hash_bytes: upper bound of the bytes of one group's rows.
         """
-        repeating = seen.accesses >= _MIN_ACCESSES and seen.created * _REPEATING_DIVISOR < seen.accesses
-        small = seen.bytes * _SMALL_DIVISOR <= self._memory
+        repeating = (
+            observation.accesses >= _MIN_ACCESSES and observation.created * _REPEATING_DIVISOR < observation.accesses
+        )
+        small = observation.bytes * _SMALL_DIVISOR <= self._memory
         # A single group may take 1/8 of the memory, four times what `should_append` allows on average.
         return (repeating and small) or largest_hash_bytes * _HEAVY_DIVISOR // 4 > self._memory
 

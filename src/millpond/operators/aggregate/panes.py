@@ -86,7 +86,7 @@ class _Panes:
         self._keys: list[NDArray[np.int64]] = []
         self._begins: list[NDArray[np.int64]] = []
         self._addresses: list[tuple[NDArray[np.uint64], NDArray[np.uint64]]] = []
-        self._held: list[Rows] = []
+        self._pieces: list[Rows] = []
 
     def add(self, rows: Rows, low: int, high: int) -> None:
         """Add the rows that begin from `low` to `high`; the memory that they refer to must stay."""
@@ -100,7 +100,7 @@ class _Panes:
             self._keys.append(spread_by_time(hashes, begins))
             self._begins.append(begins)
             self._addresses.append((rows_at, heaps_at))
-            self._held.append(rows)
+            self._pieces.append(rows)
 
     def windows(self, windows: Windows, low: int, high: int, scratch: Scratch) -> Iterator[Rows]:
         """Yield the groups of the windows that begin from `low` to `high`."""

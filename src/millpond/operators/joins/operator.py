@@ -244,17 +244,17 @@ class JoinOperator:
                         if len(matches.pairs.probes):
                             yield matches
 
-    def _intervals(self, probe: _Side, at: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _intervals(self, probe: _Side, row_times: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the interval of times, per row, in which rows of the other side meet it."""
         earliest, latest = self.spec.earliest, self.spec.latest
         if earliest is None and latest is None:
-            return np.full(len(at), BEGINNING), np.full(len(at), NEVER)
+            return np.full(len(row_times), BEGINNING), np.full(len(row_times), NEVER)
         if probe is self._left:
             earliest, latest = (None if latest is None else -latest), (None if earliest is None else -earliest)
-        clipped = np.clip(at, -_TIME_LIMIT, _TIME_LIMIT)
-        lo = np.full(len(at), BEGINNING) if earliest is None else clipped + earliest
-        hi = np.full(len(at), NEVER - 1) if latest is None else clipped + latest
-        never = at == NEVER
+        clipped = np.clip(row_times, -_TIME_LIMIT, _TIME_LIMIT)
+        lo = np.full(len(row_times), BEGINNING) if earliest is None else clipped + earliest
+        hi = np.full(len(row_times), NEVER - 1) if latest is None else clipped + latest
+        never = row_times == NEVER
         # A row without a time is in no interval: its bounds are crossed.
         lo[never], hi[never] = NEVER, BEGINNING
         return lo, hi

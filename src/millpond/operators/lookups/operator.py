@@ -181,29 +181,29 @@ class LookupOperator:
         """Look for the keys of rows in the cache and in open requests."""
         self._cache_answers()
         firsts, numbers = distinct_keys(columns)
-        hashes, keys = hashes[firsts], _taken(columns, firsts)
+        hashes, keys = hashes[firsts], _take_columns(columns, firsts)
         cached = self._cache.find(self._cache.encode_keys(hashes, keys), stamp, _milliseconds(time.monotonic()))
         absent = np.ones(len(hashes), np.bool_)
         absent[cached[0]] = False
         requested: list[_RequestedKeys] = []
         if len(cached[0]) < len(hashes) and len(self._requests):
             missing = np.flatnonzero(absent)
-            for which, request, places in self._requests.find(hashes[missing], _taken(keys, missing)):
+            for which, request, places in self._requests.find(hashes[missing], _take_columns(keys, missing)):
                 requested.append((missing[which], request, places))
                 absent[missing[which]] = False
         return _KeyLookup(hashes, keys, numbers, cached, requested, np.flatnonzero(absent))
 
-    def _request(self, found: _KeyLookup, stamp: int, *, hint: bool = False) -> list[_RequestedKeys]:
+    def _request(self, lookup: _KeyLookup, stamp: int, *, hint: bool = False) -> list[_RequestedKeys]:
         """Request missing keys; for hints, no more requests than the connections serve soon."""
         sent: list[_RequestedKeys] = []
-        hashes = found.hashes
-        for start in range(0, len(found.missing), self.spec.request):
+        hashes = lookup.hashes
+        for start in range(0, len(lookup.missing), self.spec.request):
             if hint and len(self._requests) >= _QUEUED_PER_CONNECTION * self.spec.concurrency:
                 break
-            chunk = found.missing[start : start + self.spec.request]
+            chunk = lookup.missing[start : start + self.spec.request]
             # `Request.positions_of` bisects the hashes.
             chunk = chunk[np.argsort(hashes[chunk], kind="stable")]
-            columns = _taken(found.keys, chunk)
+            columns = _take_columns(lookup.keys, chunk)
             request_keys = pa.RecordBatch.from_arrays(columns, names=list(self.spec.named))
             rows = self._cache.encode_keys(hashes[chunk], columns)
             request = Request(hashes[chunk], request_keys, rows, self._fetcher.fetch(request_keys), stamp)
@@ -260,7 +260,7 @@ class LookupOperator:
         release(self.spec)
 
 
-def _taken(columns: list[pa.Array], which: NDArray[np.int64]) -> list[pa.Array]:
+def _take_columns(columns: list[pa.Array], which: NDArray[np.int64]) -> list[pa.Array]:
     positions = pa.array(which)
     return [column.take(positions) for column in columns]
 

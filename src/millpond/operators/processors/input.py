@@ -194,10 +194,10 @@ class Input:
             batch, numbers = batch.take(pa.array(order)), numbers[order]
         starts = np.flatnonzero(np.diff(numbers, prepend=-1))
         ends = np.append(starts[1:], batch.num_rows)
-        most = max(1, _PIECE_BYTES * batch.num_rows // max(1, batch.nbytes))
+        max_rows = max(1, _PIECE_BYTES * batch.num_rows // max(1, batch.nbytes))
         position = 0
         while position < len(starts):
-            stop = int(np.searchsorted(ends, starts[position] + most, "right"))
+            stop = int(np.searchsorted(ends, starts[position] + max_rows, "right"))
             stop = max(position + 1, min(stop, position + MAX_KEYS))
             piece = batch.slice(starts[position], ends[stop - 1] - starts[position])
             firsts = starts[position:stop] - starts[position]
@@ -240,7 +240,7 @@ def _sizes(stored: StoredRows, rows: RawRows) -> Ints:
     return sizes
 
 
-def _starts(sizes: Ints, most: int) -> Ints:
-    """Return the starts of pieces of about `most` bytes."""
+def _starts(sizes: Ints, max_bytes: int) -> Ints:
+    """Return the starts of pieces of about `max_bytes` bytes."""
     before = np.cumsum(sizes) - sizes
-    return np.flatnonzero(np.diff(before // most, prepend=-1))
+    return np.flatnonzero(np.diff(before // max_bytes, prepend=-1))

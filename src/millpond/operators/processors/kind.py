@@ -18,12 +18,14 @@ def _load() -> Callable[[ProcessorSpec, Opening], Operator]:
 
 
 def _tables(spec: ProcessorSpec) -> dict[str, StateTable]:
-    beside = {name: variable.keyed.state._replace(shown=False, counted=False) for name, variable in parts(spec).items()}
+    part_tables = {
+        name: variable.keyed.state._replace(shown=False, counted=False) for name, variable in parts(spec).items()
+    }
     names = {variable.table: variable.parts for variable in spec.variables}
     rows = {
         name: variable.keyed.state._replace(parts=names.get(name, "")) for name, variable in variables(spec).items()
     }
-    return rows | beside
+    return rows | part_tables
 
 
 PROCESSOR = Kind(_load, _tables, read, read_whole)

@@ -136,7 +136,7 @@ class ProcessorOperator:
     def _make_input(self, phase: Phase) -> Input:
         """Return a store for rows until all are there."""
         column_order = self._column_orders[phase]
-        return Input(column_order.keys, column_order.others, self._make_table, self._comparison_leaf, phase)
+        return Input(column_order.keys, column_order.remaining_lengths, self._make_table, self._comparison_leaf, phase)
 
     @staticmethod
     def _comparison_leaf(leaf: Leaf) -> Leaf:
@@ -300,8 +300,8 @@ class ProcessorOperator:
         # State that the user requested in parts counts as if it had been sent.
         read = self._fetched_bytes + sum(table.nbytes for table in sent)
         size = max(read, sum(table.nbytes for table in changes))
-        most = min(MAX_KEYS, _STATE_BYTES_PER_CALL * keys // max(1, size), _MAX_GROWTH * self._keys_per_call[phase])
-        self._keys_per_call[phase] = max(1, most)
+        limit = min(MAX_KEYS, _STATE_BYTES_PER_CALL * keys // max(1, size), _MAX_GROWTH * self._keys_per_call[phase])
+        self._keys_per_call[phase] = max(1, limit)
 
     def _call_user(self, phase: Phase, tables: dict[str, pa.RecordBatch], answer: FetchState) -> Changes:
         if self.caller is None:
@@ -347,11 +347,11 @@ def _due_and_remaining(group: Group, remaining: pa.Array) -> pa.Array:
     ends = np.cumsum(group.counts)
     due = pa.ListArray.from_arrays(pa.array(np.concatenate([[0], ends]).astype(np.int32)), group.last)
     lengths = np.diff(due.offsets.to_numpy())
-    others = remaining.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    remaining_lengths = remaining.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
     keys = np.arange(len(lengths))
-    owners = np.concatenate([np.repeat(keys, lengths), np.repeat(keys, others)])
+    owners = np.concatenate([np.repeat(keys, lengths), np.repeat(keys, remaining_lengths)])
     values = pa.concat_arrays([due.flatten(), remaining.flatten()])
-    offsets = np.concatenate([[0], np.cumsum(lengths + others)]).astype(np.int32)
+    offsets = np.concatenate([[0], np.cumsum(lengths + remaining_lengths)]).astype(np.int32)
     values = values.take(pa.array(np.argsort(owners, kind="stable")))
     return pa.ListArray.from_arrays(pa.array(offsets), values, type=remaining.type)
 

@@ -101,12 +101,12 @@ class StoredVariable:
         places[present] = np.arange(len(present))
         return [column.take(pa.array(places, mask=rows < 0)) for column in columns]
 
-    def _heads(self, held: Rows) -> pa.StructArray | None:
+    def _heads(self, rows: Rows) -> pa.StructArray | None:
         """Return the heads of rows, null for rows without parts; None if no row has any."""
         if not self.variable.headed:
             return None
-        present = (held.words[:, self._head_offset] & LENGTH) != 0
-        return nested_column(held, self._head_offset, present.view(np.uint8), _HEAD) if present.any() else None
+        present = (rows.words[:, self._head_offset] & LENGTH) != 0
+        return nested_column(rows, self._head_offset, present.view(np.uint8), _HEAD) if present.any() else None
 
     def write(
         self, keys: Rows, values: pa.Array, expiries: pa.Array | None, heads: pa.StructArray | None = None
@@ -119,9 +119,9 @@ class StoredVariable:
             expiries: the earliest expiry in each, in milliseconds.
             heads: the heads of their parts; if not given, no key has or had parts.
         """
-        most = max(1, len(values) * self.table.portion // max(1, values.nbytes))
-        for start in range(0, len(values), most):
-            piece = slice(start, start + most)
+        max_rows = max(1, len(values) * self.table.portion // max(1, values.nbytes))
+        for start in range(0, len(values), max_rows):
+            piece = slice(start, start + max_rows)
             part = (None if column is None else column[piece] for column in (expiries, heads))
             self._write(Rows(keys.words[piece], keys.heap), values[piece], *part)
 

@@ -60,7 +60,7 @@ def read_whole(
         group.
     """
     variable = variables(spec)[table]
-    beside = _PartsByKeyGroup(others, parts(spec)[next(v.parts for v in spec.variables if v.table == table)])
+    parts_by_group = _PartsByKeyGroup(others, parts(spec)[next(v.parts for v in spec.variables if v.table == table)])
     names = [field.name for field in spec.table_columns(table)]
     for rows in pieces:
         headed = (rows.words[:, variable.keyed.values[-1].offset] & LENGTH) != 0
@@ -69,7 +69,7 @@ def read_whole(
         while len(remaining):
             group = key_groups(Rows(remaining[:1], rows.heap))
             count = int(np.count_nonzero(group.covers(remaining[:, HASH])))
-            for columns in _with_parts(variable, Rows(remaining[:count], rows.heap), beside.of(group)):
+            for columns in _with_parts(variable, Rows(remaining[:count], rows.heap), parts_by_group.of(group)):
                 yield pa.RecordBatch.from_arrays(columns, names=names)
             remaining = remaining[count:]
 
@@ -124,11 +124,11 @@ class _PartsByKeyGroup:
         return self._parts
 
 
-def _with_parts(variable: Variable, rows: Rows, beside: list[_DecodedParts]) -> Iterator[list[pa.Array]]:
-    """Yield the keys of rows with all their state; `beside` has parts of these keys, and of others."""
+def _with_parts(variable: Variable, rows: Rows, group_parts: list[_DecodedParts]) -> Iterator[list[pa.Array]]:
+    """Yield the keys of rows with all their state; `group_parts` has parts of these keys, and of others."""
     fields = len(variable.keyed.fields)
     heads = list(_decode_parts(rows, variable, fields))
-    everything = [*heads, *beside]
+    everything = [*heads, *group_parts]
     owners = _number_keys([part.keys for part in everything], variable.keyed.types)
     numbers, sizes = (np.concatenate([part[field] for part in everything]) for field in (1, 3))
     order = np.lexsort((numbers, owners))

@@ -63,7 +63,7 @@ class Frames:
                 if spec.filter is not None:
                     condition = columns[spec.filter]
                     counts = and_masks(condition.valid, condition.values.astype(np.uint8))[taken]
-                call.load([_taken(columns[position], taken) for position in spec.inputs], counts)
+                call.load([_take(columns[position], taken) for position in spec.inputs], counts)
                 call.update(states, reach, 0)  # type: ignore[arg-type]
         return [call.result(Rows(states.words, NO_HEAP)) for call in self._calls]
 
@@ -72,7 +72,7 @@ def _filter(position: int | None) -> tuple[int, ...]:
     return () if position is None else (position,)
 
 
-def _taken(column: Operand, rows: NDArray[np.int64]) -> Operand:
+def _take(column: Operand, rows: NDArray[np.int64]) -> Operand:
     valid: Mask = column.valid[rows] if column.valid.size else ALL
     values = column.values[rows] if len(column.values) else column.values
     return Operand(np.ascontiguousarray(values), valid)

@@ -87,12 +87,12 @@ class OverChangelogOperator(TopNOperator):
             *(self._results.descriptor, kinds),
         )
         # Without a changelog as output only new images are emitted: a deletion cannot be expressed.
-        shown = np.flatnonzero(kinds if self._over.changes else kinds > 0)
-        owners, which = owners[positions[shown]], which[positions[shown]]
-        for start in range(0, len(shown), MAX_OUTPUT_ROWS):
+        emitted = np.flatnonzero(kinds if self._over.changes else kinds > 0)
+        owners, which = owners[positions[emitted]], which[positions[emitted]]
+        for start in range(0, len(emitted), MAX_OUTPUT_ROWS):
             piece = slice(start, start + MAX_OUTPUT_ROWS)
             yield from self._output_piece(
-                table, owners[piece], which[piece], [*_taken(results, shown[piece])], kinds[shown[piece]]
+                table, owners[piece], which[piece], [*_take_columns(results, emitted[piece])], kinds[emitted[piece]]
             )
 
     def _operands(self, words: Words) -> dict[int, Operand]:
@@ -119,7 +119,7 @@ class OverChangelogOperator(TopNOperator):
         yield from self._slots.unpack(Rows(out, values), more, self._over.output_fields)
 
 
-def _taken(columns: list[pa.Array], positions: NDArray[np.int64]) -> Iterator[pa.Array]:
+def _take_columns(columns: list[pa.Array], positions: NDArray[np.int64]) -> Iterator[pa.Array]:
     taken = pa.array(positions)
     for column in columns:
         yield column.take(taken)

@@ -212,9 +212,9 @@ class TopNOperator:
         slots, spec = self._slots, self.spec
         words = np.ascontiguousarray(rows.words)
         # Each stored row has at most an old image and a new one.
-        most = 2 * int(words[:, self._slots_offset + 2].sum())
-        owners, which = np.empty(most, dtype=np.int64), np.empty(most, dtype=np.int64)
-        ranks, kinds = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.int8)
+        max_changes = 2 * int(words[:, self._slots_offset + 2].sum())
+        owners, which = np.empty(max_changes, dtype=np.int64), np.empty(max_changes, dtype=np.int64)
+        ranks, kinds = np.empty(max_changes, dtype=np.int32), np.empty(max_changes, dtype=np.int8)
         heap = data_of(rows.heap)
         total = rank_changes.changes(
             *(words, heap, self._slots_offset, self._ranking, self._version, spec.changes, owners, which, ranks, kinds)

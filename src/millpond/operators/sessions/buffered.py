@@ -75,10 +75,10 @@ class BufferedSessions(SessionOperator):
         starts, ends = (np.ascontiguousarray(words[rows, offset + i]).view(np.int64) for i in (0, 1))
         counts = np.diff(bounds)
         boundaries = self._lists.add(self._table, rows, starts, counts)
-        kept = self._rows.words[bounds[0] : bounds[-1]]
-        kept[:, self._boundary] = np.repeat(boundaries, counts).view(np.uint64)
+        row_words = self._rows.words[bounds[0] : bounds[-1]]
+        row_words[:, self._boundary] = np.repeat(boundaries, counts).view(np.uint64)
         times = -(-ends // 1000)
-        self._row_store.append(Rows(kept, self._rows.heap), np.repeat(times, counts))
+        self._row_store.append(Rows(row_words, self._rows.heap), np.repeat(times, counts))
         merged = self._lists.with_several_lists(words, rows)
         if len(merged):
             # The store expects a list when the session that began it would have ended; merged sessions end later.

@@ -53,7 +53,7 @@ class ClosedSessions:
         main: the main table of the operator.
         lists: the accumulator with the lists of each session.
         stored: the encoding of the sessions' rows.
-        kept: the store of these rows.
+        row_store: the store of these rows.
         make_scratch: opens a temporary table.
         sessions: rows of the main table.
     """
@@ -64,7 +64,7 @@ class ClosedSessions:
         main: Keyed,
         lists: RowLists,
         stored: StoredRows,
-        kept: UnalignedTable,
+        row_store: UnalignedTable,
         make_scratch: MakeRmwTable,
         sessions: Rows,
     ) -> None:
@@ -72,11 +72,11 @@ class ClosedSessions:
         self._main = main
         self._lists = lists
         self._stored = stored
-        self._row_store = kept
+        self._row_store = row_store
         self._make_scratch = make_scratch
         self._sessions = sessions
         self._expected = lists.rows(sessions)
-        self._seen = np.zeros(sessions.count, np.int64)
+        self._received = np.zeros(sessions.count, np.int64)
         self._buffered: list[_SessionRows] = []
 
     def results(self) -> Iterator[pa.RecordBatch]:
@@ -96,22 +96,22 @@ class ClosedSessions:
     def _take(self, names: Keyed, table: RmwTable) -> Iterator[pa.RecordBatch]:
         collisions: list[Rows] = []
         buffered = 0
-        most = self._row_store.portion
+        flush_at = self._row_store.portion
         for rows in self._row_store.take(*self._record_lists(names, table)):
             sessions = self._sessions_of(rows, names, table)
             known = sessions >= 0
             if not known.all():  # rows of another key with the same hash and boundary
                 collisions.append(_copy_rows(rows, ~known, self._stored.layout))
                 rows, sessions = _copy_rows(rows, known, self._stored.layout), sessions[known]
-            self._seen += np.bincount(sessions, minlength=len(self._seen))
+            self._received += np.bincount(sessions, minlength=len(self._received))
             self._buffered.append(_SessionRows(rows, sessions))
             buffered += self._buffered[-1].bytes
-            if buffered >= most:
+            if buffered >= flush_at:
                 yield from self._aggregate()
-                buffered = sum(taken.bytes for taken in self._buffered)
+                buffered = sum(session_rows.bytes for session_rows in self._buffered)
                 # Incomplete sessions stay buffered, so the next aggregation waits for another portion of rows.
-                most = buffered + self._row_store.portion
-        if (self._seen != self._expected).any():
+                flush_at = buffered + self._row_store.portion
+        if (self._received != self._expected).any():
             raise StateDamagedError(
                 "The log does not have the rows of all sessions that it should.",
                 action="Restart from an older checkpoint.",
@@ -149,28 +149,30 @@ class ClosedSessions:
 
     def _aggregate(self) -> Iterator[pa.RecordBatch]:
         """Yield the results of sessions whose rows are complete, and release their rows."""
-        whole = self._seen == self._expected
-        parts = [(taken, whole[taken.sessions]) for taken in self._buffered]
-        self._buffered = [_select(taken, ~chosen, self._stored.layout) for taken, chosen in parts if not chosen.all()]
-        parts = [(taken, chosen) for taken, chosen in parts if chosen.any()]
+        whole = self._received == self._expected
+        parts = [(session_rows, whole[session_rows.sessions]) for session_rows in self._buffered]
+        self._buffered = [
+            _select(session_rows, ~chosen, self._stored.layout) for session_rows, chosen in parts if not chosen.all()
+        ]
+        parts = [(session_rows, chosen) for session_rows, chosen in parts if chosen.any()]
         if not parts:
             return
         spec = AggregateSpec((_NUMBER,), self._spec.inputs, self._spec.calls, "update")
         groups = Groups(spec, self._make_scratch, whole=True)
         try:
             groups.begin(0)
-            for taken, chosen in parts:
-                groups.fold(self._batch(_select(taken, chosen, self._stored.layout)))
+            for session_rows, chosen in parts:
+                groups.fold(self._batch(_select(session_rows, chosen, self._stored.layout)))
             del parts
             for rows in groups.scan():
                 yield from self._decoded(groups, rows)
         finally:
             groups.close()
 
-    def _batch(self, taken: _SessionRows) -> pa.RecordBatch:
+    def _batch(self, session_rows: _SessionRows) -> pa.RecordBatch:
         """Build a batch for the groups: rows keyed by the number of their session."""
-        hashes = (taken.sessions.view(np.uint64) * _HASH_MULTIPLIER).view(np.int64)
-        columns = [pa.array(hashes), pa.array(taken.sessions), *self._stored.inputs(taken.rows)]
+        hashes = (session_rows.sessions.view(np.uint64) * _HASH_MULTIPLIER).view(np.int64)
+        columns = [pa.array(hashes), pa.array(session_rows.sessions), *self._stored.inputs(session_rows.rows)]
         names = ["__hash", _NUMBER.name, *(field.name for field in self._spec.inputs)]
         return pa.RecordBatch.from_arrays(columns, names=names)
 
@@ -203,8 +205,12 @@ def _copy_rows(rows: Rows, which: np.ndarray, layout: RowLayout) -> Rows:
     return Rows(*gather_rows(rows_at[which], heaps_at[which], layout.width, shape_of(layout).blobs))
 
 
-def _select(taken: _SessionRows, which: np.ndarray, layout: RowLayout) -> _SessionRows:
-    return taken if which.all() else _SessionRows(_copy_rows(taken.rows, which, layout), taken.sessions[which])
+def _select(session_rows: _SessionRows, which: np.ndarray, layout: RowLayout) -> _SessionRows:
+    return (
+        session_rows
+        if which.all()
+        else _SessionRows(_copy_rows(session_rows.rows, which, layout), session_rows.sessions[which])
+    )
 
 
 def concatenate(pieces: Sequence[Rows], layout: RowLayout) -> Rows:

@@ -179,27 +179,27 @@ class SessionOperator:
             ids[chosen] = rows = self._find(heads, stamps, chosen)
             known = (self._table.words, rows, chosen, self._session, pieces.keys, pieces.starts, pieces.ends)
             kernels.classify(*known, stored, simple)
-        most = count
+        simple_keys = count
         if not simple.all():
             which = np.argsort(simple == 0, kind="stable")
-            most = int(np.count_nonzero(simple))
+            simple_keys = int(np.count_nonzero(simple))
             pieces = pieces.select(which)
         self._load(batch, pieces.order)
-        for start in range(0, most, BLOCK):
-            chosen = which[start : min(start + BLOCK, most)]
+        for start in range(0, simple_keys, BLOCK):
+            chosen = which[start : min(start + BLOCK, simple_keys)]
             stop = start + len(chosen)
             # Row ids are only valid as long as the table's epoch does not change.
             rows = ids[chosen] if self._table.epoch == epoch else self._find(heads, stamps, chosen)
             kernels.extend(self._table.words, rows, self._session, pieces.starts[start:stop], pieces.ends[start:stop])
             self._mark_changed(rows, rows)
             self._update(rows, pieces.rows[start : stop + 1])
-        if most < count:
-            others = which[most:]
+        if simple_keys < count:
+            merged_keys = which[simple_keys:]
 
             def fold(rows: Ints, low: int, high: int) -> None:
                 self._update(rows, pieces.rows[low : high + 1])
 
-            self._merge(Rows(heads.words[others], heads.heap), stored[others], pieces, fold, most)
+            self._merge(Rows(heads.words[merged_keys], heads.heap), stored[merged_keys], pieces, fold, simple_keys)
 
     def _blocks(self, keys: Ints) -> Iterator[Ints]:
         """Yield keys, which are in hash order, in blocks.
@@ -293,9 +293,9 @@ class SessionOperator:
         old_starts, old_ends = (np.ascontiguousarray(table.words[old, offset + i]).view(np.int64) for i in (0, 1))
         of_stored, stays = np.empty(len(old), np.int64), np.empty(len(old), np.uint8)
         of_piece, sizes = np.empty(len(starts), np.int64), np.empty(len(stored), np.int64)
-        most = len(old) + len(starts)
-        key, slot, new_starts, new_ends = (np.empty(most, np.int64) for _ in range(4))
-        changed = np.empty(most, np.uint8)
+        capacity = len(old) + len(starts)
+        key, slot, new_starts, new_ends = (np.empty(capacity, np.int64) for _ in range(4))
+        changed = np.empty(capacity, np.uint8)
         count = kernels.merge_sessions(
             *(bounds, old_starts, old_ends, first, starts, ends, key, slot, new_starts, new_ends),
             *(of_stored, stays, of_piece, changed, sizes),
@@ -333,12 +333,12 @@ class SessionOperator:
         """Take out the sessions that the watermark has passed, and yield them."""
         table = self._table
         # Closed sessions that wait to be taken out: memory holds their keys until then.
-        most = max(_MAX_MERGED_SESSIONS, table.portion // (8 * self._layout.key_stop))
+        max_waiting = max(_MAX_MERGED_SESSIONS, table.portion // (8 * self._layout.key_stop))
         done = False
         while not done:
             epoch = table.epoch
             marked: list[Ints] = []
-            kept: list[Rows] = []
+            marked_keys: list[Rows] = []
             waiting = 0
             done = True
             with closing(expiry.due(self._times.closed)) as due:
@@ -348,37 +348,41 @@ class SessionOperator:
                     # A session beside others is only marked: to remove it at once would leave a gap in the ordinals.
                     waiting += kernels.mark_closed(table.words, ids, self._session, self._ordinal, alone)
                     table.remove(ids[alone == 1])
-                    others = ids[alone == 0]
-                    self._mark_changed(others, others)
-                    marked.append(others)
-                    kept.append(Rows(np.ascontiguousarray(rows.words[alone == 0, : self._layout.key_stop]), rows.heap))
+                    marked_ids = ids[alone == 0]
+                    self._mark_changed(marked_ids, marked_ids)
+                    marked.append(marked_ids)
+                    marked_keys.append(
+                        Rows(np.ascontiguousarray(rows.words[alone == 0, : self._layout.key_stop]), rows.heap)
+                    )
                     yield rows
-                    if waiting >= most:
+                    if waiting >= max_waiting:
                         # Renumbering changes the table, which must not happen while `due` runs; so the search begins
                         # again.
                         done = False
                         break
             if waiting:
-                self._remove_closed(kept, np.concatenate(marked) if table.epoch == epoch else None)
+                self._remove_closed(marked_keys, np.concatenate(marked) if table.epoch == epoch else None)
 
-    def _remove_closed(self, left: Sequence[Rows], marked: Ints | None) -> None:
+    def _remove_closed(self, closed_keys: Sequence[Rows], marked: Ints | None) -> None:
         """Remove sessions that are marked as closed.
 
         Args:
-            left: their keys.
+            closed_keys: their keys.
             marked: the ids of their rows, if these are still in memory.
         """
         table = self._table
         epoch = table.epoch
-        heads = [self._find_heads(keys) for keys in left]
+        heads = [self._find_heads(keys) for keys in closed_keys]
         if marked is not None and table.epoch == epoch:
             # Mostly all sessions of a key have been closed: then no session needs a new ordinal.
             rows, places, counts = np.unique(np.concatenate(heads), return_inverse=True, return_counts=True)
             whole = (counts == table.words[rows, self._session + 3].view(np.int64))[places]
             table.remove(marked[whole])
             bounds = bounds_of(np.array([len(ids) for ids in heads]))
-            left = [Rows(keys.words[~whole[bounds[i] : bounds[i + 1]]], keys.heap) for i, keys in enumerate(left)]
-        for keys in left:
+            closed_keys = [
+                Rows(keys.words[~whole[bounds[i] : bounds[i + 1]]], keys.heap) for i, keys in enumerate(closed_keys)
+            ]
+        for keys in closed_keys:
             self._renumber(keys)
 
     def _find_heads(self, keys: Rows) -> Ints:

@@ -70,7 +70,7 @@ class RowLists(Accumulator):
         return np.ascontiguousarray(table.words[sessions, first]).view(np.int64)
 
     def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
-        first, number, others = (place.offset for place in self.places[:3])
+        first, number, further = (place.offset for place in self.places[:3])
         names = np.ascontiguousarray(source.words[:, first])
         is_further = np.ones(len(rows), np.uint8)
         # A new session takes the first list of the first session that is merged into it; all others are further lists.
@@ -80,9 +80,9 @@ class RowLists(Accumulator):
             table.words[new_sessions, first] = names[fresh[which]]
             is_further[fresh[which]] = 0
         np.add.at(table.words[:, number], rows, source.words[:, number])
-        self._blobs.make_room(table, rows, 0, others, width=_WIDTH, valid=is_further)
-        kernels.append_fixed(table.words, table.heap.data, rows, 0, others, names.view(np.uint8), is_further, _WIDTH)
-        self._blobs.append(table, rows, others, source)
+        self._blobs.make_room(table, rows, 0, further, width=_WIDTH, valid=is_further)
+        kernels.append_fixed(table.words, table.heap.data, rows, 0, further, names.view(np.uint8), is_further, _WIDTH)
+        self._blobs.append(table, rows, further, source)
 
     def with_several_lists(self, words: Words, sessions: Ints) -> Ints:
         """Return the positions of sessions (row ids) that have more than one list."""
@@ -94,11 +94,11 @@ class RowLists(Accumulator):
 
     def of(self, sessions: Rows) -> tuple[Ints, Ints]:
         """Return the lists of sessions: for each list its session, and its initial boundary."""
-        first, others = self.places[0].offset, self.places[2].offset
+        first, further = self.places[0].offset, self.places[2].offset
         offsets = np.empty(sessions.count + 1, np.int64)
-        kernels.list_offsets(sessions.words, others, _WIDTH, offsets)
+        kernels.list_offsets(sessions.words, further, _WIDTH, offsets)
         more = np.empty(int(offsets[-1]), np.int64)
-        kernels.read_fixed(sessions.words, sessions.heap, others, offsets, _WIDTH, more.view(np.uint8))
+        kernels.read_fixed(sessions.words, sessions.heap, further, offsets, _WIDTH, more.view(np.uint8))
         sizes = np.diff(offsets) + 1
         owners = np.repeat(np.arange(sessions.count), sizes)
         boundaries = np.empty(len(owners), np.int64)

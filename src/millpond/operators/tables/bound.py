@@ -30,20 +30,20 @@ def accumulators(
     ]
 
 
-def state_columns(made: Sequence[Accumulator]) -> list[tuple[Column, bool]]:
+def state_columns(calls: Sequence[Accumulator]) -> list[tuple[Column, bool]]:
     """Return the columns of their state, named by the calls' fields, each with whether a fresh row has null there."""
     return [
         (
             Column(f"{number if call_state.call.field is None else call_state.call.field}.{part}", column.kind),
             column.null,
         )
-        for number, call_state in enumerate(made)
+        for number, call_state in enumerate(calls)
         for part, column in enumerate(call_state.columns)
     ]
 
 
-def bind(made: Sequence[Accumulator], places: Sequence[Place]) -> None:
+def bind(calls: Sequence[Accumulator], places: Sequence[Place]) -> None:
     """Bind accumulators to the first places, in the order of `state_columns`."""
     remaining = iter(places)
-    for call_state in made:
+    for call_state in calls:
         call_state.bind([next(remaining) for _ in call_state.columns])

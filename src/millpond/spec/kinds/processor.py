@@ -194,7 +194,7 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
             for variable in self.variables
         )
         # In the order of names, so that the order in which a program declares variables does not matter.
-        variables = sorted([*own, *idle], key=lambda one: one.name)
+        variables = sorted([*own, *idle], key=lambda variable: variable.name)
         return msgspec.structs.replace(self, variables=tuple(variables))
 
     @property
@@ -212,7 +212,7 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
             columns=self.key_fields,
             keys=tuple(range(len(self.keys))),
             outputs=(),
-            variables=tuple(sorted(variables, key=lambda one: one.name)),
+            variables=tuple(sorted(variables, key=lambda variable: variable.name)),
             time_mode=self.time_mode,
             output_mode=self.output_mode,
         )
@@ -256,8 +256,8 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
 
     def part_of(self, table: str) -> str | None:
         """Return the variable whose table, or table of parts, this is; or `timers`."""
-        beside = (variable.name for variable in self.variables if variable.parts == table)
-        return super().part_of(table) or next(beside, None)
+        owners = (variable.name for variable in self.variables if variable.parts == table)
+        return super().part_of(table) or next(owners, None)
 
     def table_columns(self, table: str) -> tuple[Field, ...]:
         """Return the columns of a table's rows as a user reads them: the key, then the variable under its name."""

@@ -53,8 +53,10 @@ class RankSpec(OrderedRows, frozen=True, tag="rank"):
     @property
     def access_pattern(self) -> AccessPattern:
         """The statically chosen store."""
-        held = "all rows of a key, since rows go again" if self.retracts else f"the first {self.limit} of a key's rows"
-        return AccessPattern("read-modify-write", f"{held}, in order, replaced whole")
+        stored = (
+            "all rows of a key, since rows go again" if self.retracts else f"the first {self.limit} of a key's rows"
+        )
+        return AccessPattern("read-modify-write", f"{stored}, in order, replaced whole")
 
     @property
     def functions(self) -> tuple[str, ...]:
