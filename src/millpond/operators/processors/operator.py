@@ -136,7 +136,7 @@ class ProcessorOperator:
     def _make_input(self, phase: Phase) -> Input:
         """Return a store for rows until all are there."""
         column_order = self._column_orders[phase]
-        return Input(column_order.keys, column_order.remaining_lengths, self._make_table, self._comparison_leaf, phase)
+        return Input(column_order.keys, column_order.others, self._make_table, self._comparison_leaf, phase)
 
     @staticmethod
     def _comparison_leaf(leaf: Leaf) -> Leaf:
