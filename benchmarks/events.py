@@ -34,7 +34,7 @@ def events_alone(frame: DataFrame, output_mode: str) -> DataFrame:
         A stateless query; where there are several inputs, their rows one after another, each in columns of its own.
     """
     decision = decide(frame, output_mode)
-    pipes = [_through] * len(decision.ours)
+    pipes = [_through] * len(decision.on_millpond)
     catalyst = Catalyst(frame.sparkSession)
     plan = catalyst.analyzed(rewrite_plan(frame, decision, 1, pipes, MapSides(pipes)))
     inputs = [

@@ -32,7 +32,7 @@ def _lines() -> Iterator[str]:
         yield "|---|---|---|---|"
         for metric in METRICS:
             if metric.group == group:
-                yield f"| `{metric.name}` | {metric.unit} | {metric.reducer.__name__} | {metric.text} |"
+                yield f"| `{metric.name}` | {metric.unit} | {metric.reducer.__name__} | {metric.description} |"
 
 
 if __name__ == "__main__":

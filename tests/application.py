@@ -13,7 +13,7 @@ from millpond.checkpoint.state_schema import OperatorSchema, StateSchema, plain,
 from millpond.files.locations.opening import open_filesystem
 from millpond.operators.kinds.registry import state_tables
 from millpond.query.logs.query_logs import QueryLogs, RollBack
-from millpond.query.starting.recovery_point import begin
+from millpond.query.starting.recovery_point import write_base_and_find_replays
 from millpond.slot.partition.partitions import PartitionServer
 from millpond.spec.kinds.union import OperatorSpec
 from millpond.tasks.operator_task import OperatorTask, SlotSettings
@@ -43,7 +43,7 @@ class Application(ABC):
         self.roll_back = RollBack(self.checkpoint, self.query_logs, self.files, generation.number)
         self.roll_back.undo_interrupted()
         recovery = Recovery(self.files, generation, 1)
-        again = begin(recovery, self.query_logs, shape=self.shape(recovery))
+        again = write_base_and_find_replays(recovery, self.query_logs, shape=self.shape(recovery))
         self.task = OperatorTask(
             application="app",
             query="query",
@@ -61,7 +61,7 @@ class Application(ABC):
         host.mkdir(exist_ok=True)
         self.server = PartitionServer(host)
         for batch in again:
-            with self.roll_back.again(batch):
+            with self.roll_back.replaying(batch):
                 self.run(batch)
                 self.server.drain(self.task.key, 10)
 

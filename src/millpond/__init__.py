@@ -131,7 +131,7 @@ def explain(df: DataFrame, output_mode: str = "update", *, as_dict: bool = False
     from millpond.plan import explain as explaining
     from millpond.plan.catalyst.jvm import Catalyst
     from millpond.plan.decide import decide
-    from millpond.query.starting.checks import check_session, runs_nowhere
+    from millpond.query.starting.checks import check_session, unsupported_anywhere
 
     check_session(df)
     if not df.isStreaming:
@@ -141,8 +141,8 @@ def explain(df: DataFrame, output_mode: str = "update", *, as_dict: bool = False
     settings = read_settings(Catalyst(df.sparkSession).settings)
     decision = decide(df, output_mode, pattern=settings.store_pattern, map_groups=settings.map_groups)
     if as_dict:
-        return explaining.as_dict(decision, runs_nowhere(df, decision))
-    print(explaining.as_text(decision, runs_nowhere(df, decision)))
+        return explaining.as_dict(decision, unsupported_anywhere(df, decision))
+    print(explaining.as_text(decision, unsupported_anywhere(df, decision)))
     return None
 
 
@@ -175,11 +175,11 @@ def lookahead(df: DataFrame, *columns: str) -> DataFrame:
               keys may be announced by: lookahead(value), exchange
           commits: async
     """
-    from millpond.plan.lookahead.stages import staged
+    from millpond.plan.lookahead.stages import lookahead_stage
     from millpond.query.starting.checks import check_session
 
     check_session(df)
-    return staged(df, columns)
+    return lookahead_stage(df, columns)
 
 
 def read_state(
@@ -317,8 +317,8 @@ def enrich(
         >>> millpond.enrich(clicks, ads, on="ad_id", columns="campaign bigint, price decimal(10,2)")
         DataFrame[ad_id: bigint, campaign: bigint, price: decimal(10,2)]
     """
-    from millpond.plan.enriching import enriched
+    from millpond.plan.lookup_join import lookup_join
     from millpond.query.starting.checks import check_session
 
     check_session(df)
-    return enriched(df, table, on, columns, how, cache, ttl, timeout, retries, concurrency, batch, on_error)
+    return lookup_join(df, table, on, columns, how, cache, ttl, timeout, retries, concurrency, batch, on_error)

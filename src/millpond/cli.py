@@ -14,7 +14,7 @@ from rich.table import Table
 
 from millpond.conf import KEY_GROUP_BITS
 from millpond.errors import MillpondError, StateDamagedError, UsageError
-from millpond.words import counted
+from millpond.humanize import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,8 +38,8 @@ if not _out.is_terminal and "COLUMNS" not in os.environ:
     _out.width = 1000  # do not wrap tables in pipes and files
 
 
-def _tell_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         from millpond import __version__
 
         _out.print(f"millpond {__version__}", highlight=False)
@@ -49,7 +49,7 @@ def _tell_version(asked: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """A state engine for PySpark Structured Streaming."""

@@ -370,7 +370,7 @@ def read_settings(conf: Mapping[str, str]) -> Settings:
     values: dict[str, Any] = {}
     for name, text in conf.items():
         if not name.lower().startswith(PREFIX):
-            if _meant(name):
+            if _is_misspelt(name):
                 raise _unknown(name)
             continue
         setting = SETTINGS.get(name.removeprefix(PREFIX))
@@ -385,7 +385,7 @@ def read_settings(conf: Mapping[str, str]) -> Settings:
     return Settings(**values)
 
 
-def _meant(name: str) -> bool:
+def _is_misspelt(name: str) -> bool:
     """Return whether a name without the prefix is a misspelt setting of Millpond."""
     first, _, rest = name.lower().removeprefix("spark.").partition(".")
     return bool(rest and difflib.get_close_matches(first, [PREFIX.split(".")[1]], cutoff=0.8))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-FIGURE_COLUMN = "__figure"
+METRIC_COLUMN = "__figure"
 _BITS = 6
 
 
@@ -20,7 +20,7 @@ class Metric(NamedTuple):
     Attributes:
         name: as in Spark's `observedMetrics`.
         group: the operators that report it (see `GROUPS`).
-        text: what it counts or measures.
+        description: what it counts or measures.
         unit: the unit of its values.
         reducer: how the partitions' values are aggregated: `sum`, `max` or `min`.
         durable: whether the manifest of a partition keeps it, for readers outside of the application.
@@ -29,7 +29,7 @@ class Metric(NamedTuple):
 
     name: str
     group: str
-    text: str
+    description: str
     unit: str = "count"
     reducer: Callable[[Iterable[float]], float] = sum
     durable: bool = False
@@ -126,36 +126,36 @@ def _group(*groups: str) -> tuple[str, ...]:
     return tuple(metric.name for metric in METRICS if metric.group in groups)
 
 
-FIGURES = _group("every")
-READ_AHEAD = _group("lists")
-OBSERVED = _group("observed")
-REQUESTS = _group("requests")
-TIERS = _group("tiers")
-REMOTE = _group("requests", "tiers", "commit")
-COMPACTIONS = _group("compactions")
-AHEAD = _group("hints")
-PROCESSORS = _group("processors")
-LOOKUPS = _group("lookups")
-COMBINED = _group("combined")
-DURABLE = tuple(metric.name for metric in METRICS if metric.durable)
+OPERATOR_METRICS = _group("every")
+LIST_METRICS = _group("lists")
+ADAPTIVE_METRICS = _group("observed")
+REQUEST_METRICS = _group("requests")
+TIER_METRICS = _group("tiers")
+OBJECT_STORE_METRICS = _group("requests", "tiers", "commit")
+COMPACTION_METRICS = _group("compactions")
+HINT_METRICS = _group("hints")
+PROCESSOR_METRICS = _group("processors")
+LOOKUP_METRICS = _group("lookups")
+COMBINED_METRICS = _group("combined")
+DURABLE_METRICS = tuple(metric.name for metric in METRICS if metric.durable)
 
-COUNTED = ("input_rows", "output_rows", "late_rows", "cache_hits", "cache_misses")
+ADDED_METRICS = ("input_rows", "output_rows", "late_rows", "cache_hits", "cache_misses")
 """Metrics of every operator that add up over batches."""
 
-PRICES = {"puts": 5.0, "gets": 0.4, "lists": 5.0, "heads": 0.4}
+REQUEST_PRICES = {"puts": 5.0, "gets": 0.4, "lists": 5.0, "heads": 0.4}
 """Micro-dollars a request: the list price of S3 Standard in us-east-1 as of November 2026, 0.005 dollars for 1,000 PUT,
 COPY, POST and LIST requests, 0.0004 for 1,000 of any other kind; deletions are free (https://aws.amazon.com/s3/pricing).
 docs/guides/state-on-s3.md has the same figures."""
 
 
-def observation(operator: int) -> str:
+def observation_name(operator: int) -> str:
     """Return the name of an operator's metrics in Spark's `observedMetrics`."""
     return f"millpond-{operator}" if operator else "millpond"
 
 
-def text(name: str) -> str:
+def description(name: str) -> str:
     """Return a metric's description as a sentence."""
-    sentence = _METRICS[name].text
+    sentence = _METRICS[name].description
     return f"{sentence[0].upper()}{sentence[1:]}."
 
 
@@ -174,15 +174,15 @@ def pack(metrics: Mapping[str, float]) -> list[int]:
     ]
 
 
-def unpacking(name: str) -> str:
+def unpack_sql(name: str) -> str:
     """Return SQL that computes one metric from the column of the partitions' values."""
     metric = _METRICS[name]
-    chosen = f"{FIGURE_COLUMN} & {(1 << _BITS) - 1} = {METRICS.index(metric)}"
-    value = f"if({chosen}, shiftright({FIGURE_COLUMN}, {_BITS}), null)"
+    chosen = f"{METRIC_COLUMN} & {(1 << _BITS) - 1} = {METRICS.index(metric)}"
+    value = f"if({chosen}, shiftright({METRIC_COLUMN}, {_BITS}), null)"
     total = f"{metric.reducer.__name__}({value})"
     return f"{total} / {metric.scale}" if metric.scale != 1 else total
 
 
-def request_cost(figures: Mapping[str, float]) -> float:
+def request_cost(metrics: Mapping[str, float]) -> float:
     """Return the cost of the requests that the metrics count, in micro-dollars."""
-    return sum(price * figures.get(name, 0.0) for name, price in PRICES.items())
+    return sum(price * metrics.get(name, 0.0) for name, price in REQUEST_PRICES.items())

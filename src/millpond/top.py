@@ -12,21 +12,21 @@ from rich.table import Table
 from rich.text import Text
 
 from millpond.errors import MillpondError, TransientError, UsageError
+from millpond.humanize import counted
 from millpond.metrics import (
-    COMPACTIONS,
+    COMPACTION_METRICS,
     FETCH,
     LOOKAHEAD,
     LOOKAHEADS,
     PREFETCH,
-    PRICES,
+    REQUEST_PRICES,
     SLACK,
-    TIERS,
+    TIER_METRICS,
     WAITING,
     request_cost,
 )
 from millpond.query.progress.reader import BatchProgress, Progress, ProgressReader
 from millpond.slot.process.queries import find_running_query
-from millpond.words import counted
 from millpond.worker.client import CommitHealth, commit_health
 
 _SILENCE_SECONDS = 3.0
@@ -55,12 +55,12 @@ def watch(checkpoint: str, console: Console, interval: float, *, once: bool) -> 
             file=checkpoint,
         )
     if once or not console.is_terminal:
-        console.print(picture(reader.look(), *_running(reader.state)))
+        console.print(frame(reader.read(), *_running(reader.state)))
         return
     with suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False, screen=True) as live:
         while True:
             try:
-                live.update(picture(reader.look(), *_running(reader.state)), refresh=True)
+                live.update(frame(reader.read(), *_running(reader.state)), refresh=True)
             except TransientError as error:  # the store may answer next time
                 live.update(Text(str(error), style="red"), refresh=True)
             time.sleep(interval)
@@ -78,7 +78,7 @@ def _running(state: str) -> tuple[int | None, CommitHealth | None]:
         return note.process.pid, None
 
 
-def picture(progress: Progress, process: int | None, health: CommitHealth | None) -> RenderableType:
+def frame(progress: Progress, process: int | None, health: CommitHealth | None) -> RenderableType:
     """Draw one frame.
 
     Args:
@@ -87,8 +87,8 @@ def picture(progress: Progress, process: int | None, health: CommitHealth | None
         health: the commit health of its slots; None if they did not answer.
     """
     parts: list[RenderableType] = [_head(progress, process)]
-    if health is not None and health.troubles:
-        parts += [Text(trouble, style="bold red") for trouble in health.troubles]
+    if health is not None and health.failures:
+        parts += [Text(trouble, style="bold red") for trouble in health.failures]
     if not progress.batches:
         return Group(*parts, Text("no durable version yet"))
     timed = [batch for batch in progress.batches if batch.seconds]
@@ -140,7 +140,7 @@ def _batches(progress: Progress, timed: list[BatchProgress], health: CommitHealt
 
 def _tiers(recent: list[BatchProgress]) -> str:
     """Describe the tiers that blocks were read from; empty without reads."""
-    counts = {name: sum(batch.tiers.get(name, 0) for batch in recent) for name in TIERS}
+    counts = {name: sum(batch.tiers.get(name, 0) for batch in recent) for name in TIER_METRICS}
     places = {"memory_blocks": "memory", "disk_blocks": "local copies", "remote_blocks": "the object store"}
     read = sum(counts[name] for name in places)
     if not read:
@@ -154,7 +154,7 @@ def _compactions(recent: Sequence[BatchProgress]) -> str:
     last = recent[-1].compactions
     if WAITING not in last:
         return ""
-    counts = {name: sum(batch.compactions.get(name, 0) for batch in recent) for name in COMPACTIONS}
+    counts = {name: sum(batch.compactions.get(name, 0) for batch in recent) for name in COMPACTION_METRICS}
     return (
         f"{last[WAITING]} waiting, {counts['remote_compactions']} by compactors ("
         f"{_size(counts['remote_compacted_bytes'])}), {counts['local_compactions']} by slots "
@@ -165,7 +165,7 @@ def _compactions(recent: Sequence[BatchProgress]) -> str:
 def _requests(recent: list[BatchProgress]) -> str:
     """Describe the requests to the object store for each batch; from two batches on, their cost a day at this rate."""
     counts = [batch.requests for batch in recent]
-    means = {name: sum(count.get(name, 0) for count in counts) / len(counts) for name in PRICES}
+    means = {name: sum(count.get(name, 0) for count in counts) / len(counts) for name in REQUEST_PRICES}
     per_batch = ", ".join(f"{mean:.3g} {name}" for name, mean in means.items()) + " a batch"
     span = (recent[-1].planned or 0.0) - (recent[0].planned or 0.0)
     if span <= 0.0:
@@ -210,11 +210,11 @@ def _prefetching(recent: Sequence[BatchProgress]) -> Table:
             continue
         batches = [batch.operators[index].prefetched for batch in recent]
         read, used, dropped = (
-            sum(figures.get(name, 0) for figures in batches)
+            sum(metrics.get(name, 0) for metrics in batches)
             for name in ("prefetched_keys", "prefetched_used", "dropped_hints")
         )
-        slack = [figures[SLACK] for figures in batches if SLACK in figures]
-        longest = max(figures.get(PREFETCH, 0) for figures in batches)
+        slack = [metrics[SLACK] for metrics in batches if SLACK in metrics]
+        longest = max(metrics.get(PREFETCH, 0) for metrics in batches)
         table.add_row(
             f"{index}: {operator.title}",
             LOOKAHEADS[operator.prefetched[LOOKAHEAD]],
@@ -238,10 +238,10 @@ def _lookups(recent: Sequence[BatchProgress]) -> Table:
             continue
         batches = [batch.operators[index].looked_up for batch in recent]
         requests, *keys = (
-            sum(figures.get(name, 0) for figures in batches)
+            sum(metrics.get(name, 0) for metrics in batches)
             for name in ("fetches", "fetched_keys", "announced_keys", "failed_keys")
         )
-        longest = max(figures.get(FETCH, 0) for figures in batches)
+        longest = max(metrics.get(FETCH, 0) for metrics in batches)
         cells = [f"{requests:,}", *(f"{count:,}" for count in keys), _time(longest / 1000) if requests else "–"]
         table.add_row(f"{index}: {operator.title}", *cells)
     return table

@@ -47,7 +47,7 @@ from millpond.files.backends.local import LocalFiles
 from millpond.files.refs import RunRef, TableManifest
 from millpond.query.logs.fork import check_fork
 from millpond.query.logs.query_logs import LOGS, QueryLogs, RollBack
-from millpond.query.starting.recovery_point import begin
+from millpond.query.starting.recovery_point import write_base_and_find_replays
 from millpond.slot.partition.remote_compaction import RemoteCompaction, RemoteStats
 from millpond.spec.kinds.deduplicate import DeduplicateSpec
 from tests.chaos.compactors import Compactor, Merger, Stalled, made_for
@@ -422,7 +422,7 @@ class World:
     @property
     def planned(self) -> dict[int, float]:
         """Spark's plans, and when they were written."""
-        return self._raw_ledger.written("offsets")
+        return self._raw_ledger.entry_times("offsets")
 
     def check_ledger(self) -> None:
         """Whatever dies now, a start can go on: every partition is durable at the last committed batch, at least."""
@@ -603,11 +603,11 @@ class World:
         rollback = RollBack(self._ledger_files, self.query_logs, self.state, generation.number)
         rollback.undo_interrupted()
         recovery = Recovery(self.state, generation, operators=1)
-        again = begin(recovery, self.query_logs, retain=self.state_retain)
+        again = write_base_and_find_replays(recovery, self.query_logs, retain=self.state_retain)
         self.generation, self.run = generation.number, next(self._runs)
         self.runs.append(self.run)
         for batch in again:
-            with rollback.again(batch):
+            with rollback.replaying(batch):
                 self._replay(batch)
         self._collector = Collector(
             self.state,
@@ -631,7 +631,7 @@ class World:
             planned += 1
             self.query_logs.put("offsets", planned, b"{}")
             for log in LOGS:
-                for batch in self._raw_ledger.written(log):
+                for batch in self._raw_ledger.entry_times(log):
                     if batch < planned - self.retain:
                         self.query_logs.remove(log, batch)
         assert planned == committed + 1

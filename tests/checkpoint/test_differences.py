@@ -11,7 +11,7 @@ import pytest
 from millpond.checkpoint.differences import differences
 from millpond.checkpoint.state_schema import BetweenSchema, OperatorSchema, StateSchema, plain
 from millpond.errors import StateIncompatibleError
-from millpond.query.starting.evolution import lasting, named
+from millpond.query.starting.evolution import persistent_spec, with_state_names
 from millpond.spec.kinds.union import OperatorSpec
 from millpond.spec.operators import AggregateCall, EventTime, Field, Order, Windows
 from tests.spec.test_kinds import EXAMPLES, GROUP, NUMBER, SIDE, TEXTS, K, T, V
@@ -30,7 +30,7 @@ SPECS = EXAMPLES | EXTRA
 
 
 def query(spec: OperatorSpec, name: str = "it", functions: tuple[str, ...] = ()) -> dict[str, Any]:
-    pinned: dict[str, Any] = plain(StateSchema(1 << 15, (OperatorSchema(name, lasting(spec), {}, functions),)))
+    pinned: dict[str, Any] = plain(StateSchema(1 << 15, (OperatorSchema(name, persistent_spec(spec), {}, functions),)))
     return pinned
 
 
@@ -286,7 +286,7 @@ def test_no_difference_goes_unsaid(name: str) -> None:
             changed = msgspec.structs.replace(spec, **{field: value})
             try:
                 msgspec.convert(plain(changed), OperatorSpec)
-                same = lasting(changed) == lasting(spec)
+                same = persistent_spec(changed) == persistent_spec(spec)
                 lines = differences(query(spec), query(changed))
             except (IndexError, ValueError):  # a value of another kind, or a position that there is not
                 continue
@@ -359,7 +359,7 @@ def test_a_spec_of_another_version_is_refused() -> None:
             "it: another version of Millpond made its state, which this one does not read"
         ]
     with pytest.raises(StateIncompatibleError, match="it: another version of Millpond made its state"):
-        named(RUNNING, OperatorSchema("it", broken["operators"][0]["spec"], {}))
+        with_state_names(RUNNING, OperatorSchema("it", broken["operators"][0]["spec"], {}))
 
 
 def test_operators_that_come_and_go() -> None:

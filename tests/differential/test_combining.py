@@ -380,8 +380,8 @@ def test_forms_change_from_batch_to_batch(spark: SparkSession, tmp_path: Path, m
         forms[:], started[:] = [chosen], tasks
         chosen.choose(exchange_id(tasks[0]), "combined")
 
-    monkeypatch.setattr("millpond.query.writer.begin_forms", begin)
-    monkeypatch.setattr("millpond.query.writer.choose_forms", lambda *arguments, **more: None)
+    monkeypatch.setattr("millpond.query.writer.choose_first_forms", begin)
+    monkeypatch.setattr("millpond.query.writer.watch_forms", lambda *arguments, **more: None)
     rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1000).load()
     rows.createOrReplaceTempView("numbers")
     query = spark.sql(

@@ -211,9 +211,9 @@ def test_rows_are_the_same_whatever_is_announced(
             if hints == "wrong":
                 patch.setattr(writer, "ExchangeWrite", WrongExchangeWrite)
                 # Small batches whose keys are in memory would go without it.
-                patch.setattr(writer, "choose_forms", lambda *arguments, **more: None)
+                patch.setattr(writer, "watch_forms", lambda *arguments, **more: None)
             run(df, case.mode, checkpoint, ours=True, into=actual)
-        told = [batch.operators[-1] for batch in ProgressReader(str(checkpoint)).look().batches][-batches:]
+        told = [batch.operators[-1] for batch in ProgressReader(str(checkpoint)).read().batches][-batches:]
         missed += sum(one.cache_misses for one in told)
         if hints == "off":
             assert not any(one.prefetched for one in told)

@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 
 from millpond.files.locations.opening import open_filesystem
 from millpond.plan.catalyst.jvm import Catalyst
-from millpond.query.lookahead.sources import upcoming
+from millpond.query.lookahead.sources import upcoming_rows
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def main() -> None:
     source = spark.readStream.format("kafka").option("kafka.bootstrap.servers", address)
     stream = source.option("subscribe", "numbers").option("startingOffsets", "earliest").load()
     node = next(one for one in Catalyst(spark).analyzed(stream).walk() if one.kind.startswith("StreamingRelation"))
-    ahead = upcoming(node, open_filesystem("/tmp"))
+    ahead = upcoming_rows(node, open_filesystem("/tmp"))
     assert ahead is not None
     looks: list[list[int] | None] = []
 

@@ -367,7 +367,7 @@ def test_workers_and_the_query_are_killed_and_stalled(
         assert query.told("local_compactions") == 0
         assert query.told("compaction_ms") == 0
         assert query.told("remote_compacted_bytes") > 0
-        looked = ProgressReader(location).look()
+        looked = ProgressReader(location).read()
         assert sum(batch.compactions["remote_compactions"] for batch in looked.batches) > 0
         left = query.held(third, AFTER)
         unanswered = query.open_requests()

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import millpond
-from millpond.query.session import PLANNING
+from millpond.query.session import PLANNING_SETTINGS
 from tests.differential.data import batch, write
 from tests.differential.harness import Batches, assert_equal, plain, run, stream
 
@@ -82,7 +82,7 @@ def test_queries_started_in_a_function_run_as_anywhere(spark: SparkSession, tmp_
             df.collect()
             if number:
                 return
-            settings.extend(df.sparkSession.conf.get(name, None) for name in PLANNING)
+            settings.extend(df.sparkSession.conf.get(name, None) for name in PLANNING_SETTINGS)
             run(chained(df.sparkSession), "append", tmp_path / f"inner {ours}", ours=False, into=found)
             twice = counts(df.sparkSession, tmp_path / "in").groupBy("count(1)").count()
             try:

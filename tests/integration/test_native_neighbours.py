@@ -56,7 +56,7 @@ def test_windows_close_above_deduplication(spark: SparkSession, tmp_path: Path, 
     for ours, into in enumerate(outputs):
         df = query(spark.newSession())
         run(df, "append", tmp_path / f"checkpoint{ours}", ours=bool(ours), into=into)
-    assert len(decide(query(spark.newSession()), "append").ours) == here
+    assert len(decide(query(spark.newSession()), "append").on_millpond) == here
     assert (tmp_path / "checkpoint1" / "millpond").exists() == bool(here)
     assert (tmp_path / "checkpoint1" / "state").exists()
     assert_equal(outputs[1], outputs[0])

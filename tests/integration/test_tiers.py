@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from millpond.metrics import REQUESTS, TIERS
+from millpond.metrics import REQUEST_METRICS, TIER_METRICS
 from tests.integration.tiers_job import VALUES
 
 JOB = Path(__file__).with_name("tiers_job.py")
@@ -94,7 +94,7 @@ def test_rows_are_right_and_figures_tell_of_each_tier(tmp_path: Path, disk: int 
     check_rows(tmp_path)
     assert [each["batch"] for each in told] == list(range(GROWING + MIXED + HOT))
     assert told[-1]["state_rows"] == KEYS
-    totals = {name: sum(each[name] for each in told) for name in (*TIERS, *REQUESTS)}
+    totals = {name: sum(each[name] for each in told) for name in (*TIER_METRICS, *REQUEST_METRICS)}
     assert totals["put_bytes"] > STATE // 2
     assert totals["remote_blocks"] or disk is None
     assert bool(totals["disk_blocks"]) == (disk != 0)

@@ -30,7 +30,7 @@ from millpond.errors import StateDamagedError, StateIncompatibleError, Unsupport
 from millpond.files.locations.opening import open_filesystem
 from millpond.lookup import Connection, Found, PostgresTable, RedisTable
 from millpond.plan.catalyst.jvm import Catalyst
-from millpond.plan.catalyst.lookups import looks_up, lookup_spec
+from millpond.plan.catalyst.lookups import is_lookup_join, lookup_spec
 from millpond.spec.kinds.enrich import EnrichSpec
 from tests import real_postgres, real_redis
 from tests.differential.harness import Batches, assert_equal, order, plain, run
@@ -473,7 +473,7 @@ class TestPlans:
 def spec_of(df: DataFrame) -> EnrichSpec:
     """Return the spec that was made of the arguments."""
     catalyst = Catalyst(df.sparkSession)
-    spec = lookup_spec(catalyst, next(node for node in catalyst.analyzed(df).walk() if looks_up(node)))
+    spec = lookup_spec(catalyst, next(node for node in catalyst.analyzed(df).walk() if is_lookup_join(node)))
     assert spec is not None
     return spec
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 from millpond.operators.processors.calls import Changes, FetchState, Phase
 from millpond.slot.process.messages import Call
 from millpond.tasks.user_processor import UserProcessor
-from millpond.worker.processors.processor import Running
+from millpond.worker.processors.processor import RunningProcessor
 from millpond.worker.processors.start import start_processor
 
 
@@ -24,7 +24,7 @@ class Called:
     def __init__(self, user: UserProcessor, before: Callable[[], None] = lambda: None) -> None:
         self._user = user
         self._before = before
-        self._running: Running | None = None
+        self._running: RunningProcessor | None = None
         self._answer: FetchState | None = None
 
     def __call__(

@@ -20,7 +20,7 @@ from millpond.spec.operators import AggregateCall, EventTime, Windows
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.run_set import RunSet
-from millpond.worker.hints import _different
+from millpond.worker.hints import _distinct_positions
 from tests.operators.rig import fields
 from tests.stores.shelf import Shelf
 
@@ -155,11 +155,11 @@ def test_late_rows_and_slices_without_rows_are_not_read(tmp_path: Path) -> None:
 def test_a_key_is_announced_once_for_each_time() -> None:
     hashes, times = np.array([5, 5, 3, 5, 3], np.uint64), [1, 2, 1, 1, None]
     keys = pa.record_batch([pa.array(hashes), pa.array(times, pa.int64())], names=["__hash", "t"])
-    assert sorted(_different(keys, hashes).tolist()) == [0, 1, 2, 4]
+    assert sorted(_distinct_positions(keys, hashes).tolist()) == [0, 1, 2, 4]
     sides = pa.array([True, False, True, None, True])
     both = pa.record_batch([pa.array(hashes), sides, pa.array(times, pa.int64())], names=["__hash", "right", "t"])
-    assert sorted(_different(both, hashes).tolist()) == [0, 1, 2, 3, 4]
+    assert sorted(_distinct_positions(both, hashes).tolist()) == [0, 1, 2, 3, 4]
     one = pa.record_batch([pa.array(hashes), pa.array([True, False, True, True, True])], names=["__hash", "right"])
-    assert sorted(_different(one, hashes).tolist()) == [0, 1, 2]
+    assert sorted(_distinct_positions(one, hashes).tolist()) == [0, 1, 2]
     named = pa.record_batch([pa.array(hashes), pa.array(list("ababc"))], names=["__hash", "name"])
-    assert sorted(_different(named, hashes).tolist()) == [0, 2]
+    assert sorted(_distinct_positions(named, hashes).tolist()) == [0, 2]

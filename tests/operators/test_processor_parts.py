@@ -221,7 +221,7 @@ class Lists:
 
 def test_parts_that_are_much_larger_than_most(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("millpond.operators.processors.stored_variable._MAX_BYTES", 64 << 10)
-    monkeypatch.setattr("millpond.worker.processors.state.lists._MOST", 1)
+    monkeypatch.setattr("millpond.worker.processors.state.lists._MAX_SENT_ELEMENTS", 1)
     lists = Lists()
     wanted = [(str(n),) for n in range(100)] + [("x" * 40_000,), ("y" * 40_000,)]
     for start in range(0, len(wanted), 2):

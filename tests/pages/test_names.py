@@ -107,12 +107,26 @@ def test_log_lines_are_logged() -> None:
 
 
 def test_figures_are_reported() -> None:
-    from millpond.metrics import COMPACTIONS, FIGURES, LOOKUPS, OBSERVED, READ_AHEAD, TIERS
+    from millpond.metrics import (
+        ADAPTIVE_METRICS,
+        COMPACTION_METRICS,
+        LIST_METRICS,
+        LOOKUP_METRICS,
+        OPERATOR_METRICS,
+        TIER_METRICS,
+    )
 
     told = re.findall(r"^\| (.+?) \|", section("alerts.md", "Figures"), re.M)
     named = {name for cell in told for name in re.findall(r"`(\w+)`", cell)}
     assert named
-    assert named <= {*FIGURES, *LOOKUPS, *READ_AHEAD, *OBSERVED, *TIERS, *COMPACTIONS}
+    assert named <= {
+        *OPERATOR_METRICS,
+        *LOOKUP_METRICS,
+        *LIST_METRICS,
+        *ADAPTIVE_METRICS,
+        *TIER_METRICS,
+        *COMPACTION_METRICS,
+    }
 
 
 def test_the_version_is_that_of_the_project() -> None:

@@ -15,7 +15,7 @@ from millpond.errors import UnsupportedError
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.python import worker_settings
 from millpond.plan.catalyst.windows import needed_columns
-from millpond.plan.changelog.changes import filtered
+from millpond.plan.changelog.changes import may_split_updates
 from millpond.plan.decide import decide
 from millpond.plan.explain import as_dict
 from millpond.query.starting.state_schema import state_schema_of
@@ -25,7 +25,7 @@ from millpond.spec.kinds.over import OverSpec
 from millpond.spec.kinds.rank import RankSpec
 from millpond.spec.kinds.session import SessionSpec
 from millpond.spec.operators import AggregateCall, Field, Pattern
-from millpond.tasks.limits import BYTES, RECORDS, rows_per_batch
+from millpond.tasks.limits import MAX_BYTES, MAX_RECORDS, rows_per_batch
 
 Make = Callable[[DataFrame, SparkSession], DataFrame]
 ALL = read_settings({"spark.millpond.changes": "all"})
@@ -422,8 +422,8 @@ def test_a_window_below_leaves_windows_of_event_time_as_they_are(stream: DataFra
     (alone,) = decide(sums, "append").operators
     assert below.spec == alone.spec
     assert isinstance(over.spec, OverSpec)
-    (filtered,) = decide(sums.where("k = 1"), "append").operators
-    assert filtered.spec == alone.spec
+    (may_split_updates,) = decide(sums.where("k = 1"), "append").operators
+    assert may_split_updates.spec == alone.spec
 
 
 def test_a_column_is_read_where_a_field_of_it_is(stream: DataFrame, spark: SparkSession) -> None:
@@ -469,7 +469,7 @@ def test_bounds_of_ranks(stream: DataFrame, condition: str, limit: int) -> None:
 )
 def test_whether_a_filter_leaves_out_more_than_a_top_n_does(stream: DataFrame, condition: str, more: bool) -> None:
     renamed = stream.withColumn("place", F.expr(PLACE)).selectExpr("k", "v", "place as r")
-    assert filtered(decide(renamed.filter(condition), "update").root) == more
+    assert may_split_updates(decide(renamed.filter(condition), "update").root) == more
 
 
 def test_what_is_computed_once_stays_so(stream: DataFrame) -> None:
@@ -484,7 +484,7 @@ def test_what_is_computed_once_stays_so(stream: DataFrame) -> None:
 @pytest.mark.parametrize(("given", "limit"), [("2", 2), ("3k", 3072), ("2147483647", (1 << 31) - 1)])
 def test_limits_of_batches_reach_the_functions_of_the_user(stream: DataFrame, given: str, limit: int) -> None:
     conf = stream.sparkSession.conf
-    with_limits = {RECORDS: "7", BYTES: given}
+    with_limits = {MAX_RECORDS: "7", MAX_BYTES: given}
     before = {name: conf.get(name) for name in with_limits}
     for name, value in with_limits.items():
         conf.set(name, value)

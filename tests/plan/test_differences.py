@@ -16,7 +16,7 @@ Make = Callable[[DataFrame], DataFrame]
 
 
 def pinned(df: DataFrame, mode: str, changes: str = "upsert") -> dict[str, object]:
-    ours = decide(df, mode, changes).ours
+    ours = decide(df, mode, changes).on_millpond
     operators = [OperatorSchema(one.title, plain(one.spec.compatibility_spec), {}, one.functions) for one in ours]
     assert operators
     query: dict[str, object] = plain(StateSchema(1 << 15, tuple(operators)))

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from millpond.checkpoint.state_schema import StateSchema, compare
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.decide import decide
-from millpond.plan.shown import state_columns
+from millpond.plan.state_column_names import state_column_names
 from millpond.query.starting.state_schema import state_schema_of
 
 Make = Callable[[DataFrame], DataFrame]
@@ -132,7 +132,7 @@ CASES: dict[str, tuple[Make, str, list[list[str]]]] = {
 def test_the_state_has_the_names_of_the_output(stream: DataFrame, case: str) -> None:
     make, mode, expected = CASES[case]
     decision = decide(make(stream), mode)
-    columns = state_columns(decision.root)
+    columns = state_column_names(decision.root)
     found = [
         list(columns[index] or [field.name for field in spec.state_fields]) for index, spec in enumerate(decision.specs)
     ]

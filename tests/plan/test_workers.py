@@ -16,7 +16,7 @@ from pyspark import SparkConf, cloudpickle
 from pyspark.sql import SparkSession
 
 from millpond.plan.exchange import workers
-from millpond.plan.exchange.workers import load_ahead, named, portable
+from millpond.plan.exchange.workers import named_function, portable, preload_workers
 from millpond.worker.exchange import ExchangeWrite
 from millpond.worker.slot_stage import SlotStage
 
@@ -33,7 +33,7 @@ def test_functions_are_portable() -> None:
 
 
 def test_a_worker_without_millpond_says_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "function").write_bytes(cloudpickle.dumps(portable(named(echo, "count", 2))))
+    (tmp_path / "function").write_bytes(cloudpickle.dumps(portable(named_function(echo, "count", 2))))
     program = (
         "import pickle, sys; sys.modules['millpond'] = None\n"
         f"function = pickle.load(open({str(tmp_path / 'function')!r}, 'rb'))\n"
@@ -47,7 +47,7 @@ def test_a_worker_without_millpond_says_what_to_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [ExchangeWrite, SlotStage])
 def test_a_worker_loads_no_kernels(kind: type, tmp_path: Path) -> None:
     """Forty megabytes and half a second in each of Spark's workers, of which a query has several."""
-    function = named(object.__new__(kind), "count", 1)
+    function = named_function(object.__new__(kind), "count", 1)
     (tmp_path / "function").write_bytes(cloudpickle.dumps(function))
     program = (
         "import pickle, sys\n"
@@ -59,7 +59,7 @@ def test_a_worker_loads_no_kernels(kind: type, tmp_path: Path) -> None:
 
 
 def test_workers_of_this_python_are_forked_from_what_has_loaded_all(spark: SparkSession) -> None:
-    load_ahead(spark.sparkContext)
+    preload_workers(spark.sparkContext)
     assert spark.sparkContext._jsc.sc().conf().get("spark.python.daemon.module") == "millpond.worker.daemon"
 
 
@@ -98,9 +98,9 @@ def test_another_start_does_not_see_which_python_runs_a_function(nobody_chose: N
     """It would have all workers of the application forked by a daemon that the user's Python does not have."""
     context: Any = Context()
     with ThreadPoolExecutor(1) as other:
-        with workers._this_python(context):
+        with workers._with_driver_python(context):
             assert context.pythonExec == sys.executable
-            asked = other.submit(workers._all_run_this_python, context)
+            asked = other.submit(workers._all_run_driver_python, context)
             wait([asked], timeout=0.5)
         assert asked.result() is False
 
@@ -110,14 +110,14 @@ def test_two_starts_at_once_leave_the_users_python_as_it_was(nobody_chose: None)
     first_in, second_in, first_out = threading.Event(), threading.Event(), threading.Event()
 
     def first() -> None:
-        with workers._this_python(context):
+        with workers._with_driver_python(context):
             first_in.set()
             second_in.wait(0.5)
         first_out.set()
 
     def second() -> None:
         first_in.wait()
-        with workers._this_python(context):
+        with workers._with_driver_python(context):
             second_in.set()
             first_out.wait()
 

@@ -24,7 +24,7 @@ def wait(done: Callable[[], bool], said: list[str]) -> None:
 def test_commits_that_fail_are_told_between_batches_and_after_a_stop(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(watching, "LOOK_SECONDS", 1.0)
+    monkeypatch.setattr(watching, "POLL_SECONDS", 1.0)
     source, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
     source.mkdir()
     (source / "0.json").write_text('{"k": 1}\n')

@@ -106,7 +106,7 @@ class Query:
         self.manifest = sealed.manifest
         self.root.put(f"commits/{batch}", [b"done"])
         for log in ("offsets", "commits"):
-            for old in self.query_logs.written(log):
+            for old in self.query_logs.entry_times(log):
                 if old < batch - RETAIN:
                     self.root.delete(f"{log}/{old}")
 
@@ -128,7 +128,7 @@ class Query:
 
     def gc(self) -> None:
         """Remove files as `millpond state gc` does, long after."""
-        planned = self.query_logs.written("offsets")
+        planned = self.query_logs.entry_times("offsets")
         orphans = find_orphans(self.files, planned, now=1e12)
         assert not orphans.missing
         orphans.remove(self.files)

@@ -24,60 +24,60 @@ def test_few_groups_stay_combined() -> None:
     choice = FormChoice(combines=True, files=True)
     assert choice.form == "combined"
     for _ in range(3):
-        assert choice.next(figures(1_000_000, exchanged=200, changed=100)) == "combined"
+        assert choice.choose(figures(1_000_000, exchanged=200, changed=100)) == "combined"
 
 
 def test_many_groups_are_sent_as_rows_until_there_are_few() -> None:
     choice = FormChoice(combines=True, files=True, tasks=2)
-    assert choice.next(figures(1_000_000, exchanged=900_000, changed=800_000)) == "files"
-    assert choice.next(figures(1_000_000, exchanged=1_000_000, changed=200_000)) == "files", "two tasks, 0.4 a row"
-    assert choice.next(figures(1_000_000, exchanged=1_000_000, changed=100_000)) == "combined"
-    assert choice.next(figures(1_000_000, exchanged=400_000, changed=390_000)) == "combined", "it has saved half"
+    assert choice.choose(figures(1_000_000, exchanged=900_000, changed=800_000)) == "files"
+    assert choice.choose(figures(1_000_000, exchanged=1_000_000, changed=200_000)) == "files", "two tasks, 0.4 a row"
+    assert choice.choose(figures(1_000_000, exchanged=1_000_000, changed=100_000)) == "combined"
+    assert choice.choose(figures(1_000_000, exchanged=400_000, changed=390_000)) == "combined", "it has saved half"
 
 
 @pytest.mark.parametrize("left", [1000, 1800])
 def test_values_that_do_not_repeat_are_tried_now_and_then(left: int) -> None:
     """Rows with values may be copies: there may be as many as came, or more."""
     choice = FormChoice(combines=True, files=False, tasks=2)
-    forms = [choice.next(figures(1000, exchanged=left, changed=2, combined=True))]
+    forms = [choice.choose(figures(1000, exchanged=left, changed=2, combined=True))]
     for _ in range(40):
         combined = forms[-1] == "combined"
-        forms.append(choice.next(figures(1000, exchanged=left if combined else 1000, changed=2, combined=combined)))
+        forms.append(choice.choose(figures(1000, exchanged=left if combined else 1000, changed=2, combined=combined)))
     assert forms.count("combined") == 1
-    assert choice.next(figures(1000, exchanged=100, changed=2)) == "combined", "they repeat now"
+    assert choice.choose(figures(1000, exchanged=100, changed=2)) == "combined", "they repeat now"
 
 
 def test_always() -> None:
     choice = FormChoice(combines=True, files=True, always=True)
-    assert choice.next(figures(1_000_000, exchanged=1_000_000, changed=1_000_000)) == "combined"
+    assert choice.choose(figures(1_000_000, exchanged=1_000_000, changed=1_000_000)) == "combined"
 
 
 def test_small_batches_go_through_one_python_stage() -> None:
     choice = FormChoice(combines=False, files=True)
     assert choice.form == "files"
-    assert choice.next(figures(10_000)) == "rows"
-    assert choice.next(figures(70_000)) == "rows", "not for a batch that is a little larger"
-    assert choice.next(figures(200_000)) == "files"
-    assert choice.next(figures(70_000)) == "files"
+    assert choice.choose(figures(10_000)) == "rows"
+    assert choice.choose(figures(70_000)) == "rows", "not for a batch that is a little larger"
+    assert choice.choose(figures(200_000)) == "files"
+    assert choice.choose(figures(70_000)) == "files"
 
 
 def test_keys_that_are_not_in_memory_are_read_ahead() -> None:
     choice = FormChoice(combines=False, files=True)
-    assert choice.next(figures(10_000, misses=100)) == "files"
-    assert choice.next(figures(10_000)) == "rows"
-    assert choice.next(figures(10_000, misses=100)) == "files"
+    assert choice.choose(figures(10_000, misses=100)) == "files"
+    assert choice.choose(figures(10_000)) == "rows"
+    assert choice.choose(figures(10_000, misses=100)) == "files"
 
 
 @pytest.mark.parametrize("rows", [10, 1_000_000])
 def test_without_files_there_is_no_other_way(rows: int) -> None:
-    assert FormChoice(combines=False, files=False).next(figures(rows, misses=rows)) == "rows"
+    assert FormChoice(combines=False, files=False).choose(figures(rows, misses=rows)) == "rows"
 
 
 def test_batches_without_rows_say_nothing() -> None:
     choice = FormChoice(combines=False, files=True)
-    choice.next(figures(10))
-    assert choice.next({"input_rows": 0.0}) == "rows"
-    assert choice.next({}) == "rows"
+    choice.choose(figures(10))
+    assert choice.choose({"input_rows": 0.0}) == "rows"
+    assert choice.choose({}) == "rows"
 
 
 def test_figures_of_a_batch_that_was_planned_before_the_choice() -> None:
@@ -85,15 +85,15 @@ def test_figures_of_a_batch_that_was_planned_before_the_choice() -> None:
     choice = FormChoice(combines=True, files=True, tasks=2)
     few, many = figures(1_000_000, exchanged=1_000_000, changed=100), figures(1_000_000, exchanged=200, changed=100)
     for given in (few, few, many, few, many):
-        assert choice.next(given) == "combined"
-    assert choice.next(figures(1_000_000, exchanged=900_000, changed=700_000)) == "files"
-    assert choice.next(figures(1_000_000, exchanged=900_000, changed=700_000)) == "files"
+        assert choice.choose(given) == "combined"
+    assert choice.choose(figures(1_000_000, exchanged=900_000, changed=700_000)) == "files"
+    assert choice.choose(figures(1_000_000, exchanged=900_000, changed=700_000)) == "files"
 
 
 def test_state_that_is_not_in_memory_is_not_combined() -> None:
     """Its keys could not be read ahead."""
     choice = FormChoice(combines=True, files=True)
-    assert choice.next(figures(1_000_000, exchanged=200_000, changed=100_000, misses=50_000)) == "files"
+    assert choice.choose(figures(1_000_000, exchanged=200_000, changed=100_000, misses=50_000)) == "files"
 
 
 def test_where_there_is_nothing_to_choose() -> None:

@@ -95,7 +95,7 @@ def test_killed_in_the_first_batch(job: Job, harm: str) -> None:
 
 def test_files_go_once_the_first_batch_is_committed(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """A start that gets nowhere leaves some, which the next one replaces: of another state, in other partitions."""
-    monkeypatch.setattr("millpond.query.starting.initial._LOOK_SECONDS", 0.1)
+    monkeypatch.setattr("millpond.query.starting.initial_state._POLL_SECONDS", 0.1)
     job.write([7])
     job.spark.conf.set("spark.millpond.partitions", "3")
     with pytest.raises(StreamingQueryException, match="LookupError"):

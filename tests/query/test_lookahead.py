@@ -21,9 +21,9 @@ import millpond
 from millpond.files.locations.opening import open_filesystem
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.decide import decide
-from millpond.plan.lookahead.source import announced
+from millpond.plan.lookahead.source import prefetch_sources
 from millpond.query.lookahead.runner import _Runner, lookaheads
-from millpond.query.lookahead.sources import Files, upcoming
+from millpond.query.lookahead.sources import Files, upcoming_rows
 from millpond.query.starting import start
 from millpond.tasks.operator_task import OperatorTask
 from millpond.worker import client
@@ -134,13 +134,13 @@ def test_whatever_opens_state_knows_who_may_announce_keys(
 ) -> None:
     """State that a restart opened early used to ask for hints from a source without a lookahead, and the exchange."""
     opened: list[OperatorTask] = []
-    open_ahead = client.open_ahead
+    open_ahead = client.open_partitions
 
     def noted(tasks: list[OperatorTask], *others: Any) -> None:
         opened.extend(tasks)
         open_ahead(tasks, *others)
 
-    monkeypatch.setattr(start, "open_ahead", noted)
+    monkeypatch.setattr(start, "open_partitions", noted)
     rates = session.readStream.format("rate").load().groupBy("value").count()
     for _ in range(2):
         writer = millpond.writeStream(rates).outputMode("update").format("noop")
@@ -160,8 +160,8 @@ class Looking:
         self._fails, self._batches, self._batch, self._error = fails, batches, -1, error
         runner = object.__new__(_Runner)
         runner._query, runner._tasks = self, [SimpleNamespace()]
-        monkeypatch.setattr(runner, "_asked", lambda task: True)
-        monkeypatch.setattr(runner, "_look", self._look)
+        monkeypatch.setattr(runner, "_wants_hints", lambda task: True)
+        monkeypatch.setattr(runner, "_send_hints", self._look)
         runner.run()
 
     def awaitTermination(self, seconds: float) -> bool:
@@ -207,7 +207,7 @@ def test_files_that_come_next(spark: SparkSession, tmp_path: Path) -> None:
     writer = stream.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
     writer.trigger(once=True).start().awaitTermination()
     node = next(one for one in Catalyst(spark).analyzed(stream).walk() if one.kind == "StreamingRelation")
-    ahead = upcoming(node, open_filesystem(str(checkpoint)))
+    ahead = upcoming_rows(node, open_filesystem(str(checkpoint)))
     assert isinstance(ahead, Files)
     assert ahead.after(spark, '{"logOffset":0}') is None
     arrive(5, 2, 4, 3)
@@ -227,7 +227,7 @@ def test_files_are_told_of_as_they_come(spark: SparkSession, tmp_path: Path) -> 
 
     stream = spark.readStream.schema("k bigint").parquet(str(folder))
     node = next(one for one in Catalyst(spark).analyzed(stream).walk() if one.kind == "StreamingRelation")
-    ahead = upcoming(node, open_filesystem(str(tmp_path / "checkpoint")))
+    ahead = upcoming_rows(node, open_filesystem(str(tmp_path / "checkpoint")))
     assert ahead is not None
     for numbers in ([1], [2, 3], [], [4]):
         for number in numbers:
@@ -239,7 +239,7 @@ def test_files_are_told_of_as_they_come(spark: SparkSession, tmp_path: Path) -> 
 def test_numbers_are_told_of_once(spark: SparkSession) -> None:
     stream = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5).load()
     node = next(one for one in Catalyst(spark).analyzed(stream).walk() if one.kind.startswith("StreamingRelation"))
-    ahead = upcoming(node, open_filesystem("/tmp"))
+    ahead = upcoming_rows(node, open_filesystem("/tmp"))
     assert ahead is not None
     rows = ahead.after(spark, '{"offset":5,"timestamp":0}')
     assert rows is not None
@@ -253,7 +253,7 @@ def test_files_of_which_it_is_not_known_what_comes_next(spark: SparkSession, tmp
     value = {"latestFirst": "true", "maxBytesPerTrigger": "1m", "cleanSource": "delete"}[option]
     stream = spark.readStream.schema("k bigint").option(option, value).parquet(str(tmp_path))
     node = next(one for one in Catalyst(spark).analyzed(stream).walk() if one.kind == "StreamingRelation")
-    assert upcoming(node, open_filesystem(str(tmp_path))) is None
+    assert upcoming_rows(node, open_filesystem(str(tmp_path))) is None
 
 
 def test_the_source_is_looked_at_only_where_listing_the_checkpoint_is_free(spark: SparkSession) -> None:
@@ -283,4 +283,4 @@ def test_only_what_spark_itself_computes_is_computed_ahead(spark: SparkSession, 
         "table": lambda: numbers.join(spark.range(5).toDF("value"), "value").withColumn("k", F.col("value")),
     }[kind]()
     decision = decide(rows.groupBy("k").count(), "update")
-    assert announced(decision) == {0: ("source", "exchange") if kind == "filtered" else ("exchange",)}
+    assert prefetch_sources(decision) == {0: ("source", "exchange") if kind == "filtered" else ("exchange",)}

@@ -12,7 +12,7 @@ from millpond.files.backends.filesystem import FileSystem
 from millpond.files.locations.opening import join_url, open_filesystem
 from millpond.query.logs.ownership import Ownership
 from millpond.query.logs.query_logs import QueryLogs
-from millpond.query.starting.missing import missing
+from millpond.query.starting.missing_state import missing_state_error
 from tests.checkpoint.rig import memory
 
 QUERY = StateSchema(1 << 15, (OperatorSchema("aggregate by k", {}, {}), OperatorSchema("deduplicate by s", {}, {})))
@@ -28,7 +28,7 @@ def ledger_of(files: FileSystem, planned: int = 3, committed: int = 3) -> QueryL
 
 def error(files: FileSystem, state: FileSystem | None = None, left: int | None = 0) -> MillpondError:
     state = state or open_filesystem(join_url(files.url, "millpond"))
-    return missing(state, ledger_of(files), files, QUERY, left)
+    return missing_state_error(state, ledger_of(files), files, QUERY, left)
 
 
 def test_state_that_is_gone() -> None:

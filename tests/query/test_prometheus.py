@@ -18,10 +18,10 @@ from pyspark.sql import Row, SparkSession
 import millpond
 from millpond.conf import Settings, read_settings
 from millpond.errors import SettingError
-from millpond.metrics import COMPACTIONS, REQUESTS, TIERS, request_cost
+from millpond.metrics import COMPACTION_METRICS, REQUEST_METRICS, TIER_METRICS, request_cost
 from millpond.query.progress import endpoint as endpoints
 from millpond.query.progress.counts import Counts
-from millpond.query.progress.families import Shown, families
+from millpond.query.progress.families import ScrapedQuery, families
 
 HOST = "127.0.0.1"
 
@@ -153,7 +153,7 @@ def test_requests_to_a_store(session: SparkSession, tmp_path: Path, port: int) -
         query.stop()
     wait_for_silence(port)
     rows = [figures[name].asDict() for figures in told for name in ("millpond", "millpond-1")]
-    total = {name: sum(row[name] for row in rows) for name in REQUESTS + TIERS}
+    total = {name: sum(row[name] for row in rows) for name in REQUEST_METRICS + TIER_METRICS}
     assert total["puts"] >= 1
     assert total["put_bytes"] > 100
     assert total["gets"] >= 2  # each slot reads its generation
@@ -223,10 +223,10 @@ def test_who_compacts() -> None:
             state_rows=7,
             commit_lag_ms=0,
         )
-        others = Row(**dict.fromkeys(COMPACTIONS, 0), state_rows=7, commit_lag_ms=0)
+        others = Row(**dict.fromkeys(COMPACTION_METRICS, 0), state_rows=7, commit_lag_ms=0)
         figures = {"millpond": first, "millpond-1": others}
         counts.add(SimpleNamespace(batchId=batch, observedMetrics=figures, durationMs={"triggerExecution": 500}))
-    shown = Shown(("id", "name"), ["a", "b"], counts, None, None)
+    shown = ScrapedQuery(("id", "name"), ["a", "b"], counts, None, None)
     said = {
         (sample.name, _which(sample.labels) or sample.labels.get("by")): sample.value
         for family in families([shown])

@@ -43,32 +43,32 @@ def test_a_query_has_one_id_though_the_store_fails_now_and_then(seed: int, tmp_p
 
 def test_the_number_of_sparks_state_stores_is_that_of_the_newest_batch(tmp_path: Path) -> None:
     query_logs = QueryLogs(open_filesystem(str(tmp_path)))
-    assert query_logs.stores() is None
+    assert query_logs.store_partitions() is None
     (tmp_path / "offsets").mkdir()
     for batch, stores in enumerate(("7", "5")):
         conf = f'{{"batchWatermarkMs":0,"conf":{{"spark.sql.shuffle.partitions":"{stores}"}}}}'
         (tmp_path / "offsets" / str(batch)).write_text(f"v1\n{conf}\n{{}}\n")
-    assert query_logs.stores() == 5
+    assert query_logs.store_partitions() == 5
     for damaged in ("", "v1", "v1\n{}", "v1\n{", 'v1\n{"conf": 3}'):
         (tmp_path / "offsets" / "2").write_text(damaged)
         with pytest.raises(StateDamagedError, match="offsets/2"):
-            query_logs.stores()
+            query_logs.store_partitions()
 
 
 def test_unfinished_first_entries_are_forgotten(checkpoint: Path) -> None:
-    QueryLogs(open_filesystem(str(checkpoint))).forget_interrupted_start()
+    QueryLogs(open_filesystem(str(checkpoint))).delete_unfinished_entries()
     assert left(checkpoint) == {f"{log}/{name}" for log in ("offsets", "commits") for name in OTHERS}
 
 
 def test_nothing_is_touched_once_a_batch_was_planned(checkpoint: Path) -> None:
     (checkpoint / "offsets/0").touch()
     before = left(checkpoint)
-    QueryLogs(open_filesystem(str(checkpoint))).forget_interrupted_start()
+    QueryLogs(open_filesystem(str(checkpoint))).delete_unfinished_entries()
     assert left(checkpoint) == before
 
 
 def test_a_new_checkpoint_has_no_logs(tmp_path: Path) -> None:
-    QueryLogs(open_filesystem(str(tmp_path))).forget_interrupted_start()
+    QueryLogs(open_filesystem(str(tmp_path))).delete_unfinished_entries()
     assert not list(tmp_path.iterdir())
 
 
@@ -112,7 +112,7 @@ def test_a_roll_back_that_fails_is_undone_by_the_next_start(planned: Path) -> No
     run = Run(planned)
 
     def repetition() -> None:
-        with run.roll_back.again(0):
+        with run.roll_back.replaying(0):
             assert set(entries(planned)) == {"offsets/0"}
             run.query_logs.put("commits", 0, b"made by the repetition")
             raise ZeroDivisionError
@@ -130,20 +130,20 @@ def test_a_ledger_belongs_to_the_newest_run(planned: Path, batch: int) -> None:
     older = Run(planned)
 
     def overtaken() -> None:
-        with older.roll_back.again(batch):
+        with older.roll_back.replaying(batch):
             Run(planned).roll_back.undo_interrupted()
             assert entries(planned) == before
 
     with pytest.raises(FencedError):
         overtaken()
-    with pytest.raises(FencedError), older.roll_back.again(batch):
+    with pytest.raises(FencedError), older.roll_back.replaying(batch):
         pytest.fail("an older run took entries away")
     assert entries(planned) == before
 
 
 def test_what_an_older_run_has_committed_meanwhile_stays(planned: Path) -> None:
     run = Run(planned)
-    with run.roll_back.again(1):
+    with run.roll_back.replaying(1):
         run.query_logs.put("commits", 1, b"commit 1")  # by a driver that is still alive, as is the next
         run.query_logs.put("offsets", 2, b"plan 2")
     assert set(entries(planned)) == {f"offsets/{batch}" for batch in range(3)} | {"commits/0", "commits/1"}

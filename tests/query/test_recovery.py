@@ -24,7 +24,7 @@ from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleE
 from millpond.files.locations.opening import open_filesystem
 from millpond.query.logs.query_logs import _RollBack
 from millpond.query.starting.running import await_commits
-from millpond.query.starting.start import VERIFY, _Startup
+from millpond.query.starting.start import VERIFY_METADATA, _Startup
 from millpond.query.writer import StreamWriter
 from millpond.state_reader.reader import StateReader
 from tests.differential.processors.processors import Count
@@ -498,12 +498,12 @@ def test_a_new_id_is_chosen_where_spark_is_told_not_to_look(job: Job, spark: Spa
     (job.checkpoint / ".metadata.crc").unlink(missing_ok=True)
     with pytest.raises(StateDamagedError, match="MISSING_METADATA_FILE"):
         millpond.import_checkpoint(job.stream().groupBy("key").count(), job.checkpoint, job.sink, "update")
-    spark.conf.set(VERIFY, "false")
+    spark.conf.set(VERIFY_METADATA, "false")
     try:
         job.write([1])
         job.aggregate()
     finally:
-        spark.conf.unset(VERIFY)
+        spark.conf.unset(VERIFY_METADATA)
     assert job.emitted[1] == job.expected(1)
 
 

@@ -17,7 +17,7 @@ from millpond.errors import UsageError
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.decide import decide
 from millpond.plan.replay.fingerprint import fingerprint
-from millpond.plan.rewriter import announcing
+from millpond.plan.rewriter import with_hints
 from millpond.tasks.operator_task import OperatorTask
 from millpond.worker.exchange import ExchangeWrite
 from tests.asking import asking
@@ -172,7 +172,7 @@ def test_sides_of_joins_are_told_apart_and_their_times_where_they_are_named(keye
         on = F.expr("k0 = k1 and t1 >= t0 - interval 1 minute and t1 <= t0 + interval 1 minute")
         decision = decide(left.join(right, on).select("k0", "t1"), "append")
         title = f"lookahead({', '.join(columns)})"
-        announces = [one.announces[0] for one in decision.stages]
+        announces = [one.hints[0] for one in decision.stages]
         assert [one.name for one in announces] == [title, title]
         for one in announces:
             assert len(one.columns) == 3
@@ -221,7 +221,7 @@ def test_columns_may_be_called_what_a_stage_adds(spark: SparkSession) -> None:
     rows = spark.range(3).selectExpr("id as __ahead", "id + 1 as __AHEAD0", "id + 2 as `__ahead_`")
     catalyst = Catalyst(spark)
     below = catalyst.analyzed(rows)
-    passed = catalyst.dataframe(announcing(catalyst, below, below.output[2:], all_pass, "stage"))
+    passed = catalyst.dataframe(with_hints(catalyst, below, below.output[2:], all_pass, "stage"))
     assert passed.columns == rows.columns
     assert sorted(passed.collect()) == sorted(rows.collect())
 

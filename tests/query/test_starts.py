@@ -20,7 +20,7 @@ import millpond
 from millpond.errors import StateIncompatibleError
 from millpond.query.starting import start as starting
 from millpond.tasks.operator_task import OperatorTask
-from millpond.worker.client import drain, open_ahead
+from millpond.worker.client import drain, open_partitions
 from tests.query.test_recovery import Job
 
 STARTS = 12
@@ -64,9 +64,9 @@ def test_state_is_opened_while_spark_plans(
 
     def opened(tasks: list[OperatorTask], version: int) -> None:
         asked.append(version)
-        open_ahead(tasks, version)
+        open_partitions(tasks, version)
 
-    monkeypatch.setattr(starting, "open_ahead", opened)
+    monkeypatch.setattr(starting, "open_partitions", opened)
     job = Job(session, tmp_path)
     for _ in range(3):
         job.write([1, 2])
@@ -82,7 +82,7 @@ def test_a_start_that_fails_leaves_nothing_in_the_slots(
 
     def opened(tasks: list[OperatorTask], version: int) -> None:
         begun.append(tasks[0])
-        open_ahead(tasks, version)
+        open_partitions(tasks, version)
         for thread in threading.enumerate():
             if thread.name == "millpond-open":
                 thread.join(60)
@@ -90,7 +90,7 @@ def test_a_start_that_fails_leaves_nothing_in_the_slots(
     job = Job(session, tmp_path)
     job.write([1, 2])
     job.aggregate()
-    monkeypatch.setattr(starting, "open_ahead", opened)
+    monkeypatch.setattr(starting, "open_partitions", opened)
     rows = job.stream().groupBy("key").agg(F.count("*"), F.sum("amount"))
     writer: Any = millpond.writeStream(rows).outputMode("update").format("nosuchformat")
     writer.option("checkpointLocation", str(job.checkpoint))

@@ -48,7 +48,7 @@ def test_state_is_that_of_the_last_batch_as_soon_as_the_query_has_ended(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its commit takes two seconds, which is longer than reading does. What is not there in time is no older state."""
-    monkeypatch.setattr(running, "_TRY", 0.2)
+    monkeypatch.setattr(running, "_RELEASE_TIMEOUT_SECONDS", 0.2)
     long = F.expr("array_join(transform(sequence(1, 60), x -> sha2(cast(id * 60 + x as string), 256)), '')")
     for _ in range(2):
         spark.range(100, numPartitions=1).withColumn("v", long).write.mode("append").parquet(str(tmp_path / "rows"))

@@ -17,7 +17,7 @@ from rich.console import Console
 import millpond
 from millpond.query.progress.reader import BatchProgress, OperatorProgress, Progress, ProgressReader
 from millpond.slot.process.queries import find_running_query
-from millpond.top import picture
+from millpond.top import frame
 from millpond.worker.client import CommitHealth
 from tests.s3 import s3
 from tests.slot.test_damage import Counts, rows_of
@@ -41,7 +41,7 @@ def _environment() -> dict[str, str]:
 
 def wait_for_commits(checkpoint: Path) -> Progress:
     deadline, reader = time.monotonic() + 60, ProgressReader(str(checkpoint))
-    while (progress := reader.look()).commit_lag or progress.planned > progress.committed:
+    while (progress := reader.read()).commit_lag or progress.planned > progress.committed:
         assert time.monotonic() < deadline, progress
         time.sleep(0.1)
     return progress
@@ -92,7 +92,7 @@ def test_a_running_query_and_when_it_has_stopped(spark: SparkSession, tmp_path: 
     assert "0: aggregate by k" in said
     # An entry that a start after a crash has restored in the logs does not show when its batch was done.
     os.utime(checkpoint / "offsets" / "0", (1, 1))
-    assert ProgressReader(str(checkpoint)).look().batches[0].seconds is None
+    assert ProgressReader(str(checkpoint)).read().batches[0].seconds is None
 
 
 @pytest.mark.parametrize(
@@ -113,9 +113,9 @@ def test_a_query_on_an_object_store(tmp_path: Path) -> None:
     with s3() as bucket:
         Counts(tmp_path, bucket).through(2)
         reader = ProgressReader(f"{bucket}{tmp_path}", batches=1)
-        before = reader.look()
+        before = reader.read()
         Counts(tmp_path, bucket).through(3)
-        progress = reader.look()
+        progress = reader.read()
     assert (before.durable, progress.durable) == (2, 3)
     assert progress.generation > before.generation
     (last,) = progress.batches
@@ -127,7 +127,7 @@ def test_a_query_on_an_object_store(tmp_path: Path) -> None:
 
 def shown(progress: Progress, health: CommitHealth | None = None) -> str:
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(picture(progress, 7, health))
+    console.print(frame(progress, 7, health))
     return console.export_text()
 
 

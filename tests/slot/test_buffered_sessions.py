@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from millpond.errors import StateDamagedError
-from millpond.metrics import FIGURES, READ_AHEAD, pack
+from millpond.metrics import LIST_METRICS, OPERATOR_METRICS, pack
 from millpond.operators.protocol import MAIN, ROWS, Times
 from millpond.slot.process.messages import Run
 from millpond.state_reader.reader import StateReader
@@ -114,10 +114,10 @@ def test_slots_go_on_where_others_ended(tmp_path: Path, scheme: str) -> None:
 def test_what_is_read_ahead_is_reported(tmp_path: Path) -> None:
     application = Sessions(tmp_path, read_batch_ratio=1.0)
     application.start()
-    totals = dict.fromkeys(READ_AHEAD, 0.0)
+    totals = dict.fromkeys(LIST_METRICS, 0.0)
     for batches in range(1, BATCHES + 1):
         application.go(batches)
-        reported = {name: application.metrics[name] for name in FIGURES + READ_AHEAD}
+        reported = {name: application.metrics[name] for name in OPERATOR_METRICS + LIST_METRICS}
         assert len(pack(reported)) == len(reported)
         totals = {name: total + application.metrics[name] for name, total in totals.items()}
     application.close()

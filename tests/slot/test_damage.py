@@ -84,7 +84,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         application.query_logs.put("offsets", BATCHES, b"offsets %d" % BATCHES)
         application.run(BATCHES)
         application.close()  # nothing comes or goes below what is copied
-        with application.roll_back.again(BATCHES - 1):
+        with application.roll_back.replaying(BATCHES - 1):
             shutil.copytree(folder, dead)
     return dead
 

@@ -23,8 +23,8 @@ from millpond.conf import OnChangedState
 from millpond.errors import StateIncompatibleError, TransientError
 from millpond.layout import HashRange
 from millpond.operators.kinds.registry import state_tables
-from millpond.query.starting.recovery_point import begin, goes_on_with
-from millpond.query.starting.state_schema import pin_query, settle
+from millpond.query.starting.recovery_point import recovery_version, write_base_and_find_replays
+from millpond.query.starting.state_schema import check_schema, write_evolved_schema
 from millpond.slot.process.messages import Run
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.operators import AggregateCall, Field
@@ -196,16 +196,18 @@ class Job(Application):
 
     def pin(self) -> None:
         self.query = pinned(self.spec, self.functions)
-        found = pin_query(self.files, self.query_logs, self.checkpoint, self.query, [self.spec], changed=self.changed)
+        found = check_schema(
+            self.files, self.query_logs, self.checkpoint, self.query, [self.spec], changed=self.changed
+        )
         self.pinned = found
 
     def shape(self, recovery: Recovery) -> int:
-        version = goes_on_with(recovery, self.query_logs)
-        self.pinned = settle(self.files, recovery, version, self.pinned, [self.spec], self.changed)
+        version = recovery_version(recovery, self.query_logs)
+        self.pinned = write_evolved_schema(self.files, recovery, version, self.pinned, [self.spec], self.changed)
         self.spec = self.pinned.specs([self.spec])[0]
         before = self.seen[version].births if version else {}
         self.life = Life({text: before.get(text, version) for text in self.functions}, self.types)
-        return self.pinned.shape or 0
+        return self.pinned.number or 0
 
     def run(self, batch: int) -> None:
         assert self.server is not None
@@ -408,7 +410,7 @@ def test_of_two_starts_at_once_one_goes_on(tmp_path: Path) -> None:
     assert seen[5].births == {"min(s)": 4, "sum(v)": 0}
     check_versions(tmp_path, seen, 0)
     pin()
-    assert other.pinned.shape is not None, "it is what is pinned"
+    assert other.pinned.number is not None, "it is what is pinned"
 
 
 def test_a_start_that_pinned_what_was_changed_meanwhile_is_refused(tmp_path: Path) -> None:
@@ -428,6 +430,6 @@ def test_a_run_that_still_goes_on_is_noticed_after_the_shape_was_made(tmp_path: 
     counted.through(4)
     generation = claim(counted.files, run="late", partitions=2)
     with pytest.raises(TransientError, match="still going on"):
-        begin(Recovery(counted.files, generation, 1), counted.query_logs, version=3)
-    begin(Recovery(counted.files, generation, 1), counted.query_logs, version=4)
+        write_base_and_find_replays(Recovery(counted.files, generation, 1), counted.query_logs, version=3)
+    write_base_and_find_replays(Recovery(counted.files, generation, 1), counted.query_logs, version=4)
     counted.through(6)

@@ -19,7 +19,7 @@ from millpond.slot.process.messages import Run
 from millpond.spec.kinds.deduplicate import DeduplicateSpec
 from millpond.spec.operators import Field
 from millpond.stores.rmw.table import RmwTable
-from millpond.tasks.block_references import BLOCK_REFERENCE, exchange_folder, in_passes, open_references
+from millpond.tasks.block_references import BLOCK_REFERENCE, exchange_folder, open_references, split_into_passes
 from millpond.tasks.operator_task import OperatorTask
 from millpond.worker.exchange import ExchangeWrite
 
@@ -38,7 +38,7 @@ def task(task: OperatorTask) -> OperatorTask:
 @pytest.fixture
 def write(monkeypatch: pytest.MonkeyPatch) -> Write:
     """Runs the map side as a Spark task does."""
-    monkeypatch.setattr(worker, "settle", lambda: None)
+    monkeypatch.setattr(worker, "freeze_modules", lambda: None)
 
     def run(task: OperatorTask, *batches: pa.RecordBatch, batch: int = 0, attempt: int = 0) -> list[pa.RecordBatch]:
         monkeypatch.setattr(TaskContext, "get", lambda: FakeContext(batch, attempt))
@@ -93,7 +93,7 @@ def group(row: tuple[int, ...]) -> int:
 def test_more_rows_than_fit_come_in_ranges(task: OperatorTask, write: Write, most: int) -> None:
     batches = [random_rows(5_000, 1), random_rows(1, 2), random_rows(777, 3)]
     (references,) = write(msgspec.structs.replace(task, partitions=1), *batches)
-    passes = list(in_passes(open_references(references.column(0).to_pylist()), lambda rows: -(-rows // most)))
+    passes = list(split_into_passes(open_references(references.column(0).to_pylist()), lambda rows: -(-rows // most)))
     pieces = [piece.to_pylist() for _, piece in passes]
     rows = [tuple(row.values()) for piece in pieces for row in piece]
     everything = [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
@@ -115,8 +115,8 @@ def test_a_large_pass_comes_in_pieces_apart_from_each_other(
 ) -> None:
     batches = [random_rows(5_000, 1), random_rows(3_000, 2)]
     (references,) = write(msgspec.structs.replace(task, partitions=1), *batches)
-    monkeypatch.setattr(slot_parcels, "_PIECE", sum(batch.nbytes for batch in batches) // 9)
-    passes = list(in_passes(open_references(references.column(0).to_pylist()), lambda rows: 2))
+    monkeypatch.setattr(slot_parcels, "_PIECE_BYTES", sum(batch.nbytes for batch in batches) // 9)
+    passes = list(split_into_passes(open_references(references.column(0).to_pylist()), lambda rows: 2))
     assert [range_ is not None for range_, _ in passes] == [True, False, False, False] * 2
     rows = [tuple(row.values()) for _, piece in passes for row in piece.to_pylist()]
     everything = [tuple(row.values()) for batch in batches for row in batch.to_pylist()]

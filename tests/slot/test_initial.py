@@ -9,7 +9,7 @@ import pytest
 from millpond.errors import TransientError
 from millpond.files.locations.opening import open_filesystem
 from millpond.tasks import initial_state
-from millpond.tasks.initial_state import Portion, forget, read_rows, write_list
+from millpond.tasks.initial_state import Portion, delete_initial_state, read_rows, write_list
 from millpond.tasks.operator_task import OperatorTask
 from millpond.worker.initial_state import InitialWrite
 
@@ -28,7 +28,7 @@ def written(task: OperatorTask, *batches: pa.RecordBatch) -> list[Portion]:
 
 def test_rows_come_back_by_partition(task: OperatorTask, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the attempts that count, in several files, in their order."""
-    monkeypatch.setattr(initial_state, "_FILE", 40)
+    monkeypatch.setattr(initial_state, "_FILE_BYTES", 40)
     task = msgspec.structs.replace(task, initial=1)
     files = open_filesystem(f"{task.location}/millpond")
     empty = rows(2)
@@ -71,8 +71,8 @@ def test_files_of_a_run_go_or_all(task: OperatorTask) -> None:
     files = open_filesystem(f"{task.location}/millpond")
     for run in (1, 12):
         written(msgspec.structs.replace(task, initial=run), rows(0, 1))
-    forget(files, 1)
+    delete_initial_state(files, 1)
     (left,) = files.list("")
     assert left.name.startswith("initial/000000000000012-0-")
-    forget(files)
+    delete_initial_state(files)
     assert not files.list("")

@@ -19,7 +19,7 @@ from millpond.slot.process.identity import Process, identify
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.slot.process.messages import Done, Run
 from millpond.tasks.operator_task import OperatorTask
-from millpond.worker.client import SlotFinder, answered_batches, drain, start_ahead
+from millpond.worker.client import SlotFinder, answered_batches, drain, start_slots
 from millpond.worker.slot_stage import SlotStage
 from tests.interleave import Interleaved, schedules
 
@@ -47,7 +47,7 @@ def test_rows_go_through_a_slot_that_is_started_on_demand(task):
 
 
 def test_slots_are_started_ahead_of_their_first_rows(task):
-    start_ahead(task).join(60)
+    start_slots(task).join(60)
     running = SlotDirectory.of(task).running()
     assert set(running) == {"template", "slot-0", "slot-1"}
     assert len(_run(task, rows(0))) == 1
@@ -59,7 +59,7 @@ def test_the_user_is_told_once_that_kernels_are_compiled(task, caplog):
     directory.register(identify())
     directory.compiling.touch()
     for _ in range(2):
-        start_ahead(task).join(60)
+        start_slots(task).join(60)
     assert [record.message for record in caplog.records if "compiles" in record.message] == [
         "Millpond compiles what this query needs, once on this machine: its first batches take longer"
     ]
@@ -68,7 +68,7 @@ def test_the_user_is_told_once_that_kernels_are_compiled(task, caplog):
 def test_slots_that_cannot_start_ahead_keep_nobody_waiting(task):
     hurried = msgspec.structs.replace(task.settings, start_timeout=0.2, silence_timeout=0.2)
     broken = msgspec.structs.replace(task, template="tests.slot.nowhere", settings=hurried)
-    start_ahead(broken).join(60)
+    start_slots(broken).join(60)
     assert SlotDirectory.of(broken).running() == {}
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from millpond.checkpoint.committer import Committer
-from millpond.metrics import PRICES
+from millpond.metrics import REQUEST_PRICES
 from millpond.query.progress.reader import ProgressReader
 from millpond.slot.partition import running
 from tests.proxy import faulty
@@ -48,12 +48,12 @@ def test_a_batch_is_one_put_and_no_list_and_no_get(
     kinds = Counter(kind for kind, _ in seen)
     assert kinds == {"puts": BATCHES - FIRST, "heads": 2 * (BATCHES - FIRST)}, seen
     assert len({path for kind, path in seen if kind == "puts"}) == BATCHES - FIRST
-    told = ProgressReader(f"{bucket}{tmp_path}").look().batches
+    told = ProgressReader(f"{bucket}{tmp_path}").read().batches
     assert [batch.batch for batch in told] == list(range(BATCHES))
     total = Counter[str]()
     for batch in told[FIRST + 1 :]:
         total += Counter(batch.requests)
-        assert batch.requests.keys() == PRICES.keys()
+        assert batch.requests.keys() == REQUEST_PRICES.keys()
     # A batch reports the requests before it was sealed: those of the last commit or two are not reported yet.
     assert BATCHES - FIRST - 2 <= total["puts"] <= BATCHES - FIRST
     assert total["heads"] <= 2 * total["puts"] + 2
@@ -77,4 +77,4 @@ def test_a_store_that_refuses_connections_for_a_while_ends_no_batch(bucket: str,
 
 def test_nothing_is_told_of_state_on_a_disk(tmp_path: Path) -> None:
     Counts(tmp_path).through(2)
-    assert [batch.requests for batch in ProgressReader(str(tmp_path)).look().batches] == [{}, {}]
+    assert [batch.requests for batch in ProgressReader(str(tmp_path)).read().batches] == [{}, {}]

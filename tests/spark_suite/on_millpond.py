@@ -83,7 +83,7 @@ class OnMillpond(unittest.TestCase):
         mkdtemp = tempfile.mkdtemp
 
         def counted(df: DataFrame, decision: Any, *more: Any) -> DataFrame:
-            self.operators += len(decision.ours)
+            self.operators += len(decision.on_millpond)
             return rewrite_plan(df, decision, *more)
 
         def kept(suffix: Any = None, prefix: Any = None, dir: Any = None) -> str:

@@ -11,7 +11,7 @@ from types import ModuleType
 import pyarrow as pa
 import pytest
 
-from millpond.worker.spark_task import promptly, settle
+from millpond.worker.spark_task import freeze_modules, without_delayed_acks
 
 BATCH = pa.record_batch({"x": [1, 2]})
 
@@ -29,7 +29,7 @@ def connection() -> Iterator[tuple[socket.socket, socket.socket]]:
 def test_all_batches_come_and_the_connection_is_only_borrowed(connection: tuple[socket.socket, socket.socket]) -> None:
     worker, jvm = connection
     before = len(os.listdir("/proc/self/fd"))
-    several = [promptly(iter([BATCH, BATCH])) for _ in range(3)]
+    several = [without_delayed_acks(iter([BATCH, BATCH])) for _ in range(3)]
     assert [next(each) for each in several] == [BATCH] * 3
     assert len(os.listdir("/proc/self/fd")) == before
     assert [list(each) for each in several] == [[BATCH]] * 3
@@ -60,7 +60,7 @@ def test_what_follows_a_command_is_not_held_back(connection: tuple[socket.socket
             yield BATCH
 
         started = time.perf_counter()
-        assert list(promptly(batches())) == [BATCH]
+        assert list(without_delayed_acks(batches())) == [BATCH]
         return time.perf_counter() - started
 
     assert min(exchange() for _ in range(5)) < 0.02, "acknowledgements are put off by 40 ms"
@@ -76,11 +76,11 @@ def thawed() -> Iterator[None]:
 
 @pytest.mark.usefixtures("thawed")
 def test_what_a_task_imports_is_frozen_at_the_next_and_what_it_leaves_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    settle()
+    freeze_modules()
     before = gc.get_freeze_count()
     left = [[number] for number in range(10_000)]
-    settle()
+    freeze_modules()
     assert gc.get_freeze_count() <= before, "nothing was imported"
     monkeypatch.setitem(sys.modules, "millpond_imported_late", ModuleType("millpond_imported_late"))
-    settle()
+    freeze_modules()
     assert gc.get_freeze_count() > before + len(left) // 2

@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
+from millpond.humanize import counted
 from millpond.spec.kinds.union import OperatorSpec
 from millpond.spec.operators import AggregateCall, Field
 from millpond.spec.traits import Trait, option_traits
-from millpond.words import counted
 
 _QUOTED = re.compile(r"('(?:[^'\\]|\\.)*')")
 _QUALIFIER = re.compile(r"(?:`[^`]+`|\b[A-Za-z_]\w*)\.(?=[`A-Za-z_])")

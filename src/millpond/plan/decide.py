@@ -13,27 +13,33 @@ from pyspark.sql import DataFrame
 from millpond.errors import UnsupportedError, UsageError
 from millpond.plan.catalyst.conditions import (
     pruned_deduplications,
-    with_plain_conditions,
     with_settled_conditions,
+    with_simplified_conditions,
     without_repeated_groupings,
 )
 from millpond.plan.catalyst.jvm import Catalyst
-from millpond.plan.catalyst.lookups import looks_up
+from millpond.plan.catalyst.lookups import is_lookup_join
 from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Expression, Node
 from millpond.plan.catalyst.windows import Needed, needed_columns
 from millpond.plan.changelog.between import unstable_between
-from millpond.plan.changelog.changes import changing, consuming, emitting, leave_updating, updating
-from millpond.plan.lookahead.keys import lost, with_stages
-from millpond.plan.lookahead.stages import encoded, unmarked
-from millpond.plan.lookups import read_lookup
+from millpond.plan.changelog.changes import (
+    changelog_source,
+    emits_updates,
+    leave_updates_to_spark,
+    over_changelog,
+    with_changelog_output,
+)
+from millpond.plan.lookahead.keys import find_stages, missing_stages
+from millpond.plan.lookahead.stages import with_stage_projections, without_stages
 from millpond.plan.reading.aggregate import MAPS, check_key, check_one_time, read_aggregate, read_map_groups
 from millpond.plan.reading.decision import Decided, Decision, Operator, describe
 from millpond.plan.reading.join import read_join
-from millpond.plan.reading.processor import EMITTED_TIME, GROUP_STATES, PROCESSORS, read_group_state, read_processor
+from millpond.plan.reading.lookup import read_lookup
+from millpond.plan.reading.processor import EVENT_TIME_NODE, GROUP_STATES, PROCESSORS, read_group_state, read_processor
 from millpond.plan.reading.ranking import RANKS, Limits, limits_of, read_over, read_rank
-from millpond.plan.reading.reading import Derived, Reading, unique
+from millpond.plan.reading.reading import InputColumn, Reading, unique_name
 from millpond.plan.reading.reasons import Reason, Unsupported
-from millpond.plan.settle import numbered, settled
+from millpond.plan.reconcile import reconciled, with_indexes
 from millpond.plan.wrong_in_spark import wrong_in_spark
 from millpond.spec.functions import FUNCTIONS, SESSION_DISTINCT, WHOLE_WINDOWS, is_distinct
 from millpond.spec.kinds.deduplicate import DeduplicateSpec, WithinSpec
@@ -84,29 +90,33 @@ def decide(
     """
     catalyst = Catalyst(df.sparkSession)
     marked = catalyst.analyzed(df)
-    analyzed = unmarked(catalyst, marked)
+    analyzed = without_stages(catalyst, marked)
     mode = output_mode.lower()
     shared = any(node.kind == "WithCTE" for node in analyzed.walk())
     root = _decided(catalyst, analyzed, analyzed, mode, pattern, map_groups, shared=shared)
-    all_changes = changes == "all" and mode == "update" and _changes(root, analyzed)
+    all_changes = changes == "all" and mode == "update" and _shows_changes(root, analyzed)
 
-    def settled_(root: Decided) -> Decided:
-        return numbered(emitting(root) if all_changes else root)
+    def with_output(root: Decided) -> Decided:
+        return with_indexes(with_changelog_output(root) if all_changes else root)
 
     wrong = wrong_in_spark(catalyst, analyzed, mode, maps_windows=map_groups == "window")
-    decision = Decision(settled_(root), mode, analyzed, all_changes, wrong=wrong)
+    decision = Decision(with_output(root), mode, analyzed, all_changes, wrong=wrong)
     # Without stages, with a common table expression, or without operators here, there is nothing to prefetch.
-    if marked is analyzed or shared or not decision.ours:
+    if marked is analyzed or shared or not decision.on_millpond:
         return decision
-    plan = encoded(catalyst, marked)
-    staged = settled_(_decided(catalyst, analyzed, plan, mode, pattern, map_groups, stages=True))
+    plan = with_stage_projections(catalyst, marked)
+    staged = with_output(_decided(catalyst, analyzed, plan, mode, pattern, map_groups, stages=True))
     # Stages must not change the decision: the plan with them must give the same operators.
     if [(operator.title, operator.spec) for operator in staged.operators()] != [
         (operator.title, operator.spec) for operator in decision.operators
     ]:
-        return replace(decision, stages=lost(plan, (), "they would keep a rule of Spark's from its conditions"))
-    stages = with_stages(catalyst, staged)
-    return replace(decision, staged=staged, stages=stages + lost(plan, stages, "nothing reads what they name"))
+        return replace(
+            decision, stages=missing_stages(plan, (), "they would keep a rule of Spark's from its conditions")
+        )
+    stages = find_stages(catalyst, staged)
+    return replace(
+        decision, staged=staged, stages=stages + missing_stages(plan, stages, "nothing reads what they name")
+    )
 
 
 def _decided(
@@ -127,23 +137,23 @@ def _decided(
     # here.
     filters = stages or (any(_filters_state(node) for node in plan.walk()) and not shared)
     if joins or windows or filters:
-        plan = with_plain_conditions(catalyst, plan)
+        plan = with_simplified_conditions(catalyst, plan)
     if joins or filters:
         plan = with_settled_conditions(catalyst, plan, pruned=joins)
     plan = without_repeated_groupings(catalyst, plan)
     needed: Needed = needed_columns(catalyst, plan) if windows else MappingProxyType({})
     decider = _Decider(catalyst, analyzed, plan, mode, map_groups, needed, shared=shared)
-    return settled(decider.visit(plan), mode, pattern)
+    return reconciled(decider.visit(plan), mode, pattern)
 
 
-def _changes(root: Decided, analyzed: Node) -> bool:
+def _shows_changes(root: Decided, analyzed: Node) -> bool:
     """Whether rows that the query has shown may change later.
 
     Raises:
         UnsupportedError: they may change, but the query cannot show all changes.
     """
     try:
-        if changing(root) is None:
+        if changelog_source(root) is None:
             return False
         unstable = unstable_between(analyzed, top=True)
         if unstable is not None:
@@ -161,7 +171,7 @@ class _Decider:
         self,
         catalyst: Catalyst,
         analyzed: Node,
-        settled: Node,
+        settled_plan: Node,
         output_mode: str,
         map_groups: str,
         needed: Needed,
@@ -170,17 +180,17 @@ class _Decider:
     ) -> None:
         self.catalyst = catalyst
         self.analyzed = analyzed
-        self.settled = settled
+        self.settled_plan = settled_plan
         self.output_mode = output_mode
         self.map_groups = map_groups
         self.needed = needed
         self.shared = shared
 
     @cached_property
-    def deduplicated(self) -> list[tuple[Node, frozenset[int]]]:
+    def deduplicate_columns(self) -> list[tuple[Node, frozenset[int]]]:
         """Each `Deduplicate` node with the columns that it has on Spark, where unused columns are pruned."""
-        nodes = [node for node in self.settled.walk() if node.kind == "Deduplicate"]
-        return list(zip(nodes, pruned_deduplications(self.catalyst, self.settled), strict=True))
+        nodes = [node for node in self.settled_plan.walk() if node.kind == "Deduplicate"]
+        return list(zip(nodes, pruned_deduplications(self.catalyst, self.settled_plan), strict=True))
 
     @cached_property
     def unstable(self) -> str | None:
@@ -194,11 +204,11 @@ class _Decider:
         passing = operator.spec.over_updates() if operator is not None and operator.spec is not None else None
         if operator is not None and passing is not None:
             # A lookup join passes changes through, row by row.
-            if any(updating(child) for child in children):
+            if any(emits_updates(child) for child in children):
                 operator = replace(operator, spec=passing)
         elif operator is not None and operator.spec is not None:
             try:
-                updated = [spec for child in children if (spec := changing(child)) is not None]
+                updated = [spec for child in children if (spec := changelog_source(child)) is not None]
                 # As in Spark, deduplication takes an aggregate's updates as further rows.
                 plain = operator.spec.facts.reads_updates_as_rows and not any(
                     spec.facts.beyond_spark for spec in updated
@@ -206,21 +216,21 @@ class _Decider:
                 if updated and not plain:
                     if self.unstable is not None:
                         raise Unsupported(Reason("MP-BETWEEN", self.unstable))
-                    operator = replace(operator, spec=consuming(operator.spec))
-                    children = tuple(emitting(child) for child in children)
+                    operator = replace(operator, spec=over_changelog(operator.spec))
+                    children = tuple(with_changelog_output(child) for child in children)
             except Unsupported as unsupported:
-                operator = operator.left(unsupported.reason)
+                operator = operator.left_to_spark(unsupported.reason)
         # An operator of Spark's would count the updates of Millpond operators below as new rows.
         if operator is not None and operator.spec is None:
-            children = tuple(leave_updating(child) for child in children)
-        if node.kind == EMITTED_TIME:
-            children = tuple(_emitting_time(node, child) for child in children)
+            children = tuple(leave_updates_to_spark(child) for child in children)
+        if node.kind == EVENT_TIME_NODE:
+            children = tuple(_with_emitted_time(node, child) for child in children)
         return Decided(node, children, operator)
 
     def _operator(self, node: Node, limits: Limits) -> Operator | None:
         if _joins_streams(node):
             return self._join(node)
-        if node.kind == "GlobalLimit" and (self.output_mode == "append" or not _aggregates(node)):
+        if node.kind == "GlobalLimit" and (self.output_mode == "append" or not _has_aggregate(node)):
             return Operator("a limit on a stream", reason=Reason("MP-OPERATOR", "a limit on a stream"))
         if node.kind in _OTHER_STATE:
             title = _OTHER_STATE[node.kind]
@@ -234,7 +244,7 @@ class _Decider:
             "Window": lambda window: self._window(window, limits),
         }
         reader |= dict.fromkeys(PROCESSORS, self._processor) | dict.fromkeys(GROUP_STATES, self._group_state)
-        if looks_up(node):
+        if is_lookup_join(node):
             return self._lookup(node)
         if self.map_groups == "window":
             reader |= dict.fromkeys(MAPS, self._map_groups)
@@ -254,7 +264,7 @@ class _Decider:
         if self.shared:
             return Operator(title, reason=Reason("MP-CTE"))
         try:
-            if node.join_type == "LeftSemi" and any(_passes_semi_joins(below) for below in node.children[0].walk()):
+            if node.join_type == "LeftSemi" and any(_lets_semi_joins_pass(below) for below in node.children[0].walk()):
                 raise Unsupported(Reason("MP-OPERATOR", "a left semi join that Spark moves below its left side"))
             reading = read_join(self.catalyst, node)
             self._check_watermarks(reading.spec.lag is not None)
@@ -325,8 +335,8 @@ class _Decider:
         for attribute in node.output:
             _check_key(attribute)
             reading.raw.append(attribute)
-            column = Field(unique(attribute.name, names), attribute.type)
-            reading.keys.append(Derived(column, (len(reading.raw) - 1,), "{0}"))
+            column = Field(unique_name(attribute.name, names), attribute.type)
+            reading.keys.append(InputColumn(column, (len(reading.raw) - 1,), "{0}"))
         reading.set_hash([key.field.name for key in reading.keys])
         if self.output_mode == "append":
             raise Unsupported(Reason("MP-MODE", self.output_mode))
@@ -338,28 +348,28 @@ class _Decider:
         keys = node.list("keys")
         for attribute in node.output:
             reading.raw.append(attribute)
-            column = Field(unique(attribute.name, names), attribute.type)
-            reading.inputs.append(Derived(column, (len(reading.raw) - 1,), "{0}"))
+            column = Field(unique_name(attribute.name, names), attribute.type)
+            reading.inputs.append(InputColumn(column, (len(reading.raw) - 1,), "{0}"))
         positions = []
         for key in keys:
             check_key(key)
             positions.append(next(i for i, attribute in enumerate(node.output) if attribute.expr_id == key.expr_id))
         reading.set_hash([reading.inputs[position].field.name for position in positions])
         marked = [attribute for attribute in node.output if WATERMARK_DELAY in attribute.metadata]
-        passed = bool(marked)
+        timed = bool(marked)
         # On Spark, an unused column is pruned below the node, so no row is late by it.
         if node.kind == "Deduplicate" and not {column.expr_id for column in marked} <= {key.expr_id for key in keys}:
-            native = next(columns for deduplicate, columns in self.deduplicated if deduplicate is node)
+            native = next(columns for deduplicate, columns in self.deduplicate_columns if deduplicate is node)
             marked = [attribute for attribute in marked if attribute.expr_id in native]
         check_one_time(marked)
         for position, attribute in enumerate(node.output):
-            _check_travels(attribute)
+            _check_arrow_type(attribute)
             # not only a key column: Spark drops late rows by any column with a watermark
             if any(attribute is column for column in marked):
                 reading.time = EventTime(position)
-        self._check_watermarks(passed)
+        self._check_watermarks(timed)
         columns = tuple(column.field for column in reading.inputs)
-        return reading, DeduplicateSpec(columns, tuple(positions), reading.time, passed and reading.time is None)
+        return reading, DeduplicateSpec(columns, tuple(positions), reading.time, timed and reading.time is None)
 
     def _within(self, node: Node) -> tuple[Reading, WithinSpec]:
         reading, spec = self._deduplicate(node)
@@ -371,19 +381,21 @@ class _Decider:
         return reading, WithinSpec(spec.columns, spec.keys, spec.time, delay)
 
 
-def _emitting_time(node: Node, below: Decided) -> Decided:
+def _with_emitted_time(node: Node, below: Decided) -> Decided:
     """Set the processor's output column whose event time closes state in operators above."""
     operator = below.operator
     if operator is None or not isinstance(operator.spec, ProcessorSpec):
         return below
     if operator.spec.time_mode != "event":  # on Spark, no watermark passes the processor in other time modes
-        return replace(below, operator=operator.left(Reason("MP-PROCESSOR", "an event time in another time mode")))
+        return replace(
+            below, operator=operator.left_to_spark(Reason("MP-PROCESSOR", "an event time in another time mode"))
+        )
     column = node.expression("eventTime").expr_id
     position = next(number for number, output in enumerate(below.node.output) if output.expr_id == column)
     return replace(below, operator=replace(operator, spec=msgspec.structs.replace(operator.spec, emitted=position)))
 
 
-def _check_travels(attribute: Expression) -> None:
+def _check_arrow_type(attribute: Expression) -> None:
     """Refuse a column that Spark cannot hand to Python and take back unchanged."""
     try:
         parse_type(attribute.type).arrow  # noqa: B018 — a type without an Arrow form raises
@@ -401,7 +413,7 @@ def _joins_streams(node: Node) -> bool:
     return node.kind == "Join" and all(child.streaming for child in node.children)
 
 
-def _passes_semi_joins(node: Node) -> bool:
+def _lets_semi_joins_pass(node: Node) -> bool:
     """Whether Spark's optimiser moves semi joins below this stateful node, where rows match at other times."""
     return _joins_streams(node) or (node.streaming and node.kind in ("Aggregate", "Distinct", "Window"))
 
@@ -411,6 +423,6 @@ def _filters_state(node: Node) -> bool:
     return node.kind in _FILTERS and any(below.streaming and below.kind in _STATE for below in inner)
 
 
-def _aggregates(node: Node) -> bool:
+def _has_aggregate(node: Node) -> bool:
     """Whether a streaming aggregation is below: in complete mode, its output is the whole result so far."""
     return any(below.streaming and below.kind in ("Aggregate", "Distinct") for below in node.walk())

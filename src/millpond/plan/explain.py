@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from millpond.humanize import counted
 from millpond.plan.exchange.combining import Combination, combine
-from millpond.plan.lookahead.source import announced
-from millpond.plan.lookahead.stages import title
+from millpond.plan.lookahead.source import prefetch_sources
+from millpond.plan.lookahead.stages import stage_title
 from millpond.plan.reading.decision import Decision, Operator
 from millpond.plan.reading.processor import ProcessorReading
 from millpond.plan.reading.reading import Reading
 from millpond.plan.replay.repeatable import needs_sync
-from millpond.words import counted
 
 
 def as_dict(decision: Decision, nowhere: Sequence[Operator] = ()) -> dict[str, Any]:
@@ -36,8 +36,8 @@ def as_dict(decision: Decision, nowhere: Sequence[Operator] = ()) -> dict[str, A
           that it may prefetch for) and `reasons` (why not for other operators, by title).
         - `commit_mode` and `commit_reason`: the default mode, unless `spark.millpond.commit.mode` sets another.
     """
-    reason = needs_sync(decision) if decision.ours else None
-    ahead = announced(decision)
+    reason = needs_sync(decision) if decision.on_millpond else None
+    ahead = prefetch_sources(decision)
     return {
         "output_mode": decision.output_mode,
         "operators": [
@@ -57,7 +57,7 @@ def as_dict(decision: Decision, nowhere: Sequence[Operator] = ()) -> dict[str, A
         "stages": [
             {
                 "columns": list(stage.columns),
-                "operators": sorted(stage.announces),
+                "operators": sorted(stage.hints),
                 "reasons": dict(stage.reasons),
             }
             for stage in decision.stages
@@ -98,7 +98,7 @@ def _user_functions(operator: Operator) -> list[str]:
         return [] if limit is None else [f"asynchronous, with at most {counted(limit, 'key')} in flight"]
     return [
         f"{function.name}: {function.kind.name.lower().replace('_', ' ')}"
-        for function in operator.reading.users.functions
+        for function in operator.reading.user_calls.functions
     ]
 
 
@@ -139,7 +139,7 @@ def as_text(decision: Decision, nowhere: Sequence[Operator] = ()) -> str:
     for stage in data["stages"]:
         if not stage["operators"]:
             why = "; ".join(f"{name}: {reason}" for name, reason in stage["reasons"].items()) or "no operator above it"
-            lines.append(f"  {title(stage['columns'])} announces nothing ({why})")
+            lines.append(f"  {stage_title(stage['columns'])} announces nothing ({why})")
     if any(operator["engine"] == "millpond" for operator in operators):
         why = f" because {data['commit_reason']}" if data["commit_reason"] else ""
         lines.append(f"  commits: {data['commit_mode']}{why}")

@@ -13,22 +13,22 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, ByteType, DataType, LongType, StructField, StructType
 
-from millpond.metrics import COMBINED, FIGURE_COLUMN, FIGURES, observation, unpacking
+from millpond.metrics import COMBINED_METRICS, METRIC_COLUMN, OPERATOR_METRICS, observation_name, unpack_sql
 from millpond.plan.catalyst.conditions import without_replaceables
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, Node
-from millpond.plan.changelog.changes import filtered
+from millpond.plan.changelog.changes import may_split_updates
 from millpond.plan.exchange.map_side import NO_SIDES, MapSides, exchanged
-from millpond.plan.exchange.workers import ArrowColumns, ArrowFunction, arrow_column, map_in_arrow, named
-from millpond.plan.lookahead.stages import columns_of, plain_columns, title
-from millpond.plan.lookups import LookupReading
-from millpond.plan.reading.aggregate import MAPS, prepared, rewrite
+from millpond.plan.exchange.workers import ArrowColumns, ArrowFunction, arrow_column, map_in_arrow, named_function
+from millpond.plan.lookahead.stages import stage_columns, stage_title, unmarked_columns
+from millpond.plan.reading.aggregate import MAPS, project_input, rewrite_expression
 from millpond.plan.reading.decision import Decided, Decision, Operator, Stage
 from millpond.plan.reading.functions import slot_result_type
 from millpond.plan.reading.join import JoinReading
-from millpond.plan.reading.join_input import joined_sides
-from millpond.plan.reading.processor import EMITTED_TIME, ProcessorReading
-from millpond.plan.reading.reading import Derived, Reading
+from millpond.plan.reading.join_input import side_projections
+from millpond.plan.reading.lookup import LookupReading
+from millpond.plan.reading.processor import EVENT_TIME_NODE, ProcessorReading
+from millpond.plan.reading.reading import InputColumn, Reading
 from millpond.spec.operators import OP
 from millpond.tasks.operator_task import OperatorTask
 from millpond.worker.hints import PassingHints
@@ -44,7 +44,7 @@ def rewrite_plan(
     partitions: int,
     stages: Sequence[ArrowFunction],
     sides: MapSides = NO_SIDES,
-    figures: tuple[str, ...] = FIGURES,
+    metrics: tuple[str, ...] = OPERATOR_METRICS,
     tasks: Sequence[OperatorTask] = (),
     stores: int = 1,
 ) -> DataFrame:
@@ -56,15 +56,17 @@ def rewrite_plan(
         partitions: the number of state partitions.
         stages: the picklable function that Spark's worker runs for each operator, by its number.
         sides: the map sides of the operators' exchanges.
-        figures: the metrics that every operator reports.
+        metrics: the metrics that every operator reports.
         tasks: the task of each operator, by its number; they name the lookahead stages that may prefetch keys.
         stores: the number of partitions of Spark's own state stores, if the query needs no-data batches.
     """
-    rewriter = _PlanRewriter(Catalyst(df.sparkSession), decision, partitions, stages, sides, figures, tasks, stores)
-    root = decision.staged if rewriter.stages and decision.staged is not None else decision.root
+    rewriter = _PlanRewriter(Catalyst(df.sparkSession), decision, partitions, stages, sides, metrics, tasks, stores)
+    root = decision.staged if rewriter.lookahead_stages and decision.staged is not None else decision.root
     rewritten = rewriter.visit(root)
     if decision.all_changes:
-        return with_kinds(rewriter.catalyst, rewritten, rewriter.kind_of(rewritten), split=filtered(root))
+        return with_change_column(
+            rewriter.catalyst, rewritten, rewriter.change_kind(rewritten), split=may_split_updates(root)
+        )
     return rewriter.catalyst.dataframe(rewritten)
 
 
@@ -76,7 +78,7 @@ class _PlanRewriter:
         partitions: int,
         stages: Sequence[ArrowFunction],
         sides: MapSides,
-        figures: tuple[str, ...],
+        metrics: tuple[str, ...],
         tasks: Sequence[OperatorTask],
         stores: int,
     ) -> None:
@@ -84,25 +86,29 @@ class _PlanRewriter:
         self.partitions = partitions
         self.slot_stages = stages
         self.sides = sides
-        self.figures = figures
+        self.figures = metrics
         self.complete = decision.output_mode == "complete"
-        self.ticking = next((operator.index for operator in decision.ours if operator.due_by_processing_time), None)
-        self.watching = next((operator.index for operator in decision.ours if operator.needs_no_data_batches), None)
+        self.clock_operator = next(
+            (operator.index for operator in decision.on_millpond if operator.due_by_processing_time), None
+        )
+        self.watermark_operator = next(
+            (operator.index for operator in decision.on_millpond if operator.needs_no_data_batches), None
+        )
         self.output_mode = decision.output_mode
         self.tasks = tasks
         self.stores = stores
-        self.stages = {id(stage.node): stage for stage in decision.stages if self._hints_by(stage)}
-        self._kinds: set[int] = set()  # identities of columns that hold the kind of a change (`OP`)
+        self.lookahead_stages = {id(stage.node): stage for stage in decision.stages if self._hints_of(stage)}
+        self._change_kinds: set[int] = set()  # identities of columns that hold the kind of a change (`OP`)
 
     def visit(self, decided: Decided) -> Node:
-        if decided.node.kind == EMITTED_TIME and _runs_here(decided.children[0]):
+        if decided.node.kind == EVENT_TIME_NODE and _runs_on_millpond(decided.children[0]):
             (processor,) = decided.children  # the node only marks a column of the processor's output
             assert processor.operator is not None
             below = self.visit(processor.children[0])
             return self._replace(processor.node, processor.operator, below, decided.node)
         children = [self.visit(child) for child in decided.children]
-        if columns_of(decided.node) is not None:
-            return self._passing(decided.node, children[0])
+        if stage_columns(decided.node) is not None:
+            return self._replace_stage(decided.node, children[0])
         operator = decided.operator
         if operator is not None and operator.spec is not None:
             if isinstance(operator.reading, JoinReading):
@@ -111,33 +117,33 @@ class _PlanRewriter:
         if all(new is old.node for new, old in zip(children, decided.children, strict=True)):
             return decided.node
         node = self.catalyst.with_children(decided.node, children)
-        kind = self.kind_of(children[0]) if node.kind == "Project" else None
+        kind = self.change_kind(children[0]) if node.kind == "Project" else None
         if kind is not None:  # a projection over single rows keeps the change kind of each row
             return self.catalyst.project([*node.list("projectList"), kind], children[0])
         # Spark plans this limit as stateful unless a streaming Aggregate is below, and that has been replaced.
         limits = node.kind == "GlobalLimit" and self.complete and operator is None
         return self.catalyst.stateless_limit(node) if limits else node
 
-    def _hints_by(self, stage: Stage) -> list[tuple[OperatorTask, str, Sequence[Expression]]]:
+    def _hints_of(self, stage: Stage) -> list[tuple[OperatorTask, str, Sequence[Expression]]]:
         """Return for each operator that a stage prefetches for: its task, the hint's name, the hint's columns."""
-        known = ((task, stage.announces[task.operator]) for task in self.tasks if task.operator in stage.announces)
+        known = ((task, stage.hints[task.operator]) for task in self.tasks if task.operator in stage.hints)
         return [(task, hint.name, hint.columns) for task, hint in known if hint.name in task.lookaheads]
 
-    def _passing(self, node: Node, below: Node) -> Node:
+    def _replace_stage(self, node: Node, below: Node) -> Node:
         """Replace a lookahead stage: rows pass unchanged, after their prefetch hints were sent."""
-        kind = self.kind_of(below)
-        rows = self.catalyst.project([*plain_columns(node), *([] if kind is None else [kind])], below)
-        stage = self.stages.get(id(node))
+        kind = self.change_kind(below)
+        rows = self.catalyst.project([*unmarked_columns(node), *([] if kind is None else [kind])], below)
+        stage = self.lookahead_stages.get(id(node))
         if stage is None:
             return rows
-        hints = self._hints_by(stage)
+        hints = self._hints_of(stage)
         columns = [column for _, _, expressions in hints for column in expressions]
         function = PassingHints([(task, name, len(expressions)) for task, name, expressions in hints])
-        return announcing(self.catalyst, rows, columns, function, f"millpond[{title(stage.columns)}]")
+        return with_hints(self.catalyst, rows, columns, function, f"millpond[{stage_title(stage.columns)}]")
 
-    def kind_of(self, node: Node) -> Expression | None:
+    def change_kind(self, node: Node) -> Expression | None:
         """Return the column that holds the kind of each change; None if the node has no changelog."""
-        return next((column for column in node.output if column.expr_id in self._kinds), None)
+        return next((column for column in node.output if column.expr_id in self._change_kinds), None)
 
     def _replace(self, node: Node, operator: Operator, child: Node, shown_as: Node) -> Node:
         reading = operator.reading
@@ -145,18 +151,18 @@ class _PlanRewriter:
         if node.kind in MAPS:  # the grouping columns are projected directly below the node
             (child,) = child.children
         # The operator assigns the windows itself, so Spark need not make a row per window: the Expand is removed.
-        if reading.assigned is not None and reading.assigned.expanded:
+        if reading.assignment is not None and reading.assignment.expanded:
             (below,) = child.children
             child = below if child.kind == "Expand" else self.catalyst.with_children(child, below.children)
         columns, raw = reading.columns, reading.raw
         if operator.spec is not None and operator.spec.retracts:
-            kind = self.kind_of(child)
+            kind = self.change_kind(child)
             assert kind is not None
-            columns, raw = [*columns, Derived(OP, (len(raw),), "{0}")], [*raw, kind]
+            columns, raw = [*columns, InputColumn(OP, (len(raw),), "{0}")], [*raw, kind]
         assert operator.index is not None
         combination = self.sides.combination(operator.index)
-        more = () if combination is None else combination.arguments
-        rows = prepared(self.catalyst, child, raw, columns, reading.hash, more)
+        extra = () if combination is None else combination.arguments
+        rows = project_input(self.catalyst, child, raw, columns, reading.hash, extra)
         if node.kind in MAPS or isinstance(reading, ProcessorReading | LookupReading):
             names = [f"result{index}" for index in range(len(node.output))]
             types: list[DataType] = [column.data_type for column in node.output]
@@ -178,26 +184,30 @@ class _PlanRewriter:
         changes = operator.spec is not None and operator.spec.changes
         if changes:
             schema.add(OP.name, ByteType())
-        stage, users, broadcasts = self.slot_stages[operator.index or 0], reading.users, reading.users.broadcasts
+        stage, users, broadcasts = (
+            self.slot_stages[operator.index or 0],
+            reading.user_calls,
+            reading.user_calls.broadcasts,
+        )
         if users.functions:
             assert isinstance(stage, SlotStage)
-            stage = stage.with_functions(users.called(self.catalyst, operator.title, schema))
+            stage = stage.with_functions(users.for_worker(self.catalyst, operator.title, schema))
         if isinstance(reading, ProcessorReading):
             assert isinstance(stage, SlotStage)
             assert reading.processor is not None
             stage, broadcasts = stage.with_processor(reading.processor), reading.broadcasts
-        sent = self.sides.sent(self.catalyst, operator.index, rows, reading.hash, len(reading.keys))
-        shown_rows = self._through_slot(sent, operator, schema, stage, broadcasts)
+        sent = self.sides.map_output(self.catalyst, operator.index, rows, reading.hash, len(reading.keys))
+        slot_rows = self._through_slot(sent, operator, schema, stage, broadcasts)
         kinds = []
         if changes:
-            kinds = [self.catalyst.alias(shown_rows.output[-1], OP.name)]
-            self._kinds.add(kinds[0].expr_id)
-        return self._reattach(node, reading, shown_rows, kinds, shown_as.output)
+            kinds = [self.catalyst.alias(slot_rows.output[-1], OP.name)]
+            self._change_kinds.add(kinds[0].expr_id)
+        return self._reattach(node, reading, slot_rows, kinds, shown_as.output)
 
     def _replace_join(self, node: Node, operator: Operator, reading: JoinReading, children: list[Node]) -> Node:
         both = [
             self.catalyst.dataframe(self.catalyst.project(aliases, child)).select(*(F.expr(sql) for sql in columns))
-            for child, (aliases, columns) in zip(children, joined_sides(self.catalyst, reading), strict=True)
+            for child, (aliases, columns) in zip(children, side_projections(self.catalyst, reading), strict=True)
         ]
         attributes = reading.left.attributes + reading.right.attributes
         types = [attribute.data_type for attribute in attributes] or [reading.left.keys[0].data_type]
@@ -205,11 +215,11 @@ class _PlanRewriter:
             [StructField(field.name, type_) for field, type_ in zip(reading.spec.output_fields, types, strict=True)]
         )
         assert operator.index is not None
-        sent = self.sides.sent(self.catalyst, operator.index, both[0].union(both[1]), "", 0)
-        shown_rows = self._through_slot(sent, operator, schema, self.slot_stages[operator.index])
+        sent = self.sides.map_output(self.catalyst, operator.index, both[0].union(both[1]), "", 0)
+        slot_rows = self._through_slot(sent, operator, schema, self.slot_stages[operator.index])
         # for a join without columns, the slot stage returns one column
-        pairs = zip(shown_rows.output, node.output, strict=False)
-        joined = self.catalyst.project([self._replacement(self._as(new, old), old) for new, old in pairs], shown_rows)
+        pairs = zip(slot_rows.output, node.output, strict=False)
+        joined = self.catalyst.project([self._aliased_as(self._cast(new, old), old) for new, old in pairs], slot_rows)
         for conjunct in reading.above:
             joined = self.catalyst.filter(conjunct, joined)
         return joined
@@ -224,99 +234,103 @@ class _PlanRewriter:
     ) -> Node:
         """Send the map side's output through the exchange and the operator's stage; the result has `schema`."""
         assert operator.index is not None
-        schema.add(FIGURE_COLUMN, LongType())
+        schema.add(METRIC_COLUMN, LongType())
         catalyst = self.catalyst
-        function = named(stage, operator.title, 2)
-        watching = self._watching(operator, sent)
-        received = exchanged(catalyst, sent, self.partitions, catalyst.streaming_rows, watching)
-        shown_rows = map_in_arrow(received, function, schema, broadcasts)
-        figures = self.figures
+        function = named_function(stage, operator.title, 2)
+        no_data = self._no_data_source(operator, sent)
+        received = exchanged(catalyst, sent, self.partitions, catalyst.streaming_rows, no_data)
+        slot_rows = map_in_arrow(received, function, schema, broadcasts)
+        metrics = self.figures
         if operator.spec is not None:
-            figures += operator.spec.extra_metrics
+            metrics += operator.spec.extra_metrics
         if self.sides.combination(operator.index) is not None:
-            figures += COMBINED
+            metrics += COMBINED_METRICS
         # Slots send metrics as extra rows with FIGURE_COLUMN set. Spark aggregates them by `observe`, then they are
         # dropped.
-        watched = shown_rows.observe(
-            observation(operator.index),
-            *(F.expr(unpacking(figure)).alias(figure) for figure in figures),
+        watched = slot_rows.observe(
+            observation_name(operator.index),
+            *(F.expr(unpack_sql(figure)).alias(figure) for figure in metrics),
         )
-        results = watched.filter(F.col(FIGURE_COLUMN).isNull()).drop(FIGURE_COLUMN)
+        results = watched.filter(F.col(METRIC_COLUMN).isNull()).drop(METRIC_COLUMN)
         return self.catalyst.analyzed(results)
 
-    def _watching(self, operator: Operator, sent: DataFrame) -> DataFrame | None:
+    def _no_data_source(self, operator: Operator, sent: DataFrame) -> DataFrame | None:
         """Return the source that makes Spark schedule no-data batches, if it belongs to this operator.
 
         It belongs to the first operator that needs it. If any operator needs processing time, the source follows the
         clock instead of the watermark.
         """
-        if self.ticking is not None:
-            ticking = operator.index == self.ticking
-            return self.catalyst.clock_batch_source(sent, self.stores, self.output_mode) if ticking else None
-        return self.catalyst.watermark_batch_source(sent, self.stores) if operator.index == self.watching else None
+        if self.clock_operator is not None:
+            is_clock_operator = operator.index == self.clock_operator
+            return self.catalyst.clock_batch_source(sent, self.stores, self.output_mode) if is_clock_operator else None
+        return (
+            self.catalyst.watermark_batch_source(sent, self.stores)
+            if operator.index == self.watermark_operator
+            else None
+        )
 
     def _reattach(
-        self, node: Node, reading: Reading, shown_rows: Node, more: list[Expression], output: list[Expression]
+        self, node: Node, reading: Reading, slot_rows: Node, extra: list[Expression], output: list[Expression]
     ) -> Node:
         """Put the node's results, computed from the slot stage's output, under their old names and identities.
 
         Args:
             node: the replaced node.
             reading: the node's reading.
-            shown_rows: the slot stage's output.
-            more: columns that follow the results.
+            slot_rows: the slot stage's output.
+            extra: columns that follow the results.
             output: the expected columns.
         """
         if node.kind != "Aggregate":
             if node.kind == "Window":
-                return self.catalyst.project(self._window_results(node, reading, shown_rows) + more, shown_rows)
-            pairs = zip(shown_rows.output, output, strict=False)
-            results = [self._replacement(self._as(new, old), old) for new, old in pairs]
-            return self.catalyst.project(results + more, shown_rows)
+                return self.catalyst.project(self._window_results(node, reading, slot_rows) + extra, slot_rows)
+            pairs = zip(slot_rows.output, output, strict=False)
+            results = [self._aliased_as(self._cast(new, old), old) for new, old in pairs]
+            return self.catalyst.project(results + extra, slot_rows)
         groupings = [grouping for _, grouping in reading.results(node.list("groupingExpressions"))]
-        known = list(zip(groupings + reading.aggregates, shown_rows.output, strict=False))
+        known = list(zip(groupings + reading.aggregates, slot_rows.output, strict=False))
 
         def replace(expression: Expression) -> Expression | None:
-            return next((self._as(new, old) for old, new in known if old.means(expression)), None)
+            return next((self._cast(new, old) for old, new in known if old.semantic_equals(expression)), None)
 
         results = []
         for result, old in zip(node.list("aggregateExpressions"), node.output, strict=True):
             value = result.children[0] if result.kind == "Alias" else result
-            results.append(self._replacement(rewrite(self.catalyst, value, replace), old))
-        return self.catalyst.project(results + more, shown_rows)
+            results.append(self._aliased_as(rewrite_expression(self.catalyst, value, replace), old))
+        return self.catalyst.project(results + extra, slot_rows)
 
-    def _window_results(self, node: Node, reading: Reading, shown_rows: Node) -> list[Expression]:
+    def _window_results(self, node: Node, reading: Reading, slot_rows: Node) -> list[Expression]:
         """Return a window's columns; its functions' arguments end here, and unused columns are blank."""
-        carried = [
+        passed = [
             (reading.raw[column.raw[0]], new)
-            for column, new in zip(reading.inputs, shown_rows.output, strict=False)
+            for column, new in zip(reading.inputs, slot_rows.output, strict=False)
             if column.sql == "{0}" and reading.raw[column.raw[0]].kind == "AttributeReference"
         ]
-        known = {old.expr_id: new for old, new in carried}
-        results = zip(node.list("windowExpressions"), shown_rows.output[len(reading.inputs) :], strict=False)
+        known = {old.expr_id: new for old, new in passed}
+        results = zip(node.list("windowExpressions"), slot_rows.output[len(reading.inputs) :], strict=False)
         known |= {result.expr_id: new for result, new in results}
         return [
-            self._replacement(self._as(known[old.expr_id], old), old)
+            self._aliased_as(self._cast(known[old.expr_id], old), old)
             if old.expr_id in known
-            else self.catalyst.replacement(self.catalyst.blank(old), old)
+            else self.catalyst.aliased_as(self.catalyst.placeholder(old), old)
             for old in node.output
         ]
 
-    def _replacement(self, new: Expression, old: Expression) -> Expression:
-        return self.catalyst.replacement(self.catalyst.fitted(new, old), old)
+    def _aliased_as(self, new: Expression, old: Expression) -> Expression:
+        return self.catalyst.aliased_as(self.catalyst.cast_to(new, old), old)
 
-    def _as(self, new: Expression, old: Expression) -> Expression:
+    def _cast(self, new: Expression, old: Expression) -> Expression:
         """Cast the slot stage's column to the type and nullability in the plan."""
         if new.type != old.type:
-            new = self.catalyst.fitted(new, old)
+            new = self.catalyst.cast_to(new, old)
         return new if old.nullable else self.catalyst.not_null(new)
 
 
-def _runs_here(decided: Decided) -> bool:
+def _runs_on_millpond(decided: Decided) -> bool:
     return decided.operator is not None and decided.operator.spec is not None
 
 
-def announcing(
+def with_hints(
     catalyst: Catalyst, below: Node, columns: Sequence[Expression], function: ArrowColumns, name: str
 ) -> Node:
     """Return the same rows; each passes once the function has seen columns computed from it.
@@ -334,14 +348,14 @@ def announcing(
     while any(column.name.lower().startswith(mark) for column in below.output):
         mark += "_"
     names = [f"{mark}{number}" for number in range(len(columns))]
-    named = [catalyst.alias(expression, name_) for expression, name_ in zip(safe, names, strict=True)]
-    frame = catalyst.dataframe(catalyst.project([*below.output, *named], below))
+    named_function = [catalyst.alias(expression, name_) for expression, name_ in zip(safe, names, strict=True)]
+    frame = catalyst.dataframe(catalyst.project([*below.output, *named_function], below))
     seen = arrow_column(frame, function, "boolean", names, name)
     # The filter makes Spark evaluate the function: an unused column would be pruned.
     return catalyst.project(below.output, catalyst.analyzed(frame.withColumn(mark, seen).where(mark)))
 
 
-def with_kinds(catalyst: Catalyst, plan: Node, kind: Expression | None, *, split: bool) -> DataFrame:
+def with_change_column(catalyst: Catalyst, plan: Node, kind: Expression | None, *, split: bool) -> DataFrame:
     """Return the rows of a changelog for users: the column `_op` is `I`, `U` or `D`.
 
     Args:

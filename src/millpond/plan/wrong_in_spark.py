@@ -15,8 +15,8 @@ from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Expression, Node
 from millpond.plan.catalyst.text import nameless
 from millpond.plan.reading.aggregate import MAPS
-from millpond.plan.reading.decision import Wrong, describe
-from millpond.plan.reading.join import expiries_of, tagged, watermarked_key
+from millpond.plan.reading.decision import WrongShape, describe
+from millpond.plan.reading.join import event_time_column, expiries_of, watermarked_key
 from millpond.plan.reading.join_condition import LEFT, RIGHT, conjuncts
 from millpond.plan.reading.processor import GROUP_STATES, PROCESSORS, by_event_time
 
@@ -24,7 +24,9 @@ _PRESERVED = {"LeftOuter": (LEFT,), "RightOuter": (RIGHT,), "FullOuter": (LEFT, 
 """Type of an outer join → the sides whose unmatched rows it shows."""
 
 
-def wrong_in_spark(catalyst: Catalyst, analyzed: Node, output_mode: str, *, maps_windows: bool) -> tuple[Wrong, ...]:
+def wrong_in_spark(
+    catalyst: Catalyst, analyzed: Node, output_mode: str, *, maps_windows: bool
+) -> tuple[WrongShape, ...]:
     """Find the shapes of a query for which Spark returns wrong rows.
 
     Args:
@@ -38,7 +40,7 @@ def wrong_in_spark(catalyst: Catalyst, analyzed: Node, output_mode: str, *, maps
         return ()
     query = _Query(catalyst, catalyst.optimized(analyzed), output_mode, maps_windows)
     wrong = (
-        Wrong(code, describe(node), nameless(detail), shape.certain, shape.loss, shape.advice)
+        WrongShape(code, describe(node), nameless(detail), shape.certain, shape.loss, shape.advice)
         for code, shape in SHAPES.items()
         for node, detail in shape.find(query)
     )
@@ -53,7 +55,7 @@ def _marks_struct(node: Node) -> bool:
     return node.kind == "EventTimeWatermark" and node.expression("eventTime").type.startswith("struct")
 
 
-def _tagged(columns: Sequence[Expression]) -> list[Expression]:
+def _event_time_columns(columns: Sequence[Expression]) -> list[Expression]:
     return [
         column
         for column in columns
@@ -104,10 +106,10 @@ class _Query:
 
     def _join(self, node: Node) -> _Join | None:
         keys = equal_keys(self.catalyst, node)
-        columns = dict(zip((LEFT, RIGHT), (_tagged(child.output) for child in node.children), strict=True))
+        columns = dict(zip((LEFT, RIGHT), (_event_time_columns(child.output) for child in node.children), strict=True))
         if keys is None or any(len({column.expr_id for column in side}) > 1 for side in columns.values()):
             return None  # Spark refuses it: at start, or in the first batch because of its several event times
-        late = {side: tagged(marked) for side, marked in columns.items()}
+        late = {side: event_time_column(marked) for side, marked in columns.items()}
         by_key = watermarked_key(keys)
         if by_key is not None:
             return _Join(node, keys, by_key, late, frozenset((LEFT, RIGHT)), frozenset())
@@ -128,12 +130,12 @@ class _Query:
         if not node.streaming:
             return []
         if node.kind == "Aggregate":
-            return [] if self.output_mode == "complete" else _tagged(node.list("groupingExpressions"))
+            return [] if self.output_mode == "complete" else _event_time_columns(node.list("groupingExpressions"))
         if node.kind in MAPS:
-            return _tagged(node.list("groupingAttributes")) if self.maps_windows else []
+            return _event_time_columns(node.list("groupingAttributes")) if self.maps_windows else []
         timed = _joins_streams(node) or node.kind in ("Deduplicate", "DeduplicateWithinWatermark")
         if timed or (node.kind in (*PROCESSORS, *GROUP_STATES) and by_event_time(node)):
-            return [column for child in node.children for column in _tagged(child.output)]
+            return [column for child in node.children for column in _event_time_columns(child.output)]
         return []
 
     @cached_property
@@ -180,7 +182,7 @@ def _one_sided(query: _Query, *, outer: bool) -> Found:
         if join.by_key is None or outer != bool(join.preserved):
             continue
         left, right = join.keys.left[join.by_key], join.keys.right[join.by_key]
-        sides = [side for side, key in ((LEFT, left), (RIGHT, right)) if tagged([key]) is not None]
+        sides = [side for side, key in ((LEFT, left), (RIGHT, right)) if event_time_column([key]) is not None]
         if len(sides) == 1:
             yield join.node, f"{left.name} = {right.name}, with a watermark on the {sides[0]} side only"
 

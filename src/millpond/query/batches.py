@@ -17,7 +17,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame
 
 from millpond.errors import UsageError
-from millpond.query.session import changed
+from millpond.query.session import changed_settings
 from millpond.tasks.operator_task import OperatorTask
 from millpond.worker.client import answered_batches
 from millpond.worker.slot_stage import PartitionDone
@@ -47,8 +47,8 @@ class CompleteBatch:
         function: the user's function.
         tasks: the query's Millpond operators.
         coverage: the accumulator in which slot stages report finished partitions.
-        inside: the values with which the query runs, for the settings in `outside`.
-        outside: the user's values of these settings; None: not set.
+        running_values: the values with which the query runs, for the settings in `user_values`.
+        user_values: the user's values of these settings; None: not set.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class CompleteBatch:
         function: BatchFunction,
         tasks: list[OperatorTask],
         coverage: Accumulator[list[PartitionDone]],
-        inside: Mapping[str, str],
-        outside: Mapping[str, str | None],
+        running_values: Mapping[str, str],
+        user_values: Mapping[str, str | None],
     ) -> None:
         self.function = function
-        self.inside = inside
-        self.outside = outside
+        self.running_values = running_values
+        self.user_values = user_values
         self.tasks = tasks
         self.coverage = coverage
         self.coverage.value = []  # drop reports of a replay in recovery
@@ -86,7 +86,7 @@ class CompleteBatch:
             ) from None
 
     def _run(self, df: DataFrame, batch: int) -> None:
-        with changed(df.sparkSession, self.outside, self.inside):
+        with changed_settings(df.sparkSession, self.user_values, self.running_values):
             self.function(df, batch)
         if self._missing(batch):
             # Read all partitions: slots on other hosts do not report theirs. Those that have run answer from memory.

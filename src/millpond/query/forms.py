@@ -10,22 +10,22 @@ from dataclasses import dataclass, field
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from millpond.metrics import observation
+from millpond.metrics import observation_name
 from millpond.plan.catalyst.exchange.forms import ExchangeForms, Form
 from millpond.tasks.operator_task import OperatorTask
 
 log = logging.getLogger("millpond")
 
-_LOOK_SECONDS = 0.5
-_SMALL, _LARGE = 50_000, 100_000
+_POLL_SECONDS = 0.5
+_SMALL_BATCH_ROWS, _LARGE_BATCH_ROWS = 50_000, 100_000
 """Rows of a batch up to which Spark's shuffle is faster than a second Python stage, and from which it is slower.
 Batches in between keep their form."""
-_LEAVE, _ENTER = 0.5, 0.25
+_STOP_COMBINING_RATIO, _START_COMBINING_RATIO = 0.5, 0.25
 """Combined rows per input row: combining stops above the first value, and starts again below the second."""
-_RETRY_AFTER = 32
+_RETRY_AFTER_BATCHES = 32
 """Batches until combining is tried again after it left many rows although few groups changed: with distinct values, few
 groups may have many values."""
-_MISSED = 0.002
+_COLD_MISS_RATIO = 0.002
 """Share of keys missing from memory above which files are better: they allow prefetching and multi-pass reads."""
 
 
@@ -61,40 +61,40 @@ class FormChoice:
         """Whether only one form is possible."""
         return not self.files and (not self.combines or self.always)
 
-    def next(self, figures: Mapping[str, float]) -> Form:
+    def choose(self, metrics: Mapping[str, float]) -> Form:
         """Choose the form of the next batches.
 
         Args:
-            figures: the metrics of a finished batch, which may not have run in the form chosen last: `input_rows`,
-                `cache_hits`, `cache_misses`; if rows can be combined, those of `millpond.metrics.COMBINED`, too.
+            metrics: the metrics of a finished batch, which may not have run in the form chosen last: `input_rows`,
+                `cache_hits`, `cache_misses`; if rows can be combined, `millpond.metrics.COMBINED_METRICS`, too.
         """
-        rows = figures.get("input_rows") or 0.0
+        rows = metrics.get("input_rows") or 0.0
         if not rows:
             return self.form
-        cold = self._is_cold(figures)
-        if self.combines and (self.always or (not cold and self._pays(rows, figures))):
+        cold = self._is_cold(metrics)
+        if self.combines and (self.always or (not cold and self._pays(rows, metrics))):
             self.form = "combined"
-        elif cold or rows > _LARGE:
+        elif cold or rows > _LARGE_BATCH_ROWS:
             self.form = self._large_batches
-        elif rows <= _SMALL or self.form != "files":
+        elif rows <= _SMALL_BATCH_ROWS or self.form != "files":
             self.form = "rows"
         return self.form
 
-    def _pays(self, rows: float, figures: Mapping[str, float]) -> bool:
+    def _pays(self, rows: float, metrics: Mapping[str, float]) -> bool:
         """Return whether combining saves enough rows: measured for a combined batch, else estimated from its groups."""
-        exchanged = figures.get("exchanged_rows") or 0.0
-        few = (figures.get("changed_rows") or 0.0) * self.tasks <= _ENTER * rows
-        if not figures.get("combined_rows"):
+        exchanged = metrics.get("exchanged_rows") or 0.0
+        few = (metrics.get("changed_rows") or 0.0) * self.tasks <= _START_COMBINING_RATIO * rows
+        if not metrics.get("combined_rows"):
             self.retry_in = max(0, self.retry_in - 1)
             return few and not self.retry_in
-        pays = exchanged <= _LEAVE * rows
+        pays = exchanged <= _STOP_COMBINING_RATIO * rows
         if few and not pays:
-            self.retry_in = _RETRY_AFTER
+            self.retry_in = _RETRY_AFTER_BATCHES
         return pays
 
-    def _is_cold(self, figures: Mapping[str, float]) -> bool:
-        misses, hits = figures.get("cache_misses") or 0.0, figures.get("cache_hits") or 0.0
-        return self.files and misses > _MISSED * (misses + hits)
+    def _is_cold(self, metrics: Mapping[str, float]) -> bool:
+        misses, hits = metrics.get("cache_misses") or 0.0, metrics.get("cache_hits") or 0.0
+        return self.files and misses > _COLD_MISS_RATIO * (misses + hits)
 
 
 def exchange_id(task: OperatorTask) -> str:
@@ -102,19 +102,19 @@ def exchange_id(task: OperatorTask) -> str:
     return f"{task.run}-{task.operator}"
 
 
-def begin_forms(forms: ExchangeForms, tasks: Sequence[OperatorTask]) -> None:
+def choose_first_forms(forms: ExchangeForms, tasks: Sequence[OperatorTask]) -> None:
     """Choose the forms of a query's first batches."""
     for task in tasks:
         forms.choose(exchange_id(task), _choice(task).form)
 
 
-def forget_forms(forms: ExchangeForms, tasks: Sequence[OperatorTask]) -> None:
+def remove_forms(forms: ExchangeForms, tasks: Sequence[OperatorTask]) -> None:
     """Drop the forms of a query that has ended, or did not start."""
     for task in tasks:
-        forms.forget(exchange_id(task))
+        forms.remove(exchange_id(task))
 
 
-def choose_forms(
+def watch_forms(
     query: StreamingQuery, spark: SparkSession, forms: ExchangeForms, tasks: Sequence[OperatorTask], *, always: bool
 ) -> None:
     """Choose the forms of later batches in a thread that ends with the query.
@@ -140,22 +140,22 @@ def _watch(query: StreamingQuery, forms: ExchangeForms, choices: Sequence[tuple[
         if all(choice.fixed for _, choice in choices):
             query.awaitTermination()
         latest = -1
-        while not query.awaitTermination(_LOOK_SECONDS):
+        while not query.awaitTermination(_POLL_SECONDS):
             java = query._jsq.lastProgress()  # cheap check first: PySpark's own copy takes dozens of calls
             if java is None or java.batchId() == latest:
                 continue
             latest = java.batchId()
             progress = query.lastProgress
             for task, choice in choices:
-                figures = None if progress is None else progress.observedMetrics.get(observation(task.operator))
+                metrics = None if progress is None else progress.observedMetrics.get(observation_name(task.operator))
                 before = choice.form
-                if figures is not None and choice.next(figures.asDict()) != before:
+                if metrics is not None and choice.choose(metrics.asDict()) != before:
                     log.debug("operator %d: the exchange goes from %s to %s", task.operator, before, choice.form)
                     forms.choose(exchange_id(task), choice.form)
     except Exception as error:  # the query failed, or the JVM is gone; either is reported elsewhere
         log.debug("forms are not chosen any more: %s", error)
     finally:
         try:
-            forget_forms(forms, [task for task, _ in choices])
+            remove_forms(forms, [task for task, _ in choices])
         except Exception as error:
             log.debug("the JVM is gone: %s", error)

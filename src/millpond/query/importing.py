@@ -37,24 +37,24 @@ from millpond.files.locations.opening import join_url, open_filesystem
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.decide import decide
 from millpond.plan.exchange.map_side import exchanged
-from millpond.plan.exchange.workers import map_in_arrow, named
+from millpond.plan.exchange.workers import map_in_arrow, named_function
 from millpond.plan.reading.decision import Decided, Decision, Operator
 from millpond.plan.replay.fingerprint import fingerprint
 from millpond.plan.spark_state.contradictions import Times
 from millpond.plan.spark_state.rows import (
-    Held,
-    carried_rows,
-    describe_held,
+    StoredOperator,
     describe_operators,
-    in_sparks_order,
+    describe_stored,
+    imported_rows,
+    in_spark_order,
     projected,
 )
-from millpond.query.logs.copying import check_finished, check_free, copy_folders, copy_logs, out_of_reach
+from millpond.query.logs.copying import check_finished, check_free, copy_folders, copy_logs, not_retained_error
 from millpond.query.logs.query_logs import METADATA, QueryLogs
 from millpond.query.starting.checks import check_session, check_stream
+from millpond.query.starting.operator_metadata import update_operator_metadata
 from millpond.query.starting.state_schema import state_schema_of
 from millpond.query.starting.tasks import first_partitions, operator_task
-from millpond.query.starting.watching import note_watching
 from millpond.tasks.operator_task import OperatorTask
 from millpond.worker.client import drain
 from millpond.worker.slot_stage import SlotStage
@@ -111,26 +111,28 @@ def import_checkpoint(
             "an object store, give a checkpoint there.",
         )
     origin = catalyst.qualified(os.fspath(source))
-    original, place = open_filesystem(origin), open_filesystem(catalyst.qualified(os.fspath(checkpoint)))
+    original, target = open_filesystem(origin), open_filesystem(catalyst.qualified(os.fspath(checkpoint)))
     query_logs = QueryLogs(original)
     query = _check_original(catalyst, original, query_logs)
-    check_free(place)
+    check_free(target)
     batch, planned = query_logs.last("commits"), query_logs.last("offsets")
-    carried = _carried(spark, catalyst, decision, origin, batch, _times(query_logs, batch))
-    files = open_filesystem(join_url(place.url, "millpond"))
+    imported = _imported_rows(spark, catalyst, decision, origin, batch, _times(query_logs, batch))
+    files = open_filesystem(join_url(target.url, "millpond"))
     write_own_document(files, PARENTS_FILE, Parents(files.url, (), making=uuid.uuid4().hex))
     write_own_document(files, QUERY_FILE, state_schema_of(decision, catalyst))
-    task = _begin(spark, settings, decision, files, query, place.url, origin, batch, fingerprint(catalyst, decision))
+    task = _claim_generation(
+        spark, settings, decision, files, query, target.url, origin, batch, fingerprint(catalyst, decision)
+    )
     try:
         with _as_batch(spark, batch):
-            for decided, rows in carried:
+            for decided, rows in imported:
                 operator = decided.operator
                 assert operator is not None
                 assert operator.spec is not None
                 assert operator.index is not None
                 operator_task = msgspec.structs.replace(task, operator=operator.index, spec=operator.spec)
                 frame = exchanged(catalyst, rows.withColumn("__mark", F.lit(False)), task.partitions)
-                function = named(SlotStage(operator_task), f"import of {operator.title}", 2)
+                function = named_function(SlotStage(operator_task), f"import of {operator.title}", 2)
                 map_in_arrow(frame, function, "nothing int").collect()
     finally:
         drain(task)
@@ -142,22 +144,22 @@ def import_checkpoint(
             version=batch + 1,
             file=files.url,
         )
-    copy_folders(original, place, ["sources/"])
-    copy_logs(original, place, query_logs, batch + 1)
-    new_logs = QueryLogs(place)
+    copy_folders(original, target, ["sources/"])
+    copy_logs(original, target, query_logs, batch + 1)
+    new_logs = QueryLogs(target)
     new_logs.put("commits", batch, _first_version(new_logs.read("commits", batch)))
     entry = query_logs.read("offsets", batch + 1)
     if entry is not None:
         new_logs.put("offsets", batch + 1, entry)
-    note_watching(place, decision.ours)
+    update_operator_metadata(target, decision.on_millpond)
     if (query_logs.last("commits"), query_logs.last("offsets")) != (batch, planned):
         raise UsageError(
             "The query has gone on while its state was taken over.",
             action="Stop it, wherever it runs, delete what there is at the new place, and import again.",
             file=original.url,
         )
-    put_own(place, METADATA, [original.get(METADATA)])
-    return Import(place.url, query, batch + 1, task.partitions, len(decision.ours))
+    put_own(target, METADATA, [original.get(METADATA)])
+    return Import(target.url, query, batch + 1, task.partitions, len(decision.on_millpond))
 
 
 def _check_original(catalyst: Catalyst, original: FileSystem, query_logs: QueryLogs) -> str:
@@ -189,7 +191,7 @@ def _check_original(catalyst: Catalyst, original: FileSystem, query_logs: QueryL
     return query
 
 
-def _carried(
+def _imported_rows(
     spark: SparkSession, catalyst: Catalyst, decision: Decision, origin: str, batch: int, times: Times
 ) -> list[tuple[Decided, DataFrame]]:
     """Return each operator with the rows that it imports.
@@ -197,16 +199,16 @@ def _carried(
     Raises:
         StateIncompatibleError: part of the state cannot be imported.
     """
-    for operator in decision.theirs:
+    for operator in decision.on_spark:
         raise StateIncompatibleError(
             f"The state of '{operator.title}' cannot be taken over: the operator stays on Spark ({operator.reason}).",
             action="Leave the query on Spark, or begin with a new checkpointLocation.",
         )
-    native_state = _held(spark, origin, batch)
-    order = list(in_sparks_order(decision.root))
+    native_state = _stored_operators(spark, origin, batch)
+    order = list(in_spark_order(decision.root))
     if sorted(native_state) != list(range(len(order))):
         raise StateIncompatibleError(
-            f"The query has {describe_operators(order)}; its checkpoint has {describe_held(native_state)}.",
+            f"The query has {describe_operators(order)}; its checkpoint has {describe_stored(native_state)}.",
             action="Give the query that has made the checkpoint. (Checkpoints of Spark before 4.0 do not say what "
             "operators they have until a batch has run on a newer version.)",
             file=origin,
@@ -220,7 +222,7 @@ def _carried(
     with_state = [
         (
             operator,
-            carried_rows(
+            imported_rows(
                 catalyst, operator, native_state[number], partial(read, number), times, projected=id(operator) in above
             ),
         )
@@ -237,7 +239,7 @@ def _times(query_logs: QueryLogs, batch: int) -> Times:
     """Return the watermarks of a committed batch and of the next batch."""
     ran, done = query_logs.read("offsets", batch), query_logs.read("commits", batch)
     if ran is None or done is None:
-        raise out_of_reach(batch + 1)
+        raise not_retained_error(batch + 1)
     watermark, following = (json.loads(entry.decode().splitlines()[1]) for entry in (ran, done))
     return Times(int(watermark["batchWatermarkMs"]), int(following["nextBatchWatermarkMs"]))
 
@@ -249,16 +251,16 @@ def _no_rows(spark: SparkSession, operator: Operator) -> DataFrame:
     return spark.createDataFrame([], ", ".join(columns))
 
 
-def _held(spark: SparkSession, origin: str, batch: int) -> dict[int, Held]:
+def _stored_operators(spark: SparkSession, origin: str, batch: int) -> dict[int, StoredOperator]:
     rows = spark.read.format("state-metadata").load(origin).collect()
     names = {row.operatorId: row.operatorName for row in rows}
     return {
-        number: Held(name, frozenset(row.stateStoreName for row in rows if row.operatorId == number))
+        number: StoredOperator(name, frozenset(row.stateStoreName for row in rows if row.operatorId == number))
         for number, name in names.items()
     }
 
 
-def _begin(
+def _claim_generation(
     spark: SparkSession,
     settings: Settings,
     decision: Decision,

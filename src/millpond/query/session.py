@@ -13,31 +13,31 @@ from millpond.plan.catalyst.jvm import Catalyst
 from millpond.spec.kinds.union import OperatorSpec
 from millpond.spec.types import leaves, parse_type
 
-_MOST_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+_MAX_BYTES_PER_BATCH = "spark.sql.execution.arrow.maxBytesPerBatch"
 _UNLIMITED = str((1 << 31) - 1)
 """With a smaller limit, Spark adds up the sizes of all columns after each row, which takes 0.3 µs a row."""
 
-_ROWS_OF_ANY_LENGTH = 4096
+_MAX_VARIABLE_LENGTH_ROWS = 4096
 """Rows of one Arrow batch with strings, or with sketches of combined rows. Without a limit in bytes, they have to fit
 a column of at most 2 GB."""
 
-_STORES = "spark.sql.streaming.internal.stateStore.partitions"
+_STORE_PARTITIONS = "spark.sql.streaming.internal.stateStore.partitions"
 
-_WATCHING = {
+_NO_DATA_BATCH_SETTINGS = {
     "spark.sql.streaming.statefulOperator.allowMultiple": "false",
-    _STORES: "1",
+    _STORE_PARTITIONS: "1",
     "spark.sql.streaming.stateStore.checkpointFormatVersion": "1",
 }
 """Settings for Spark's operator that watches the watermark (see `Catalyst.watermark_batch_source`)."""
 
-PLANNING = {
+PLANNING_SETTINGS = {
     "spark.sql.streaming.unsupportedOperationCheck",
     "spark.sql.adaptive.streaming.stateless.enabled",
-    *_WATCHING,
+    *_NO_DATA_BATCH_SETTINGS,
 }
 """Settings that matter only while queries start and batches are planned; they do not change the rows of a batch."""
 
-_STARTING = threading.RLock()
+_START_LOCK = threading.RLock()
 """Two starts must not see, or restore, each other's settings."""
 
 
@@ -53,47 +53,49 @@ def running_settings(settings: Settings, specs: Sequence[OperatorSpec], given: M
     fields = [field for spec in specs for field in (*spec.input_fields, *spec.output_fields)]
     of_any_length = any(leaf.machine in (None, "bytes") for f in fields for leaf in leaves(parse_type(f.type)))
     sketches = any(call.function == "approx_count_distinct" for spec in specs for call in spec.calls)
-    rows = min(settings.batch_rows, _ROWS_OF_ANY_LENGTH) if of_any_length or sketches else settings.batch_rows
+    rows = min(settings.batch_rows, _MAX_VARIABLE_LENGTH_ROWS) if of_any_length or sketches else settings.batch_rows
     return {
         # Spark checked the query that the user wrote; the rewritten one looks stateless and would be judged as such.
         "spark.sql.streaming.unsupportedOperationCheck": "false",
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(rows),
-        _MOST_BYTES: given.get(_MOST_BYTES, _UNLIMITED),
+        _MAX_BYTES_PER_BATCH: given.get(_MAX_BYTES_PER_BATCH, _UNLIMITED),
         # As for Spark's own stateful queries: re-planning between stages takes longer than a small batch's stages.
         "spark.sql.adaptive.streaming.stateless.enabled": "false",
         "spark.sql.execution.arrow.useLargeVarTypes": "false",
-    } | (_WATCHING if closing else {})
+    } | (_NO_DATA_BATCH_SETTINGS if closing else {})
 
 
-def first_stores(settings: Mapping[str, str]) -> int:
+def first_store_count(settings: Mapping[str, str]) -> int:
     """Return the number of partitions of Spark's state stores for a new query with these session settings."""
-    return int(settings.get(_STORES) or settings.get("spark.sql.shuffle.partitions") or 200)
+    return int(settings.get(_STORE_PARTITIONS) or settings.get("spark.sql.shuffle.partitions") or 200)
 
 
-def outside(around: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str | None]:
+def settings_of_user(session_settings: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str | None]:
     """Return the settings to restore in a `foreachBatch` function, which may start other queries.
 
     Args:
-        around: the running settings.
+        session_settings: the running settings.
         given: the settings of the user's session.
 
     Returns:
         The user's values; None: not set.
     """
-    return {name: given.get(name) for name in around if name in PLANNING}
+    return {name: given.get(name) for name in session_settings if name in PLANNING_SETTINGS}
 
 
 @contextmanager
-def starting(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
+def starting_settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
     """Change a session's settings while a query starts, and restore the old ones."""
-    with _STARTING:
+    with _START_LOCK:
         before = Catalyst(spark).settings
-        with changed(spark, wanted, {name: before.get(name) for name in wanted}):
+        with changed_settings(spark, wanted, {name: before.get(name) for name in wanted}):
             yield
 
 
 @contextmanager
-def changed(spark: SparkSession, wanted: Mapping[str, str | None], before: Mapping[str, str | None]) -> Iterator[None]:
+def changed_settings(
+    spark: SparkSession, wanted: Mapping[str, str | None], before: Mapping[str, str | None]
+) -> Iterator[None]:
     """Change a session's settings within this context, then restore `before`; None: not set."""
     try:
         _set(spark, wanted)

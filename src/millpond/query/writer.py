@@ -19,7 +19,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from millpond.conf import Settings, read_settings
 from millpond.errors import UnsupportedError
 from millpond.files.locations.opening import on_disk
-from millpond.metrics import AHEAD, COMPACTIONS, FIGURES, REMOTE
+from millpond.metrics import COMPACTION_METRICS, HINT_METRICS, OBJECT_STORE_METRICS, OPERATOR_METRICS
 from millpond.plan.catalyst.exchange.forms import ExchangeForms, prepare
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.decide import decide
@@ -31,10 +31,10 @@ from millpond.plan.reading.reasons import Reason
 from millpond.plan.replay.repeatable import needs_sync
 from millpond.plan.rewriter import rewrite_plan
 from millpond.query.batches import CompleteBatch
-from millpond.query.forms import begin_forms, choose_forms, exchange_id, forget_forms
+from millpond.query.forms import choose_first_forms, exchange_id, remove_forms, watch_forms
 from millpond.query.progress.endpoint import endpoint_of
 from millpond.query.running_query import RunningQuery
-from millpond.query.session import first_stores, outside, running_settings, starting
+from millpond.query.session import first_store_count, running_settings, settings_of_user, starting_settings
 from millpond.query.starting.checks import (
     check_name,
     check_session,
@@ -42,7 +42,7 @@ from millpond.query.starting.checks import (
     check_user_functions,
     check_writer,
     check_wrong_in_spark,
-    runs_nowhere,
+    unsupported_anywhere,
 )
 from millpond.query.starting.locations import choose_checkpoint, delete_when_stopped, named_checkpoint, runs_planned
 from millpond.query.starting.start import Start, refuse_own_state
@@ -52,7 +52,7 @@ from millpond.worker.slot_stage import Coverage, SlotStage
 
 log = logging.getLogger("millpond")
 
-_NOWHERE = "'%s' does not run on Millpond, and Spark does not run it on streams either: %s. %s."
+_UNSUPPORTED_ANYWHERE = "'%s' does not run on Millpond, and Spark does not run it on streams either: %s. %s."
 
 
 def _recorded(name: str) -> Callable[..., StreamWriter]:
@@ -153,26 +153,26 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         settings = read_settings(Catalyst(self._spark).settings)
         if not settings.enabled:
             return self._launch_natively(launch, settings)
-        mode = self._said("outputMode") or "append"
+        mode = self._argument("outputMode") or "append"
         decision = decide(self._df, mode, settings.changes, settings.store_pattern, settings.map_groups)
         check_user_functions(self._spark, decision)
-        nowhere = runs_nowhere(self._df, decision)
-        self._report(decision, nowhere, settings)
+        unsupported = unsupported_anywhere(self._df, decision)
+        self._report(decision, unsupported, settings)
         check_wrong_in_spark(self._df, decision, settings.on_wrong_in_spark)
         try:
             return self._launch_decided(launch, decision, settings)
         except AnalysisException as error:
-            for operator in nowhere:
+            for operator in unsupported:
                 assert operator.reason is not None
-                error.add_note(_NOWHERE % (operator.title, operator.reason, operator.reason.advice))
+                error.add_note(_UNSUPPORTED_ANYWHERE % (operator.title, operator.reason, operator.reason.advice))
             raise
 
     def _launch_decided(
         self, launch: Callable[[DataStreamWriter], StreamingQuery], decision: Decision, settings: Settings
     ) -> StreamingQuery:
-        if not decision.ours:
+        if not decision.on_millpond:
             return self._launch_natively(launch, settings)
-        trigger = self._continuous()
+        trigger = self._continuous_trigger()
         if trigger and decision.maps_windows:
             raise UnsupportedError(
                 f"The trigger {trigger} has no closed windows to call functions with.",
@@ -183,51 +183,55 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
             return self._launch_natively(launch, settings)
         check_stream(self._df, decision)
         check_writer(self._spark, self._option)
-        check_name(self._spark, self._said("queryName"))
+        check_name(self._spark, self._argument("queryName"))
         checkpoint = choose_checkpoint(
-            self._spark, self._sink(), self._said("queryName"), self._option("checkpointLocation")
+            self._spark, self._sink(), self._argument("queryName"), self._option("checkpointLocation")
         )
         if checkpoint is None:
             return launch(self)  # Spark raises its own error for a missing checkpoint location
-        coverage = self._spark.sparkContext.accumulator([], Coverage()) if self._given("foreachBatch") else None
+        coverage = self._spark.sparkContext.accumulator([], Coverage()) if self._was_called("foreachBatch") else None
         initial_settings = Catalyst(self._spark).settings
-        around = running_settings(settings, decision.specs, initial_settings)
-        theirs = outside(around, initial_settings)
+        session_settings = running_settings(settings, decision.specs, initial_settings)
+        user_settings = settings_of_user(session_settings, initial_settings)
         started: list[OperatorTask] = []
         forms = functools.cache(lambda: ExchangeForms.install(self._spark))  # compiled while the query is checked
         combinations = Combinations(decision.root, lambda: settings.combine != "off" and forms() is not None)
 
         def rewritten(tasks: list[OperatorTask], stores: int | None, combined: Mapping[int, Combination]) -> DataFrame:
             started[:] = tasks
-            stages = [SlotStage(task, coverage, figures=True) for task in tasks]
+            stages = [SlotStage(task, coverage, metrics=True) for task in tasks]
             writes = [ExchangeWrite(task) for task in tasks] if tasks[0].exchange == "local" else []
             ids = [exchange_id(task) for task in tasks]
             if chosen := forms():
-                begin_forms(chosen, tasks)
-            figures: tuple[str, ...] = FIGURES if on_disk(tasks[0].location) else FIGURES + REMOTE
-            figures += AHEAD if tasks[0].lookaheads else ()
-            figures += COMPACTIONS if settings.compaction == "remote" else ()
+                choose_first_forms(chosen, tasks)
+            metrics: tuple[str, ...] = (
+                OPERATOR_METRICS if on_disk(tasks[0].location) else OPERATOR_METRICS + OBJECT_STORE_METRICS
+            )
+            metrics += HINT_METRICS if tasks[0].lookaheads else ()
+            metrics += COMPACTION_METRICS if settings.compaction == "remote" else ()
             return rewrite_plan(
                 self._df,
                 decision,
                 tasks[0].partitions,
                 stages,
                 MapSides(writes, forms(), ids, combined),
-                figures,
+                metrics,
                 tasks,
-                stores or first_stores(initial_settings | around),
+                stores or first_store_count(initial_settings | session_settings),
             )
 
-        def begin(frame: DataFrame) -> StreamingQuery:
+        def start_rewritten(frame: DataFrame) -> StreamingQuery:
             writer = DataStreamWriter(frame)
             for name, args, kwargs in self._calls:
                 if name == "foreachBatch" and coverage is not None:
-                    inside = {setting: around[setting] for setting in theirs}
-                    function = CompleteBatch(self._said(name), list(started), coverage, inside, theirs)
+                    running_values = {setting: session_settings[setting] for setting in user_settings}
+                    function = CompleteBatch(
+                        self._argument(name), list(started), coverage, running_values, user_settings
+                    )
                     args, kwargs = (function,), {}
                 getattr(writer, name)(*args, **kwargs)
             writer.option("checkpointLocation", checkpoint.path)
-            with starting(self._spark, around):
+            with starting_settings(self._spark, session_settings):
                 return launch(writer)
 
         def planned(batch: int) -> bool:
@@ -242,21 +246,21 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
             self._sink(),
             rewritten,
             combinations,
-            around,
+            session_settings,
             planned,
         )
         with endpoint_of(settings) as endpoint:
             try:
-                query = start.run(begin)
+                query = start.run(start_rewritten)
             except BaseException:
                 if chosen := forms():
-                    forget_forms(chosen, started)
+                    remove_forms(chosen, started)
                 raise
             if endpoint is not None:
-                titles = [operator.title for operator in decision.ours]
+                titles = [operator.title for operator in decision.on_millpond]
                 endpoint.show(query, self._spark, Catalyst(self._spark).qualified(checkpoint.path), started, titles)
         if chosen := forms():
-            choose_forms(query, self._spark, chosen, started, always=settings.combine == "on")
+            watch_forms(query, self._spark, chosen, started, always=settings.combine == "on")
         if checkpoint.temporary:
             delete_when_stopped(query, self._spark, checkpoint.path, started[0])
         return RunningQuery.of(query)
@@ -264,13 +268,13 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
     def _launch_natively(
         self, launch: Callable[[DataStreamWriter], StreamingQuery], settings: Settings
     ) -> StreamingQuery:
-        checkpoint = named_checkpoint(self._spark, self._said("queryName"), self._option("checkpointLocation"))
+        checkpoint = named_checkpoint(self._spark, self._argument("queryName"), self._option("checkpointLocation"))
         if checkpoint is not None:
             refuse_own_state(self._spark, settings, checkpoint)
         return launch(self)
 
-    def _report(self, decision: Decision, nowhere: list[Operator], settings: Settings) -> None:
-        if settings.changes == "all" and decision.ours and not decision.all_changes:
+    def _report(self, decision: Decision, unsupported: list[Operator], settings: Settings) -> None:
+        if settings.changes == "all" and decision.on_millpond and not decision.all_changes:
             log.warning(
                 "spark.millpond.changes=all has no effect on this query, whose rows have no column _op: in output mode "
                 "%s, %s",
@@ -280,24 +284,26 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
                 else "every batch shows all rows",
             )
         if settings.explain == "all":
-            log.warning("%s", as_text(decision, nowhere))
+            log.warning("%s", as_text(decision, unsupported))
         # If neither engine runs some operators, the query fails: report only these.
-        for operator in nowhere or decision.theirs:
+        for operator in unsupported or decision.on_spark:
             assert operator.reason is not None
             if settings.on_unsupported == "error":
                 leave = "Change the query, or set spark.millpond.onUnsupported=spark to leave it to Spark."
                 raise UnsupportedError(
                     f"The operator '{operator.title}' is not supported: {operator.reason}.",
-                    action=f"{operator.reason.advice}. Spark does not run it on streams either." if nowhere else leave,
+                    action=f"{operator.reason.advice}. Spark does not run it on streams either."
+                    if unsupported
+                    else leave,
                 )
             if settings.explain != "fallback":
                 continue
-            if nowhere:
-                log.warning(_NOWHERE, operator.title, operator.reason, operator.reason.advice)
+            if unsupported:
+                log.warning(_UNSUPPORTED_ANYWHERE, operator.title, operator.reason, operator.reason.advice)
             else:
                 log.warning("'%s' stays on Spark's state store: %s", operator.title, operator.reason)
 
-    def _continuous(self) -> str | None:
+    def _continuous_trigger(self) -> str | None:
         """Return the name of a trigger without micro-batch commits, else None."""
         kwargs: dict[str, Any] = next((k for name, _, k in reversed(self._calls) if name == "trigger"), {})
         return next((name for name in ("continuous", "realTime") if kwargs.get(name) is not None), None)
@@ -309,12 +315,12 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         names = [name for name, _, _ in self._calls if name in ("format", "foreach", "foreachBatch")]
         if not names:
             return ""
-        return str(self._said("format")) if names[-1] == "format" else names[-1]
+        return str(self._argument("format")) if names[-1] == "format" else names[-1]
 
-    def _given(self, method: str) -> bool:
+    def _was_called(self, method: str) -> bool:
         return any(name == method for name, _, _ in self._calls)
 
-    def _said(self, method: str) -> Any:
+    def _argument(self, method: str) -> Any:
         """Return the argument of the last call of a one-argument method; None without a call."""
         values = [[*args, *kwargs.values()][0] for name, args, kwargs in self._calls if name == method]
         return values[-1] if values else None

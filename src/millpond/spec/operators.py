@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from millpond.words import length
+from millpond.humanize import duration
 
 
 class Field(msgspec.Struct, frozen=True):
@@ -62,9 +62,9 @@ class Windows(msgspec.Struct, frozen=True):
     @property
     def description(self) -> str:
         """The windows in words, e.g. `windows of 10 minutes every 5 minutes`."""
-        slide = "" if self.size == self.slide else f" every {length(self.slide)}"
-        start = f" (startTime {length(self.offset)})" if self.offset else ""
-        return f"windows of {length(self.size)}{slide}{start}"
+        slide = "" if self.size == self.slide else f" every {duration(self.slide)}"
+        start = f" (startTime {duration(self.offset)})" if self.offset else ""
+        return f"windows of {duration(self.size)}{slide}{start}"
 
     @property
     def overlap(self) -> int:

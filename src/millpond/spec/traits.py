@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from millpond.humanize import duration
 from millpond.spec.operators import AggregateCall, Field
-from millpond.words import length
 
 
 class Trait(NamedTuple):
@@ -31,7 +31,7 @@ def lag_trait(lag_ms: int | None) -> Trait:
     """Describe how an operator's watermark follows from the query's."""
     if not lag_ms:
         return Trait("gets the watermark as it is")
-    return Trait(f"gets the watermark {length(lag_ms * 1000)} late, as a join below it has a range of time")
+    return Trait(f"gets the watermark {duration(lag_ms * 1000)} late, as a join below it has a range of time")
 
 
 def changelog_traits(*, retracts: bool, changes: bool) -> Mapping[str, Trait]:

@@ -20,9 +20,9 @@ from millpond.tasks.rows import key_groups
 BLOCK_REFERENCE = "__block_reference"
 """Name of the column of references. No column of an operator begins with two underscores."""
 
-_PIECE = 1 << 20
+_PIECE_BYTES = 1 << 20
 """Approximate bytes of rows per piece of a large pass."""
-_MOST_PIECES = 16
+_MAX_PIECES = 16
 
 
 class BlockReference(msgspec.Struct, array_like=True):
@@ -49,7 +49,7 @@ def open_references(data: Iterable[bytes]) -> Iterator[pa.RecordBatch]:
         yield from _open(msgspec.msgpack.decode(reference, type=BlockReference))
 
 
-def in_passes(
+def split_into_passes(
     batches: Iterable[pa.RecordBatch], passes: Callable[[int], int]
 ) -> Iterator[tuple[HashRange | None, pa.RecordBatch]]:
     """Divide rows into passes over ranges of key groups of about equal size; a key's rows keep their order.
@@ -70,7 +70,7 @@ def in_passes(
     if count == 1:
         yield from ((None, batch) for batch in all_batches)
         return
-    steps = max(1, min(_MOST_PIECES, sum(batch.nbytes for batch in all_batches) // count // _PIECE))
+    steps = max(1, min(_MAX_PIECES, sum(batch.nbytes for batch in all_batches) // count // _PIECE_BYTES))
     ends = [key_groups(end) for batch in all_batches for end in (batch.slice(0, 1), batch.slice(batch.num_rows - 1))]
     lowest, highest = int(min(ends)[0]), int(max(ends)[0])
     bounds = np.linspace(lowest, highest + 1, count * steps + 1).astype(np.uint32)
@@ -118,7 +118,7 @@ def exchange_folder(directory: Path, task: OperatorTask) -> Path:
     return directory / "exchange" / f"{task.key}-{task.generation}"
 
 
-def forget_batches(folder: Path, below: int) -> None:
+def delete_batches_before(folder: Path, below: int) -> None:
     """Remove the files of batches before `below`."""
     try:
         earlier = [entry.name for entry in os.scandir(folder) if int(entry.name) < below]

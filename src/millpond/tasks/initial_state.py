@@ -20,7 +20,7 @@ from millpond.errors import StateDamagedError, TransientError
 from millpond.files.backends.filesystem import FileSystem
 from millpond.tasks.operator_task import OperatorTask
 
-_FILE = 16 << 20
+_FILE_BYTES = 16 << 20
 """Approximate bytes of rows per file."""
 
 
@@ -86,7 +86,7 @@ def write_rows(
     for batch in batches:
         waiting.append(batch)
         size += batch.nbytes
-        if size >= _FILE:
+        if size >= _FILE_BYTES:
             yield put(f"{attempt}-{number}.arrow")
             waiting, size, number = [], 0, number + 1
     if waiting:
@@ -117,7 +117,7 @@ def read_rows(files: FileSystem, task: OperatorTask, partition: int) -> Iterator
         ) from error
 
 
-def forget(files: FileSystem, run: int = 0) -> None:
+def delete_initial_state(files: FileSystem, run: int = 0) -> None:
     """Remove the initial state of one run, or of all runs.
 
     Args:

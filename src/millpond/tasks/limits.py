@@ -6,10 +6,10 @@ from typing import Any
 
 import pyarrow as pa
 
-RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
-BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+MAX_RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+MAX_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 
-_ANY = (1 << 31) - 1  # Spark's value for "no limit"
+_NO_LIMIT = (1 << 31) - 1  # Spark's value for "no limit"
 
 
 def rows_per_batch(rows: pa.RecordBatch, conf: Any) -> int:
@@ -22,9 +22,9 @@ def rows_per_batch(rows: pa.RecordBatch, conf: Any) -> int:
         rows: rows of one or more groups, from which the average row size is computed.
         conf: Spark's settings, or `RunnerConf`.
     """
-    records, size = int(conf.get(RECORDS, 10_000)), int(conf.get(BYTES, _ANY))
-    most = records if records > 0 else _ANY
-    if size >= _ANY or not rows.nbytes:
+    records, size = int(conf.get(MAX_RECORDS, 10_000)), int(conf.get(MAX_BYTES, _NO_LIMIT))
+    most = records if records > 0 else _NO_LIMIT
+    if size >= _NO_LIMIT or not rows.nbytes:
         return most
     fitting: int = -(-size * rows.num_rows // rows.nbytes)
     return max(1, min(most, fitting))

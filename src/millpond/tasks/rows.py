@@ -21,7 +21,7 @@ MARK = 1
 _TIME_MASK = (1 << (64 - KEY_GROUP_BITS)) - 1
 
 
-def last_first(batch: pa.RecordBatch, last: int) -> pa.RecordBatch:
+def move_last_first(batch: pa.RecordBatch, last: int) -> pa.RecordBatch:
     """Move a batch's `last` last columns, hash and mark among them, to the front."""
     others = batch.num_columns - last
     return batch.select([*range(others, batch.num_columns), *range(others)])

@@ -61,7 +61,7 @@ class UserFunctions:
         title: the operator's title, for messages.
         functions: the functions: several aggregates, or one that maps groups to rows.
         columns: columns of a group's rows; where groups are mapped, the keys first.
-        shown: schema of the output. Of aggregates: the first columns of the slot, then the results in `order`.
+        output_schema: schema of the output. Of aggregates: the first columns of the slot, then the results in `order`.
         order: for each result n, a column of the slot if n ≥ 0, else the result of function −1 − n.
         conf: settings of Spark's Python worker, and the number of rows per piece for functions that receive pieces.
     """
@@ -69,7 +69,7 @@ class UserFunctions:
     title: str
     functions: tuple[UserFunction, ...]
     columns: StructType
-    shown: StructType
+    output_schema: StructType
     order: tuple[int, ...] = ()
     conf: dict[str, str] = field(default_factory=dict)
 

@@ -43,7 +43,7 @@ class UserProcessor:
         pandas: whether the processor receives pandas frames instead of rows.
         columns: columns of the input, including the key.
         values: positions of the columns in a pandas frame.
-        shown: schema of the output.
+        output_schema: schema of the output.
         spec: the operator.
         conf: settings of Spark's Python worker.
         initial: columns of the initial state, if there is one.
@@ -55,7 +55,7 @@ class UserProcessor:
     pandas: bool
     columns: StructType
     values: tuple[int, ...]
-    shown: StructType
+    output_schema: StructType
     spec: ProcessorSpec
     conf: dict[str, str] = field(default_factory=dict)
     initial: InitialColumns | None = None

@@ -20,8 +20,8 @@ from millpond.stores.protocol import TableDelta
 from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.run_set import RunSet
 
-_MEMORY = 256 << 20
-_SPOOLED = "memory:millpond-testing"
+_MEMORY_BYTES = 256 << 20
+_SPOOL_URL = "memory:millpond-testing"
 """URL to which rows that do not fit in memory would be spilled."""
 
 
@@ -29,9 +29,9 @@ class MemoryTables:
     """The tables of a partition, in memory. They live as long as this object."""
 
     def __init__(self) -> None:
-        self._budget = MemoryBudget(_MEMORY)
+        self._budget = MemoryBudget(_MEMORY_BYTES)
         self._executor = ThreadPoolExecutor(1)
-        self._files = AppendFiles(open_filesystem(_SPOOLED), "")
+        self._files = AppendFiles(open_filesystem(_SPOOL_URL), "")
         self._sealed: dict[str, list[bytes]] = {}
         self.version = 0
         finalize(self, self._executor.shutdown, wait=False)

@@ -36,9 +36,9 @@ from millpond.testing.rows import (
     to_rows,
     with_keys,
 )
-from millpond.testing.visits import Visit, beginning
+from millpond.testing.visits import Visit, initial_state_processor
 from millpond.worker.processors.asynchronous.base import check_asynchronous
-from millpond.worker.processors.learning import learned
+from millpond.worker.processors.declaration import declare_state
 
 Given = TypeVar("Given")
 Shown = TypeVar("Shown")
@@ -46,8 +46,8 @@ Shown = TypeVar("Shown")
 _TIME_MODES: Mapping[str, TimeMode] = {"none": "none", "processingtime": "processing", "eventtime": "event"}
 _OUTPUT_MODES = ("append", "update", "complete")
 _ZONE = "spark.sql.session.timeZone"
-_NEVER = -(1 << 50)
-_TIMELESS = Times(_NEVER, _NEVER, _NEVER)
+_NO_TIME = -(1 << 50)
+_TIMELESS = Times(_NO_TIME, _NO_TIME, _NO_TIME)
 """Times of a batch in which no timer is due, no row is late, and no state expires."""
 
 
@@ -80,19 +80,19 @@ class _Tester(ABC, Generic[Given, Shown]):
         self._keys, self._own = struct(keyStructType), struct(inputStructType)
         self._columns, self._output = with_keys(self._keys, self._own), struct(outputStructType)
         self._settings = {_ZONE: "UTC"} | dict(settings or {})
-        time = None if eventTime is None else EventTime(_place("eventTime", eventTime, self._columns))
+        time = None if eventTime is None else EventTime(_position("eventTime", eventTime, self._columns))
         self._spec = ProcessorSpec(
             columns=fields(self._columns),
             keys=self._places(self._columns),
             outputs=fields(self._output),
-            variables=tuple(learned(processor, _TIME_MODES[mode]).variables),
+            variables=tuple(declare_state(processor, _TIME_MODES[mode]).variables),
             time_mode=_TIME_MODES[mode],
             output_mode=_one_of("outputMode", outputMode, _OUTPUT_MODES),
             time=time if mode == "eventtime" else None,
             marked=True,
             emitted=None
             if eventTimeColumnName is None
-            else _place("eventTimeColumnName", eventTimeColumnName, self._output),
+            else _position("eventTimeColumnName", eventTimeColumnName, self._output),
         )
         if self._spec.unsupported is not None:
             raise UsageError("The key, the state or a column has a type that cannot be kept.", action="Use another.")
@@ -100,7 +100,7 @@ class _Tester(ABC, Generic[Given, Shown]):
         self._batches = Batches()
         self._processing = self._watermark = 0
         if initialState is not None:
-            self._begin(processor, initialState, struct(initialStateStructType))
+            self._load_initial_state(processor, initialState, struct(initialStateStructType))
 
     def _places(self, columns: StructType) -> tuple[int, ...]:
         return tuple(columns.names.index(name) for name in self._keys.names)
@@ -117,7 +117,7 @@ class _Tester(ABC, Generic[Given, Shown]):
             pandas=self._pandas,
             columns=columns,
             values=tuple(range(len(columns) - len(own), len(columns))),
-            shown=self._output,
+            output_schema=self._output,
             spec=spec,
             conf=self._settings,
             in_flight=read_settings(self._settings).async_in_flight if asynchronous else None,
@@ -128,7 +128,7 @@ class _Tester(ABC, Generic[Given, Shown]):
         """Convert the test's rows to columns (see `rows.from_rows`)."""
 
     @abstractmethod
-    def _shown(self, table: pa.Table) -> Shown:
+    def _from_table(self, table: pa.Table) -> Shown:
         """Convert output columns to the test's rows."""
 
     def test(self, key: Any, rows: Given) -> Shown:
@@ -165,7 +165,11 @@ class _Tester(ABC, Generic[Given, Shown]):
         """
         self._check_moves("processing time", self._processing, currentTimeMs)
         self._processing = currentTimeMs
-        return self._batch(self._nothing()) if self._spec.due_by_processing_time else self._shown(self._none())
+        return (
+            self._batch(self._empty_input())
+            if self._spec.due_by_processing_time
+            else self._from_table(self._empty_output())
+        )
 
     def setWatermark(self, currentWatermarkMs: int) -> Shown:
         """Advance the watermark, in milliseconds (initially 0), and fire the timers that are due by it.
@@ -182,8 +186,8 @@ class _Tester(ABC, Generic[Given, Shown]):
         self._check_moves("watermark", self._watermark, currentWatermarkMs)
         late, self._watermark = self._watermark, currentWatermarkMs
         if self._spec.needs_no_data_batches or self._spec.due_by_processing_time:
-            return self._batch(self._nothing(), late)
-        return self._shown(self._none())
+            return self._batch(self._empty_input(), late)
+        return self._from_table(self._empty_output())
 
     def updateValueState(self, stateName: str, key: Any, value: tuple[Any, ...]) -> None:
         """Set a key's value, as `ValueState.update` does."""
@@ -238,18 +242,18 @@ class _Tester(ABC, Generic[Given, Shown]):
         times: list[int] = self._visit(key, None, lambda handle: sorted(handle.listTimers()))
         return times
 
-    def _begin(self, processor: StatefulProcessor, rows: Given, own: StructType) -> None:
+    def _load_initial_state(self, processor: StatefulProcessor, rows: Given, own: StructType) -> None:
         """Call `handleInitialState` with the initial rows."""
         columns = with_keys(self._keys, own)
         spec = msgspec.structs.replace(
             self._spec, columns=fields(columns), keys=self._places(columns), time=None, emitted=None
         )
-        user = self._user_processor(beginning(processor), spec, columns, own)
+        user = self._user_processor(initial_state_processor(processor), spec, columns, own)
         self._batches.run(user, self._to_table(rows, columns, own, None), _TIMELESS, self._seen_times)
 
     def _batch(self, rows: pa.Table, late: int | None = None) -> Shown:
         times = Times(self._watermark if late is None else late, self._watermark, self._processing)
-        return self._shown(self._batches.run(self._user, rows, times))
+        return self._from_table(self._batches.run(self._user, rows, times))
 
     def _visit(self, key: Any, variable: Variable | None, act: Callable[[Any], Any]) -> Any:
         visit = Visit(variable, act)
@@ -269,10 +273,10 @@ class _Tester(ABC, Generic[Given, Shown]):
     def _seen_times(self) -> tuple[int, int]:
         return self._processing, self._watermark
 
-    def _nothing(self) -> pa.Table:
+    def _empty_input(self) -> pa.Table:
         return arrow(self._columns).empty_table()
 
-    def _none(self) -> pa.Table:
+    def _empty_output(self) -> pa.Table:
         return arrow(self._output).empty_table()
 
     def _named(self, key: Any) -> Key:
@@ -351,7 +355,7 @@ class ProcessorTester(_Tester[Rows, list[Row]]):
     def _to_table(self, rows: Rows, schema: StructType, own: StructType, key: Key | None) -> pa.Table:
         return from_rows(rows, schema, own, key)
 
-    def _shown(self, table: pa.Table) -> list[Row]:
+    def _from_table(self, table: pa.Table) -> list[Row]:
         return to_rows(table, self._output)
 
 
@@ -382,7 +386,7 @@ class PandasProcessorTester(_Tester[pd.DataFrame, pd.DataFrame]):
     def _to_table(self, rows: pd.DataFrame, schema: StructType, own: StructType, key: Key | None) -> pa.Table:
         return from_frame(rows, schema, key, self._settings[_ZONE])
 
-    def _shown(self, table: pa.Table) -> pd.DataFrame:
+    def _from_table(self, table: pa.Table) -> pd.DataFrame:
         return to_frame(table, self._output, self._settings[_ZONE])
 
 
@@ -392,7 +396,7 @@ def _one_of(what: str, given: str, known: Any) -> str:
     return given.lower()
 
 
-def _place(what: str, name: str, columns: StructType) -> int:
+def _position(what: str, name: str, columns: StructType) -> int:
     if name not in columns.names:
         raise UsageError(
             f"The column {name!r} of {what} is not there.", action=f"Columns are {', '.join(columns.names)}."

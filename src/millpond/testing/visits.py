@@ -74,7 +74,7 @@ class _InitialState(StatefulProcessor):  # type: ignore[misc]
         self._processor.close()
 
 
-class _AsyncBeginning(AsyncStatefulProcessor):
+class _AsyncInitialState(AsyncStatefulProcessor):
     """`_InitialState` for an asynchronous processor."""
 
     def __init__(self, processor: StatefulProcessor) -> None:
@@ -91,9 +91,9 @@ class _AsyncBeginning(AsyncStatefulProcessor):
         self._processor.close()
 
 
-def beginning(processor: StatefulProcessor) -> StatefulProcessor:
+def initial_state_processor(processor: StatefulProcessor) -> StatefulProcessor:
     """Wrap a processor so that its input rows are its initial state, as in the first batch of a query."""
-    return (_AsyncBeginning if isinstance(processor, AsyncStatefulProcessor) else _InitialState)(processor)
+    return (_AsyncInitialState if isinstance(processor, AsyncStatefulProcessor) else _InitialState)(processor)
 
 
 def declared(handle: StatefulProcessorHandle, variable: Variable) -> Any:

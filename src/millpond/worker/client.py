@@ -35,12 +35,12 @@ log = logging.getLogger(__name__)
 
 _A = TypeVar("_A")
 
-_LONGEST_LOADING = 600.0
+_MAX_LOADING_SECONDS = 600.0
 """Seconds that a template may take to import everything on a busy machine."""
-DRAIN = 30.0
+DRAIN_SECONDS = 30.0
 """Seconds for which a query that ends or restarts waits for pending commits."""
 
-_PAUSE = 0.002
+_RETRY_PAUSE_SECONDS = 0.002
 
 
 class SlotFinder:
@@ -91,7 +91,7 @@ class SlotFinder:
                 )
             self.replace(number, self.directory.recorded_process(name) if hung else None)
             if not hung:
-                time.sleep(_PAUSE)  # the old slot may be finishing its commits before it exits
+                time.sleep(_RETRY_PAUSE_SECONDS)  # the old slot may be finishing its commits before it exits
 
     def replace(self, number: int, process: Process | None = None) -> Process:
         """Start a slot through the template; if `process` still is that slot, it is killed first.
@@ -100,9 +100,9 @@ class SlotFinder:
             TransientError: the template cannot be started or does not answer.
         """
         settings = self.task.settings
-        patience = 2 * settings.start_timeout  # once to detect a hung template, once to start another
-        deadline = time.monotonic() + patience
-        latest = deadline + _LONGEST_LOADING
+        timeout = 2 * settings.start_timeout  # once to detect a hung template, once to start another
+        deadline = time.monotonic() + timeout
+        latest = deadline + _MAX_LOADING_SECONDS
         reason: object = None
         while time.monotonic() < deadline:
             asked = self.directory.recorded_process("template")
@@ -120,7 +120,7 @@ class SlotFinder:
                 reason = error
                 if self.directory.loading() and time.monotonic() < latest:
                     log.warning("slots are not ready: what they need is still being loaded")
-                    deadline = time.monotonic() + patience
+                    deadline = time.monotonic() + timeout
                     continue
                 # Kill only the template that was asked, not one that has just replaced it.
                 if asked is not None and asked == self.directory.recorded_process("template"):
@@ -174,7 +174,7 @@ class SlotFinder:
             os.close(output)
 
 
-def start_ahead(task: OperatorTask) -> Thread:
+def start_slots(task: OperatorTask) -> Thread:
     """Start a query's slots on this host in the background, before the first batch needs them; best effort.
 
     A slot that does not start is started again by its first user, which reports the error.
@@ -195,7 +195,7 @@ def start_ahead(task: OperatorTask) -> Thread:
     return thread
 
 
-def open_ahead(tasks: Sequence[OperatorTask], version: int) -> None:
+def open_partitions(tasks: Sequence[OperatorTask], version: int) -> None:
     """Have slots open a query's partitions in the background while Spark plans the first batch; best effort.
 
     A partition that is not opened is opened by the first batch, which reports the error.
@@ -227,7 +227,7 @@ def _warn_compiling(directory: SlotDirectory) -> None:
         log.warning("Millpond compiles what this query needs, once on this machine: its first batches take longer")
 
 
-def drain(task: OperatorTask, timeout: float = DRAIN, *, ended: bool = False) -> dict[tuple[int, int], int]:
+def drain(task: OperatorTask, timeout: float = DRAIN_SECONDS, *, ended: bool = False) -> dict[tuple[int, int], int]:
     """Have every slot on this host finish the query's pending commits and release its partitions.
 
     Args:
@@ -248,7 +248,7 @@ def drain(task: OperatorTask, timeout: float = DRAIN, *, ended: bool = False) ->
     deadline = time.monotonic() + timeout
     if not directory.needed():  # the application has ended: its slots no longer answer, but finish their commits
         while any(process.alive() for process in running) and time.monotonic() < deadline:
-            time.sleep(_PAUSE)
+            time.sleep(_RETRY_PAUSE_SECONDS)
     return {(operator, partition): version for answer in answers for operator, partition, version in answer.versions}
 
 
@@ -258,9 +258,9 @@ def answered_batches(task: OperatorTask) -> dict[tuple[int, int], int]:
     return {(operator, partition): batch for answer in answers for operator, partition, batch in answer.batches}
 
 
-def troubles(task: OperatorTask) -> list[str]:
+def commit_failures(task: OperatorTask) -> list[str]:
     """Return why the query's commits fail, for each slot on this host where they have failed for some seconds."""
-    return commit_health(SlotDirectory.of(task), task.key, task.settings.silence_timeout).troubles
+    return commit_health(SlotDirectory.of(task), task.key, task.settings.silence_timeout).failures
 
 
 def lost_calls(task: OperatorTask) -> list[str]:
@@ -272,7 +272,7 @@ def lost_calls(task: OperatorTask) -> list[str]:
 class CommitHealth(NamedTuple):
     """Health of a query's commits on this host: reasons of current failures, and failed attempts in this run."""
 
-    troubles: list[str]
+    failures: list[str]
     failed: int
 
 
@@ -288,8 +288,8 @@ def commit_health(directory: SlotDirectory, query: str, silence: float) -> Commi
         TransientError: a slot does not answer.
     """
     answers = _ask_all(directory, Status(query), Answered, silence)
-    troubles = sorted({answer.commit_failure for answer in answers if answer.commit_failure})
-    return CommitHealth(troubles, sum(answer.failed_commits for answer in answers))
+    failures = sorted({answer.commit_failure for answer in answers if answer.commit_failure})
+    return CommitHealth(failures, sum(answer.failed_commits for answer in answers))
 
 
 def _ask_all(directory: SlotDirectory, message: Drain | Status, answer: type[_A], silence: float) -> list[_A]:

@@ -29,12 +29,12 @@ from millpond.tasks.offset_log import latest_batch
 from millpond.tasks.operator_task import OperatorTask
 from millpond.tasks.rows import key_groups
 from millpond.worker.hints import HintSender
-from millpond.worker.spark_task import batch_of, promptly, task_context
+from millpond.worker.spark_task import batch_of, task_context, without_delayed_acks
 
-_SORTED = 16384
+_SORTED_ROWS = 16384
 """Number of rows that are sorted together. New keys of a longer sorted stretch would cluster at one end of an index."""
 
-_BUFFER = 1 << 20
+_WRITE_BYTES = 1 << 20
 """Bytes per write. Without buffering, Arrow writes each buffer of a column, and its padding, separately."""
 
 
@@ -55,7 +55,7 @@ class ExchangeWrite:
         Raises:
             MillpondError: the file cannot be written.
         """
-        batches = promptly(batches)
+        batches = without_delayed_acks(batches)
         first = next((batch for batch in batches if batch.num_rows), None)
         if first is None:
             return
@@ -93,7 +93,7 @@ class ExchangeWrite:
             [
                 pa.array([msgspec.msgpack.encode(reference) for reference in references.values()], pa.binary()),
                 *(pa.nulls(len(references), type_) for _, type_ in others),
-                pa.array([self._low(partition) for partition in references], pa.int64()),
+                pa.array([self._lowest_hash(partition) for partition in references], pa.int64()),
                 pa.array([False] * len(references)),
             ],
             names=[BLOCK_REFERENCE, *(name for name, _ in others), "__hash", "__mark"],
@@ -105,13 +105,13 @@ class ExchangeWrite:
         references: dict[int, BlockReference] = {}
         with (
             pa.OSFile(str(path), "wb") as unbuffered,
-            pa.BufferedOutputStream(unbuffered, _BUFFER) as file,
+            pa.BufferedOutputStream(unbuffered, _WRITE_BYTES) as file,
             pa.ipc.new_stream(file, first.schema) as stream,
         ):
             stream.write_batch(first.slice(0, 0))  # writes the schema with an empty batch, which no reference includes
             for batch in chain([first], others):
-                for start in range(0, batch.num_rows, _SORTED):
-                    for partition, rows in self._by_partition(batch.slice(start, _SORTED)):
+                for start in range(0, batch.num_rows, _SORTED_ROWS):
+                    for partition, rows in self._by_partition(batch.slice(start, _SORTED_ROWS)):
                         reference = references.setdefault(partition, BlockReference(str(path), [], 0))
                         reference.places.append(file.tell())
                         reference.rows += rows.num_rows
@@ -123,12 +123,12 @@ class ExchangeWrite:
     def _by_partition(self, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield the rows of each partition, sorted by key group so that close keys are adjacent for the slot."""
         groups = key_groups(batch)
-        together = batch.take(pa.array(np.argsort(groups, kind="stable")))
+        grouped = batch.take(pa.array(np.argsort(groups, kind="stable")))
         counts = np.bincount((groups.astype(np.uint32) * self.task.partitions) >> KEY_GROUP_BITS)
         starts = np.cumsum(counts) - counts
         for partition in np.flatnonzero(counts).tolist():
-            yield partition, together.slice(int(starts[partition]), int(counts[partition]))
+            yield partition, grouped.slice(int(starts[partition]), int(counts[partition]))
 
-    def _low(self, partition: int) -> int:
+    def _lowest_hash(self, partition: int) -> int:
         low, _ = self.task.hash_range(partition)
         return low - (1 << 64) if low >= 1 << 63 else low

@@ -25,19 +25,19 @@ from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.slot.process.messages import Hints
 from millpond.tasks.offset_log import latest_batch
 from millpond.tasks.operator_task import Lookahead, OperatorTask
-from millpond.worker.spark_task import batch_of, promptly, task_context
+from millpond.worker.spark_task import batch_of, task_context, without_delayed_acks
 
 if TYPE_CHECKING:
     from millpond.kernels.hints.sketch import Sketch
 
-_NO_NUMBER = -(1 << 63)
+_NULL_NUMBER = -(1 << 63)
 
 SCHEMA = pa.schema([("hash", pa.uint64())])
 
-_PATIENCE = 0.25
+_SILENCE_SECONDS = 0.25
 """Seconds without progress after which a slot gets no more hints: its rows are on their way and matter more."""
 
-_SKETCHES = 64
+_MAX_SKETCHES = 64
 """Maximum number of sketches that a worker keeps, those of the operators used last."""
 
 
@@ -83,7 +83,7 @@ class HintSender:
         if partition in self._asked:
             self._send(partition, rows.select([0, *(1 + column for column in self._task.spec.hint_columns)]))
 
-    def spread(self, keys: pa.RecordBatch) -> None:
+    def send_all(self, keys: pa.RecordBatch) -> None:
         """Send hints for keys of any partitions: the column of hashes, then other columns that the operator needs."""
         hashes = keys.column(0).to_numpy().view(np.uint64)
         order = np.argsort(hashes)
@@ -110,7 +110,7 @@ class HintSender:
         if keys.num_columns == 1:
             hinted = pa.RecordBatch.from_arrays([pa.array(rare)], schema=SCHEMA)
         else:
-            firsts = _different(keys, hashes)
+            firsts = _distinct_positions(keys, hashes)
             hinted = keys.take(pa.array(firsts[np.isin(hashes[firsts], rare)]))
         self._sent[partition] = (sent or 0) + hinted.num_rows
         self._send_hints(partition, hinted)
@@ -120,7 +120,9 @@ class HintSender:
         try:
             if slot not in self._connections:
                 self._connections[slot] = None
-                self._connections[slot] = Connection(self._directory.connect(f"slot-{slot}", _PATIENCE), _PATIENCE)
+                self._connections[slot] = Connection(
+                    self._directory.connect(f"slot-{slot}", _SILENCE_SECONDS), _SILENCE_SECONDS
+                )
             connection = self._connections[slot]
             if connection is not None:
                 connection.send(Hints(self._task, partition, self._batch, self._lookahead))
@@ -163,7 +165,7 @@ class SourceHints:
             for batch in batches:
                 if not requested_hints(directory.path, self.task):
                     break  # no partition wants hints any more: the query has ended, for example
-                hints.spread(batch)
+                hints.send_all(batch)
         finally:
             hints.close()
         yield from ()
@@ -175,26 +177,26 @@ class PassingHints:
     A batch's rows continue once its result is returned, that is, after their hints were sent.
 
     Args:
-        announced: the operators, each with the name of the lookahead and its number of columns: the hash, then those
+        targets: the operators, each with the name of the lookahead and its number of columns: the hash, then those
             that the operator needs in addition.
     """
 
-    def __init__(self, announced: Sequence[tuple[OperatorTask, Lookahead, int]]) -> None:
-        self.announced = announced
+    def __init__(self, targets: Sequence[tuple[OperatorTask, Lookahead, int]]) -> None:
+        self.targets = targets
 
     def __call__(self, batches: Iterator[pa.Array | tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         """Send hints for all keys of the batch that the task works on."""
         senders: list[HintSender | None] | None = None
         try:
-            for columns in promptly(batches):
+            for columns in without_delayed_acks(batches):
                 arrays = columns if isinstance(columns, tuple) else (columns,)
                 if senders is None:
                     senders = self._senders()
                 start = 0
-                for hints, (_, _, width) in zip(senders, self.announced, strict=True):
+                for hints, (_, _, width) in zip(senders, self.targets, strict=True):
                     selected, start = arrays[start : start + width], start + width
                     if hints is not None:
-                        hints.spread(_keys(selected))
+                        hints.send_all(_keys(selected))
                 yield pa.repeat(pa.scalar(True), len(arrays[0]))
         finally:
             for hints in senders or ():
@@ -204,15 +206,15 @@ class PassingHints:
     def _senders(self) -> list[HintSender | None]:
         given_batch = batch_of(task_context())
         try:
-            task = self.announced[0][0]
+            task = self.targets[0][0]
             batch = latest_batch(task) if given_batch is None else given_batch
             directory = SlotDirectory.of(task)
-            return [HintSender.of(directory, operator, batch, name) for operator, name, _ in self.announced]
+            return [HintSender.of(directory, operator, batch, name) for operator, name, _ in self.targets]
         except (OSError, MillpondError):
-            return [None] * len(self.announced)
+            return [None] * len(self.targets)
 
 
-@lru_cache(_SKETCHES)
+@lru_cache(_MAX_SKETCHES)
 def _sketch(query: str, operator: int, lookahead: Lookahead, hot: int) -> Sketch:
     """Return this worker's sketch of the keys that a lookahead has sent to an operator."""
     from millpond.kernels.hints.sketch import Sketch  # imported late: only tasks that send hints need kernels
@@ -220,14 +222,14 @@ def _sketch(query: str, operator: int, lookahead: Lookahead, hot: int) -> Sketch
     return Sketch(hot)
 
 
-def _different(keys: pa.RecordBatch, hashes: Words) -> NDArray[np.int64]:
+def _distinct_positions(keys: pa.RecordBatch, hashes: Words) -> NDArray[np.int64]:
     """Return the positions of distinct keys.
 
     Numbers beside a hash, such as a time or a side, distinguish keys; values of other types do not.
     """
     types = keys.schema.types[1:]
     if types and all(pa.types.is_int64(type_) or pa.types.is_boolean(type_) for type_ in types):
-        numbers = [column.cast(pa.int64()).fill_null(_NO_NUMBER).to_numpy() for column in keys.columns[1:]]
+        numbers = [column.cast(pa.int64()).fill_null(_NULL_NUMBER).to_numpy() for column in keys.columns[1:]]
         order: NDArray[np.int64] = np.lexsort((*numbers, hashes))
         changes = np.any([np.diff(column[order]) != 0 for column in (hashes, *numbers)], axis=0)
         firsts: NDArray[np.int64] = order[np.concatenate([[True], changes])]

@@ -13,7 +13,7 @@ from millpond.files.backends.retry import LONG_RETRY
 from millpond.tasks.initial_state import write_rows
 from millpond.tasks.operator_task import OperatorTask
 from millpond.tasks.rows import first_hash
-from millpond.worker.spark_task import promptly
+from millpond.worker.spark_task import without_delayed_acks
 
 WRITTEN = "partition int, file string, checksum string"
 """Schema of the output: the fields of `Portion`."""
@@ -39,7 +39,7 @@ class InitialWrite:
         Raises:
             MillpondError: a file cannot be written.
         """
-        batches = (batch for batch in promptly(batches) if batch.num_rows)
+        batches = (batch for batch in without_delayed_acks(batches) if batch.num_rows)
         first = next(batches, None)
         if first is None:
             return

@@ -16,25 +16,25 @@ from millpond.errors import MillpondError, TransientError
 from millpond.slot.process.connection import Connection, Kind, PeerGone, PeerSilent
 from millpond.slot.process.messages import Call, Done, Run
 from millpond.spec.types import parse_type
-from millpond.tasks.figures import figure_rows, with_figures
+from millpond.tasks.metric_rows import metric_rows, with_metric_column
 from millpond.tasks.operator_task import OperatorTask
 from millpond.tasks.rows import first_hash
 from millpond.worker.client import SlotFinder
-from millpond.worker.spark_task import added_paths, batch_of, promptly, task_context
+from millpond.worker.spark_task import added_paths, batch_of, task_context, without_delayed_acks
 
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
 
     from millpond.tasks.user_functions import UserFunctions
     from millpond.tasks.user_processor import UserProcessor
-    from millpond.worker.processors.processor import Running
+    from millpond.worker.processors.processor import RunningProcessor
     from millpond.worker.user_functions import GroupCaller
 
 log = logging.getLogger("millpond")
 
-_COMPLAINT_SECONDS = 30.0
+_WARNING_SECONDS = 30.0
 
-_AGAIN = "The task may be tried again (local[N] never does: use local[N,4])."
+_RETRY_ADVICE = "The task may be tried again (local[N] never does: use local[N,4])."
 
 
 class PartitionDone(NamedTuple):
@@ -64,26 +64,26 @@ class _WaitWarning:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._told = -math.inf
+        self._last_warning = -math.inf
 
-    def __call__(self, said: str) -> None:
-        if time.monotonic() - self._told < _COMPLAINT_SECONDS:
+    def __call__(self, text: str) -> None:
+        if time.monotonic() - self._last_warning < _WARNING_SECONDS:
             return
-        self._told = time.monotonic()
+        self._last_warning = time.monotonic()
         place = f"query {self._run.task.query}, operator {self._run.task.operator}, partition {self._run.partition}"
-        log.warning("batch %s waits (%s): %s", self._run.batch, place, said)
+        log.warning("batch %s waits (%s): %s", self._run.batch, place, text)
 
 
-_told: set[tuple[str, int]] = set()
+_warned: set[tuple[str, int]] = set()
 """Operators, by query, for which this process has warned about failed lookups."""
 
 
 def _warn_failed_lookups(run: Run, metrics: Mapping[str, float]) -> None:
     """Warn once per operator about keys of a lookup join whose lookup failed without failing the batch."""
     failed, operator = metrics.get("failed_keys"), (run.task.query, run.task.operator)
-    if not failed or operator in _told:
+    if not failed or operator in _warned:
         return
-    _told.add(operator)
+    _warned.add(operator)
     log.warning(
         "batch %s: %d keys could not be looked up, and their rows came out with nulls, as on_error of enrich says "
         "(query %s, operator %s, partition %s). The slots' log says why where it is 'null', and each row where it is "
@@ -101,7 +101,7 @@ class SlotStage:
     Args:
         task: the operator.
         coverage: accumulator (of `Coverage`) that collects which partitions have run in which batch.
-        figures: whether the output has the extra column `millpond.metrics.FIGURE_COLUMN` and rows that carry figures.
+        metrics: whether the output has the extra column `millpond.metrics.METRIC_COLUMN` and rows that carry figures.
         functions: user functions that compute the output from the slot's rows; None if those are the output.
         processor: user processor that the slot calls; None if there is none.
     """
@@ -111,23 +111,23 @@ class SlotStage:
         task: OperatorTask,
         coverage: Accumulator[list[PartitionDone]] | None = None,
         *,
-        figures: bool = False,
+        metrics: bool = False,
         functions: UserFunctions | None = None,
         processor: UserProcessor | None = None,
     ) -> None:
         self.task = task
         self.coverage = coverage
-        self.figures = figures
+        self.metrics = metrics
         self.functions = functions
         self.processor = processor
 
     def with_functions(self, functions: UserFunctions) -> SlotStage:
         """Return a stage that also calls user functions over the groups that the slot yields."""
-        return SlotStage(self.task, self.coverage, figures=self.figures, functions=functions)
+        return SlotStage(self.task, self.coverage, metrics=self.metrics, functions=functions)
 
     def with_processor(self, processor: UserProcessor) -> SlotStage:
         """Return a stage that also calls a user processor when the slot asks for it."""
-        return SlotStage(self.task, self.coverage, figures=self.figures, processor=processor)
+        return SlotStage(self.task, self.coverage, metrics=self.metrics, processor=processor)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Send everything to the partition's slot, then yield what it answers.
@@ -137,7 +137,7 @@ class SlotStage:
         Raises:
             MillpondError: the slot's own error, or TransientError when the slot died or hangs.
         """
-        batches = promptly(batches)
+        batches = without_delayed_acks(batches)
         batch = next((b for b in batches if b.num_rows), None)
         if batch is None:
             return  # not one of the operator's partitions, which all have a marker row
@@ -158,25 +158,25 @@ class SlotStage:
         try:
             yield from self._converse(connection, run, batch, batches)
         except MillpondError as error:
-            raise self._placed(error, run) from None
+            raise self._at_place(error, run) from None
         except PeerSilent as error:
             # A hung slot must not resume and commit: the next attempt's slot starts from the sealed files.
             finder.replace(partition % self.task.slots, process)
             hung = TransientError(
                 f"Slot process {process.pid} hung and was killed: {error}.",
-                action=_AGAIN,
+                action=_RETRY_ADVICE,
             )
-            raise self._placed(hung, run) from error
+            raise self._at_place(hung, run) from error
         except PeerGone as error:
             died = TransientError(
                 f"Slot process {process.pid} died: {error}.",
-                action=f"{_AGAIN} {finder.directory.log_tail()}",
+                action=f"{_RETRY_ADVICE} {finder.directory.log_tail()}",
             )
-            raise self._placed(died, run) from error
+            raise self._at_place(died, run) from error
         finally:
             connection.close()
 
-    def _placed(self, error: MillpondError, run: Run) -> MillpondError:
+    def _at_place(self, error: MillpondError, run: Run) -> MillpondError:
         return error.at(
             query=self.task.query, operator=str(self.task.operator), partition=run.partition, version=run.batch
         )
@@ -192,25 +192,27 @@ class SlotStage:
             connection.send_batch(following)
         connection.send_end()
         schema: pa.Schema | None = None
-        running: Running | None = None
+        running: RunningProcessor | None = None
         while True:
             kind, payload = connection.receive()
             if isinstance(payload, Call):
-                running = self._called(connection, payload, running, run)
+                running = self._call_processor(connection, payload, running, run)
                 continue
             if kind is Kind.BATCH:
-                for shown in self._shown(payload, run):
-                    schema = shown.schema
-                    yield with_figures(shown) if self.figures else shown
+                for output in self._output_of(payload, run):
+                    schema = output.schema
+                    yield with_metric_column(output) if self.metrics else output
             elif isinstance(payload, Done):
                 _warn_failed_lookups(run, payload.metrics)
-                if self.figures and payload.metrics:
-                    yield figure_rows(schema or self._schema(), payload.metrics)
+                if self.metrics and payload.metrics:
+                    yield metric_rows(schema or self._schema(), payload.metrics)
                 if self.coverage is not None:
                     self.coverage.add([PartitionDone(run.task.operator, payload.batch, run.partition, payload.metrics)])
                 return
 
-    def _called(self, connection: Connection, call: Call, running: Running | None, run: Run) -> Running:
+    def _call_processor(
+        self, connection: Connection, call: Call, running: RunningProcessor | None, run: Run
+    ) -> RunningProcessor:
         """Call the user's processor for one `Call`; the same instance serves a whole batch."""
         from millpond.worker.processors.conversation import StateFetcher, answer
         from millpond.worker.processors.start import start_processor
@@ -223,7 +225,7 @@ class SlotStage:
     def _place(self, title: str, run: Run) -> str:
         return f"operator {self.task.operator} ({title}), partition {run.partition}, batch {run.batch}"
 
-    def _shown(self, batch: pa.RecordBatch, run: Run) -> Iterator[pa.RecordBatch]:
+    def _output_of(self, batch: pa.RecordBatch, run: Run) -> Iterator[pa.RecordBatch]:
         """Yield the output that a batch of the slot's rows becomes."""
         if self.functions is None:
             yield batch

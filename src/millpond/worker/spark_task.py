@@ -18,7 +18,7 @@ _frozen: set[str] = set()
 """Modules that the garbage collector no longer traverses."""
 
 
-def settle() -> None:
+def freeze_modules() -> None:
     """Exclude loaded modules from garbage collection: at the first task, and when more modules have been imported.
 
     Spark's worker collects garbage after every task and traverses every object of every imported module each time. That
@@ -33,10 +33,10 @@ def settle() -> None:
 
 
 def task_context() -> Any:
-    """Return Spark's context of the current task, after `settle`; None outside of tasks."""
+    """Return Spark's context of the current task, after `freeze_modules`; None outside of tasks."""
     context = TaskContext.get()
     if context:
-        settle()
+        freeze_modules()
     return context
 
 
@@ -54,7 +54,7 @@ def added_paths() -> list[str]:
     return [] if root is None else [path for path in sys.path if path == root or path.startswith(f"{root}{os.sep}")]
 
 
-def promptly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def without_delayed_acks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the batches that Spark sends this worker, avoiding a delay of 40 ms in each task.
 
     Spark's JVM uses Nagle's algorithm: data after the command waits for an acknowledgement, which Linux delays. Over

@@ -35,7 +35,7 @@ class GroupCaller:
 
     def __init__(self, calls: UserFunctions) -> None:
         self._calls = calls
-        self.schema = to_arrow_schema(calls.shown, timezone="UTC")
+        self.schema = to_arrow_schema(calls.output_schema, timezone="UTC")
 
     def __call__(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Yield the results for a batch of groups. Errors of the user's functions are passed on."""
@@ -50,12 +50,12 @@ class GroupCaller:
         groups = _Groups(batch.columns[-1])
         rows = self._typed(groups.columns)
         results_by_function: list[pa.Array] = []
-        for _, uses in groupby(enumerate(self._calls.functions), key=_run):
+        for _, uses in groupby(enumerate(self._calls.functions), key=_call_key):
             functions = [function for _, function in uses]
-            pieces = groups.pieces(rows, self._most(functions[0], rows))
+            pieces = groups.pieces(rows, self._max_rows(functions[0], rows))
             results = pa.Table.from_batches(self._grouped(functions)(0, pieces)).combine_chunks()
             results_by_function += [column.chunk(0) for column in results.columns]
-        columns = batch.columns[: len(self._calls.shown) - len(self._calls.order)]
+        columns = batch.columns[: len(self._calls.output_schema) - len(self._calls.order)]
         columns += [
             batch.column(source) if source >= 0 else results_by_function[-1 - source] for source in self._calls.order
         ]
@@ -71,13 +71,13 @@ class GroupCaller:
             rows = pa.RecordBatch.from_arrays([struct], ["_0"])
         waiting: list[pa.RecordBatch] = []
         count = 0
-        for result in self._grouped([function])(0, groups.pieces(rows, self._most(function, rows))):
+        for result in self._grouped([function])(0, groups.pieces(rows, self._max_rows(function, rows))):
             waiting.append(self._fitted(result.column(0).flatten()))
             count += result.num_rows
             if count >= _ROWS_PER_BATCH:
-                yield from _together(waiting)
+                yield from _combined(waiting)
                 waiting, count = [], 0
-        yield from _together(waiting)
+        yield from _combined(waiting)
 
     def _typed(self, columns: Sequence[pa.Array]) -> pa.RecordBatch:
         """Cast columns of rows to the types that Spark passes to Python."""
@@ -90,7 +90,7 @@ class GroupCaller:
         fitted = [_cast(column, field.type) for column, field in zip(columns, self.schema, strict=True)]
         return pa.RecordBatch.from_arrays(fitted, schema=self.schema)
 
-    def _most(self, function: UserFunction, rows: pa.RecordBatch) -> int:
+    def _max_rows(self, function: UserFunction, rows: pa.RecordBatch) -> int:
         """Return the maximum number of rows per piece of a group; 0 for the whole group."""
         return rows_per_batch(rows, self._calls.conf) if function.kind.piecewise else 0
 
@@ -106,8 +106,8 @@ class GroupCaller:
             )
             for function in functions
         ]
-        conf, nothing = worker.RunnerConf(self._calls.conf), worker.EvalConf({})
-        grouped: Grouped = worker.read_udfs(pickleSer, infos, functions[0].kind, conf, nothing)[0]
+        conf, no_conf = worker.RunnerConf(self._calls.conf), worker.EvalConf({})
+        grouped: Grouped = worker.read_udfs(pickleSer, infos, functions[0].kind, conf, no_conf)[0]
         return grouped
 
 
@@ -130,14 +130,14 @@ class _Groups:
         lengths = np.diff(self._starts)
         return pa.array(np.repeat(np.arange(len(lengths)), lengths))
 
-    def pieces(self, rows: pa.RecordBatch, most: int) -> Iterator[Iterator[pa.RecordBatch]]:
-        """Yield each group's rows in slices of at most `most` rows (0: unlimited), without copying."""
+    def pieces(self, rows: pa.RecordBatch, max_rows: int) -> Iterator[Iterator[pa.RecordBatch]]:
+        """Yield each group's rows in slices of at most `max_rows` rows (0: unlimited), without copying."""
         for start, stop in zip(self._starts[:-1].tolist(), self._starts[1:].tolist(), strict=True):
-            step = most or stop - start
+            step = max_rows or stop - start
             yield (rows.slice(begin, min(step, stop - begin)) for begin in range(start, stop, step))
 
 
-def _run(use: tuple[int, UserFunction]) -> tuple[int, int]:
+def _call_key(use: tuple[int, UserFunction]) -> tuple[int, int]:
     """Return a key that is equal for functions that Spark calls together."""
     number, function = use
     return function.kind, number if function.kind.piecewise else -1
@@ -147,7 +147,7 @@ def _cast(array: pa.Array, wanted: pa.DataType) -> pa.Array:
     return array if array.type == wanted else array.cast(wanted)
 
 
-def _together(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _combined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     waiting = list(batches)
     if waiting:
         yield from pa.Table.from_batches(waiting).combine_chunks().to_batches()

@@ -20,8 +20,8 @@ from millpond.spec.kinds.processor import HEAD, TIMERS, InitialState, ProcessorS
 from millpond.spec.operators import Field
 from millpond.spec.types import parse_type
 from millpond.tasks.user_processor import InitialColumns, UserProcessor
-from millpond.worker.processors.learning import learned
-from millpond.worker.processors.processor import Running
+from millpond.worker.processors.declaration import declare_state
+from millpond.worker.processors.processor import RunningProcessor
 from millpond.worker.processors.start import start_processor
 from millpond.worker.processors.state.schemas import spark_type
 
@@ -65,13 +65,17 @@ def few_at_a_time(patch: pytest.MonkeyPatch, at_once: int) -> None:
         patch: undoes it. at_once: bytes of a variable that are read at once; more is read piece by piece.
     """
     processors = "millpond.worker.processors.state"
-    for module, name in (("buckets", "MOST"), ("maps", "MOST"), ("lists", "_MOST")):
+    for module, name in (("buckets", "MAX_ENTRIES"), ("maps", "MAX_ENTRIES"), ("lists", "_MAX_SENT_ELEMENTS")):
         patch.setattr(f"{processors}.{module}.{name}", 1)
     for module in ("parts", "maps"):
-        patch.setattr(f"{processors}.{module}.AT_ONCE", at_once)
-    for module, name in (("lists", "_LONGEST"), ("parts", "_KEYS_PER_READ"), ("parts", "_PARTS")):
+        patch.setattr(f"{processors}.{module}.MAX_FETCH_BYTES", at_once)
+    for module, name in (
+        ("lists", "_MAX_PART_ELEMENTS"),
+        ("parts", "_KEYS_PER_READ"),
+        ("parts", "_MAX_PARTS_PER_REQUEST"),
+    ):
         patch.setattr(f"{processors}.{module}.{name}", 2)
-    patch.setattr(f"{processors}.parts._OFTEN", 1)
+    patch.setattr(f"{processors}.parts._PREFETCH_AFTER", 1)
     patch.setattr("millpond.operators.processors.parts._PARTS_PER_REMOVAL", 2)
 
 
@@ -108,7 +112,7 @@ def user_processor(
         columns=fields(columns),
         keys=tuple(keys),
         outputs=fields(shown),
-        variables=tuple(learned(processor, mode).variables),
+        variables=tuple(declare_state(processor, mode).variables),
         time_mode=mode,
         output_mode="update",
         initial=InitialState(fields(initial), tuple(range(len(keys)))) if initial else None,
@@ -128,7 +132,7 @@ def user_processor(
         pandas=pandas,
         columns=struct(columns),
         values=values,
-        shown=struct(shown),
+        output_schema=struct(shown),
         spec=spec,
         conf=settings,
         in_flight=in_flight,
@@ -188,7 +192,7 @@ class MiniSlot:
             shown += self._call(running, Call("end", processing, watermark, []), {})
         return shown
 
-    def _calls(self, running: Running, phase: Any, groups: Any, *times: int) -> Iterator[dict[str, Any]]:
+    def _calls(self, running: RunningProcessor, phase: Any, groups: Any, *times: int) -> Iterator[dict[str, Any]]:
         keys = list(groups)
         for start in range(0, len(keys), self.together):
             some = keys[start : start + self.together]
@@ -232,7 +236,7 @@ class MiniSlot:
         if head:
             self.heads[table][key] = head
 
-    def _call(self, running: Running, call: Call, tables: Any, keys: Any = ()) -> Iterator[dict[str, Any]]:
+    def _call(self, running: RunningProcessor, call: Call, tables: Any, keys: Any = ()) -> Iterator[dict[str, Any]]:
         schema = pa.schema([(one.name, parse_type(one.type).arrow) for one in self.user.spec.outputs])
         self._keys = keys
         for batch in running.call(call, tables):

@@ -182,7 +182,7 @@ def test_output_goes_on_after_parts_were_asked_for(task: OperatorTask) -> None:
     def rows(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Row]:
         for n in range(30_000):
             if n % 7000 == 0:
-                self.count._place.ask("parts.count", pa.record_batch({"at": [0], "part": [n]}))
+                self.count._current_key.ask("parts.count", pa.record_batch({"at": [0], "part": [n]}))
             yield Row(k=f"row {n}", n=n)
 
     def slot(connection: Connection) -> None:
@@ -211,7 +211,7 @@ def test_parts_that_were_not_sent_are_asked_for(task: OperatorTask) -> None:
     def rows(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Row]:
         yield Row(k="before", n=0)
         asked = pa.record_batch({"at": [0, 0], "part": [7, 8]})
-        got.append(self.count._place.ask("parts.count", asked).to_pylist())
+        got.append(self.count._current_key.ask("parts.count", asked).to_pylist())
         yield Row(k="after", n=1)
 
     def slot(connection: Connection) -> None:
@@ -238,7 +238,7 @@ def test_a_slot_that_fails_to_answer_is_not_the_users_fault(task: OperatorTask, 
 
     def rows(self: Any, key: Any, rows: Any, times: Any) -> Any:
         def ask() -> None:
-            self.count._place.ask("parts.count", pa.record_batch({"at": [0], "part": [0]}))
+            self.count._current_key.ask("parts.count", pa.record_batch({"at": [0], "part": [0]}))
 
         try:
             ask()
@@ -269,11 +269,11 @@ def test_an_answer_that_was_not_waited_for_is_no_answer_to_another_question(task
     """As where a signal's handler raises, and the user's code catches that."""
 
     def rows(self: Any, key: Any, rows: Any, times: Any) -> Any:
-        connection = self.count._place.ask._connection
+        connection = self.count._current_key.ask._connection
         interrupted = unittest.mock.patch.object(connection, "receive", side_effect=TimeoutError)
         with interrupted, pytest.raises(TimeoutError):
-            self.count._place.ask("parts.count", pa.record_batch({"at": [0], "part": [0]}))
-        self.count._place.ask("parts.count", pa.record_batch({"at": [0], "part": [1]}))
+            self.count._current_key.ask("parts.count", pa.record_batch({"at": [0], "part": [0]}))
+        self.count._current_key.ask("parts.count", pa.record_batch({"at": [0], "part": [1]}))
         return []
 
     def slot(connection: Connection) -> None:

@@ -70,8 +70,8 @@ def compared(types: list[str], columns: list[list[Any]], most: int = 2) -> bool:
     conf = RunnerConf(ZONE | {"spark.sql.execution.arrow.maxRecordsPerBatch": str(most)})
     frames = Frames(struct(ddl), (0,), tuple(range(1, len(types) + 1)), conf)
     sliced: list[bool] = []
-    chosen = frames._chosen
-    frames._chosen = lambda series: sliced.append(False) or chosen(series)
+    chosen = frames._built_per_key
+    frames._built_per_key = lambda series: sliced.append(False) or chosen(series)
     got = [
         (key, list(parts))
         for key, parts in frames.groups([batch.column(0).take([0, 3, 4])], [3, 1, 2], (one for one in [batch]))
@@ -228,8 +228,8 @@ def test_timers_give_frames() -> None:
 
 def results(frames: list[pd.DataFrame], shown: str) -> pa.Table:
     made = FrameResults(struct(shown), RunnerConf(ZONE))
-    made.take(iter(frames), "key")
-    return pa.Table.from_batches(list(made.taken(lambda key: None)))
+    made.collect(iter(frames), "key")
+    return pa.Table.from_batches(list(made.drain(lambda key: None)))
 
 
 def natively(frames: list[pd.DataFrame], shown: str) -> pa.Table:

@@ -11,7 +11,7 @@ from pyspark.sql.types import LongType, Row, StringType, StructType
 
 from millpond.layout import NEVER
 from millpond.spec.kinds.processor import TIMERS, Variable
-from millpond.worker.processors.learning import learned
+from millpond.worker.processors.declaration import declare_state
 from tests.worker.processors.mini_slot import MiniSlot, Scripted, user_processor
 
 HANDLE_STATE = "STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_HANDLE_STATE"
@@ -191,7 +191,7 @@ def test_variables_are_learnt() -> None:
         self.kept = True
 
     processor = Scripted(init=init, close=lambda self: said.append("closed"))
-    handle = learned(processor, "processing")
+    handle = declare_state(processor, "processing")
     assert handle.variables == [
         Variable("v", "value", "struct<a:int,`b c`:string>"),
         Variable("l", "list", "struct<x:bigint,y:struct<`z z`:string>>", ttl_ms=5),
@@ -229,7 +229,7 @@ def test_variables_are_learnt() -> None:
 )
 def test_misuse_on_the_driver(init: Any, match: str) -> None:
     with pytest.raises(PySparkRuntimeError, match=match):
-        learned(Scripted(init=lambda self, handle: init(handle)), "processing")
+        declare_state(Scripted(init=lambda self, handle: init(handle)), "processing")
 
 
 @pytest.mark.parametrize("name", ["", " a", "a\t", "default"])
@@ -238,16 +238,18 @@ def test_names_that_the_state_store_does_not_take(name: str) -> None:
     with pytest.raises(
         PySparkRuntimeError, match=f"Error initializing map state: {said}create_col_family .*={name}. C"
     ):
-        learned(Scripted(init=lambda self, handle: handle.getMapState(name, "a int", "a int")), "none")
+        declare_state(Scripted(init=lambda self, handle: handle.getMapState(name, "a int", "a int")), "none")
     with pytest.raises(PySparkRuntimeError, match=f"Error deleting state: {said}remove_col_family .*={name}. Column"):
-        learned(Scripted(init=lambda self, handle: handle.deleteIfExists(name)), "none")
+        declare_state(Scripted(init=lambda self, handle: handle.deleteIfExists(name)), "none")
 
 
 def test_names_that_are_reserved() -> None:
     said = ".STATE_STORE_CANNOT_CREATE_COLUMN_FAMILY_WITH_RESERVED_CHARS. .* unsupported starting character and name="
     with pytest.raises(PySparkRuntimeError, match=f"Error initializing list state: {said}.x. SQLSTATE: 42802"):
-        learned(Scripted(init=lambda self, handle: handle.getListState("$x", "a int")), "none")
-    (variable,) = learned(Scripted(init=lambda self, handle: handle.getListState("_ x$", "a int")), "none").variables
+        declare_state(Scripted(init=lambda self, handle: handle.getListState("$x", "a int")), "none")
+    (variable,) = declare_state(
+        Scripted(init=lambda self, handle: handle.getListState("_ x$", "a int")), "none"
+    ).variables
     assert variable.name == "_ x$"
 
 
@@ -256,7 +258,7 @@ def test_a_time_to_live_needs_processing_time(mode: Any, name: str) -> None:
     processor = Scripted(init=lambda self, handle: handle.getMapState("x", "a int", "a int", 5))
     match = f"STATEFUL_PROCESSOR_INCORRECT_TIME_MODE_TO_ASSIGN_TTL. Cannot use TTL for state=x in timeMode={name},"
     with pytest.raises(PySparkRuntimeError, match=match):
-        learned(processor, mode)
+        declare_state(processor, mode)
 
 
 def test_a_variable_that_is_deleted_and_begins_anew() -> None:
@@ -266,7 +268,7 @@ def test_a_variable_that_is_deleted_and_begins_anew() -> None:
         handle.getListState("b", "n int")
         handle.deleteIfExists("c")
 
-    handle = learned(Scripted(init=init), "none")
+    handle = declare_state(Scripted(init=init), "none")
     assert [one.name for one in handle.variables] == ["a", "b"]
     assert handle.purged == ["b", "c"]
 
@@ -291,7 +293,7 @@ def test_a_variable_that_is_deleted_once_it_is_there() -> None:
         self.count.update((total,))
         yield Row(k=key[0], n=total)
 
-    handle = learned(Scripted(init=init), "none")
+    handle = declare_state(Scripted(init=init), "none")
     assert [one.name for one in handle.variables] == ["old", "count"]
     assert handle.purged == ["old"]
     slot = MiniSlot(user_processor(Scripted(init=init, rows=rows)))

@@ -13,7 +13,7 @@ from pyspark.sql.types import Row
 
 from millpond.spec.types import parse_type
 from millpond.worker.processors.state import columns
-from millpond.worker.processors.state.buckets import MOST
+from millpond.worker.processors.state.buckets import MAX_ENTRIES
 from millpond.worker.processors.state.order import row_bytes
 from tests.worker.processors.mini_slot import MiniSlot, Scripted, user_processor
 
@@ -88,11 +88,11 @@ def test_a_map_grows_and_shrinks(ttl: int) -> None:
         head = large.slot.heads["variable.m"].get(("k",))
         if head and not ttl:
             assert head["entries"] == len(model)
-            assert math.ceil(len(model) / MOST) <= head["stop"] <= math.ceil(4 * len(model) / MOST)
+            assert math.ceil(len(model) / MAX_ENTRIES) <= head["stop"] <= math.ceil(4 * len(model) / MAX_ENTRIES)
             assert len(large.slot.parts[MAP]) <= head["stop"]
         if batch == 99:
             assert head
-            assert 1200 / MOST < head["stop"] < 3000 / MOST * 4.1
+            assert 1200 / MAX_ENTRIES < head["stop"] < 3000 / MAX_ENTRIES * 4.1
     while model:
         some = list(model)[:37]
         large.run(lambda self, key: [self.map.removeKey((one,)) for one in some], now=200)  # noqa: B023
@@ -107,7 +107,7 @@ def test_only_what_is_used_is_asked_for_and_written() -> None:
     large = Large()
     large.run(fill(10_000))
     stop = large.slot.heads["variable.m"][("k",)]["stop"]
-    assert stop >= 10_000 / MOST
+    assert stop >= 10_000 / MAX_ENTRIES
     assert large.run(lambda self, key: self.map.getValue(("77",))) == [(77,)]
     assert (large.asks, large.changed(MAP)) == (1, 0)
     large.run(lambda self, key: [self.map.updateValue(("77",), (1,)), self.map.removeKey(("78",))])
@@ -129,7 +129,7 @@ def test_only_what_is_used_is_asked_for_and_written() -> None:
 @pytest.mark.parametrize("ttl", [0, 10**6])
 def test_maps_that_change_too_much_for_one_table(monkeypatch: pytest.MonkeyPatch, ttl: int) -> None:
     """The writes of a call are sent in several tables, as complete as in one."""
-    monkeypatch.setattr(columns, "_LARGEST", 6000)
+    monkeypatch.setattr(columns, "_MAX_COLUMN_BYTES", 6000)
     large = Large(ttl)
     keys = [f"k{n}" for n in range(20)]
 

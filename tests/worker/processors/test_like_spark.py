@@ -16,7 +16,7 @@ from pyspark.sql.streaming import stateful_processor_api_client as client
 from millpond.spec.types import DataType, parse_type
 from millpond.worker.processors.state.order import row_bytes
 from millpond.worker.processors.state.schemas import spark_type
-from millpond.worker.processors.state.values import Form
+from millpond.worker.processors.state.values import ValueCodec
 from tests.worker.processors.test_values import CASES, TEXTS
 
 RANDOM = [
@@ -49,10 +49,10 @@ def spark_keeps(spark: Any, dtype: DataType) -> Callable[[Any], tuple[Any, bytes
 
 def same(spark: Any, ddl: str, values: list[Any]) -> None:
     dtype = parse_type(ddl)
-    keeps, form, order = spark_keeps(spark, dtype), Form(dtype), row_bytes(dtype)
+    keeps, form, order = spark_keeps(spark, dtype), ValueCodec(dtype), row_bytes(dtype)
     for value in values:
         shown, row = keeps(value)
-        kept = form.taken(value)
+        kept = form.from_user(value)
         assert repr(_numbers(form.row(kept))) == repr(_numbers(shown)), value
         assert order(kept) == len(row).to_bytes(4, "little") + row, value
 

@@ -191,7 +191,7 @@ def test_frames(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
 
 
 def test_a_frame_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millpond.worker.processors.frames._LARGEST", 30_000)
+    monkeypatch.setattr("millpond.worker.processors.frames._MAX_COLUMN_BYTES", 30_000)
     lower(monkeypatch)
     for most, fails in ((70, False), (1000, True)):
         conf = {"execution_arrow_maxRecordsPerBatch": str(most)}
@@ -229,7 +229,7 @@ def test_functions_over_groups(monkeypatch: pytest.MonkeyPatch) -> None:
             pandas=True,
             columns=struct(COLUMNS),
             values=(0, 1, 2),
-            shown=struct(SHOWN),
+            output_schema=struct(SHOWN),
             spec=spec,
             conf={"spark.sql.session.timeZone": "UTC", "spark.sql.execution.arrow.maxRecordsPerBatch": "100"},
             state=struct("n bigint"),

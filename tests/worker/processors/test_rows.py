@@ -15,7 +15,7 @@ from pyspark.errors import PySparkRuntimeError, PySparkTypeError
 from pyspark.sql.types import Row
 
 from millpond.worker.processors import rows as rows_module
-from millpond.worker.processors.rows import RowResults, calls
+from millpond.worker.processors.rows import RowResults, row_iterators
 from millpond.worker.processors.start import start_processor
 from tests.worker.processors.mini_slot import MiniSlot, Scripted, struct, unasked, user_processor
 
@@ -114,7 +114,7 @@ def test_rows_that_are_not_used_are_skipped_and_rows_that_are_kept_are_gone() ->
 
 
 def test_input_is_read_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows_module, "_BLOCK", 3)
+    monkeypatch.setattr(rows_module, "_BLOCK_ROWS", 3)
     slot = MiniSlot(user_processor(Scripted(init=counting, rows=count)), together=10)
     assert [one["n"] for one in slot.batch([("a", n) for n in range(7)] + [("b", 1)])] == [7, 1]
 
@@ -237,8 +237,8 @@ Pair = Row("k", "n")
 )
 def test_rows_become_what_spark_makes_of_their_dictionaries(rows: list[Row]) -> None:
     results = RowResults(struct("k string, n bigint"))
-    assert not results.take(iter(rows), "key")
-    (batch,) = results.taken(lambda key: None)
+    assert not results.collect(iter(rows), "key")
+    (batch,) = results.drain(lambda key: None)
     assert batch == native(rows, batch.schema)
 
 
@@ -250,8 +250,8 @@ def test_rows_in_rows() -> None:
         Row(k="c", s=None, m={}),
     ]
     results = RowResults(struct(schema))
-    results.take(iter(rows), "key")
-    (batch,) = results.taken(lambda key: None)
+    results.collect(iter(rows), "key")
+    (batch,) = results.drain(lambda key: None)
     assert batch == native(rows, batch.schema)
     assert batch.to_pylist()[0]["s"] == {"x": 1, "y": [{"z": "q"}]}
 
@@ -290,5 +290,5 @@ def test_rows_that_do_not_fit_name_their_key(wrong: Any, raised: type[Exception]
 
 @pytest.mark.parametrize("nan", [math.nan, {"f": math.nan}, [1.0, math.nan]])
 def test_each_row_of_a_key_with_nan_comes_with_a_call(nan: Any) -> None:
-    assert [list(rows) for rows in calls(("a", 1.0, {"f": None}), "xyz")] == [["x", "y", "z"]]
-    assert [list(rows) for rows in calls(("a", nan), "xyz")] == [["x"], ["y"], ["z"]]
+    assert [list(rows) for rows in row_iterators(("a", 1.0, {"f": None}), "xyz")] == [["x", "y", "z"]]
+    assert [list(rows) for rows in row_iterators(("a", nan), "xyz")] == [["x"], ["y"], ["z"]]

@@ -90,7 +90,7 @@ def test_a_value() -> None:
 
 def test_what_is_too_large_for_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """Values of many keys come in several; that of one key which is too large is an error that names the variable."""
-    monkeypatch.setattr(columns, "_LARGEST", 10_000)
+    monkeypatch.setattr(columns, "_MAX_COLUMN_BYTES", 10_000)
     told = []
 
     def init(self: Any, handle: Any) -> None:
@@ -343,7 +343,7 @@ def test_many_keys_that_nobody_touches(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_variable_that_has_become_too_large(monkeypatch: pytest.MonkeyPatch, kind: str, change: Step) -> None:
-    monkeypatch.setattr(columns, "_MOST", 5)
+    monkeypatch.setattr(columns, "_MAX_ITEMS", 5)
 
     def declare(self: Any, handle: Any) -> None:
         self.list = handle.getListState("l", "a bigint, b array<int>")
@@ -358,7 +358,7 @@ def test_a_variable_that_has_become_too_large(monkeypatch: pytest.MonkeyPatch, k
 def test_texts_that_are_too_long_for_a_column(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pa, "array", lambda values, kind: pa.chunked_array([values, values], kind))  # as it answers
     with pytest.raises(columns.TooLarge):
-        columns.built(["text"], pa.string())
+        columns.from_stored(["text"], pa.string())
 
 
 # random programs -----------------------------------------------------------------------------------------------
@@ -467,15 +467,15 @@ def test_any_program_with_parts(program: Any, initial_state: Any, ttl: int, toge
     """Two elements and three entries are many; some are fetched as a whole, others streamed."""
     with ExitStack() as stack:
         for module, name, few in [
-            (buckets, "MOST", 2),
-            (maps_, "MOST", 3),
+            (buckets, "MAX_ENTRIES", 2),
+            (maps_, "MAX_ENTRIES", 3),
             (maps_, "_ENTRIES_PER_READ", 2),
-            (lists_, "_MOST", 2),
-            (lists_, "_LONGEST", 2),
-            (parts, "_PARTS", 2),
-            (parts, "AT_ONCE", at_once),
-            (maps_, "AT_ONCE", at_once),
-            (parts, "_OFTEN", 2),
+            (lists_, "_MAX_SENT_ELEMENTS", 2),
+            (lists_, "_MAX_PART_ELEMENTS", 2),
+            (parts, "_MAX_PARTS_PER_REQUEST", 2),
+            (parts, "MAX_FETCH_BYTES", at_once),
+            (maps_, "MAX_FETCH_BYTES", at_once),
+            (parts, "_PREFETCH_AFTER", 2),
         ]:
             stack.enter_context(patch.object(module, name, few))
         run_program(program, initial_state, ttl, together)

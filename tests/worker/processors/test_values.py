@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from pyspark.sql.types import Row
 
 from millpond.spec.types import DataType, parse_type
-from millpond.worker.processors.state.columns import built, stored
+from millpond.worker.processors.state.columns import from_stored, to_stored
 from millpond.worker.processors.state.order import row_bytes
-from millpond.worker.processors.state.values import Form, Refused
+from millpond.worker.processors.state.values import Refused, ValueCodec
 
 NAN = math.nan
 
@@ -109,32 +109,32 @@ WRONG = [
     ("ddl", "given", "wanted"), CASES + [("struct<a:string>", (one,), (text,)) for one, text in TEXTS]
 )
 def test_what_is_kept_is_what_spark_keeps(ddl: str, given: Any, wanted: Any) -> None:
-    form = Form(parse_type(ddl))
-    got = form.shown(form.taken(given))
+    form = ValueCodec(parse_type(ddl))
+    got = form.to_user(form.from_user(given))
     assert repr(got) == repr(wanted)
     assert list(map(type, got)) == list(map(type, wanted))
-    assert repr(form.shown(stored(built([form.taken(given)], form.arrow))[0])) == repr(got)
+    assert repr(form.to_user(to_stored(from_stored([form.from_user(given)], form.arrow))[0])) == repr(got)
 
 
 @pytest.mark.parametrize(("ddl", "given", "match"), WRONG)
 def test_what_spark_refuses(ddl: str, given: Any, match: str) -> None:
     with pytest.raises(Refused, match=match):
-        Form(parse_type(ddl)).taken(given)
+        ValueCodec(parse_type(ddl)).from_user(given)
 
 
 def test_what_pyspark_itself_refuses() -> None:
     with pytest.raises(AttributeError):
-        Form(parse_type("struct<a:date>")).taken(("2020-01-01",))
+        ValueCodec(parse_type("struct<a:date>")).from_user(("2020-01-01",))
     with pytest.raises(TypeError):
-        Form(parse_type("struct<a:int>")).taken(None)
+        ValueCodec(parse_type("struct<a:int>")).from_user(None)
     with pytest.raises((AttributeError, pickle.PicklingError)):
-        Form(parse_type("struct<a:int>")).taken((lambda: 1,))
+        ValueCodec(parse_type("struct<a:int>")).from_user((lambda: 1,))
 
 
 def test_rows_in_state_have_their_names() -> None:
-    form = Form(parse_type("struct<a:array<struct<x:int,y:timestamp_ntz>>,m:map<int,struct<z:date>>>"))
+    form = ValueCodec(parse_type("struct<a:array<struct<x:int,y:timestamp_ntz>>,m:map<int,struct<z:date>>>"))
     at = dt.datetime(2020, 1, 1)
-    (rows, named) = form.shown(form.taken(([(1, at)], {1: (at,)})))
+    (rows, named) = form.to_user(form.from_user(([(1, at)], {1: (at,)})))
     assert rows[0].asDict() == {"x": 1, "y": at}
     assert named[1].z == at.date()
 
@@ -151,12 +151,12 @@ def test_rows_in_state_have_their_names() -> None:
     )
 )
 def test_what_is_told_quickly_is_true(values: list[Any]) -> None:
-    form = Form(parse_type("struct<a:bigint,b:double,c:string,d:boolean,e:tinyint>"))
+    form = ValueCodec(parse_type("struct<a:bigint,b:double,c:string,d:boolean,e:tinyint>"))
     for value in values:
-        if form.kept(value):
-            assert repr(form.taken(value)) == repr(value)
-    kept = [value for value in values if form.kept(value)]
-    assert repr(stored(built(kept, form.arrow))) == repr(kept)
+        if form.is_stored_form(value):
+            assert repr(form.from_user(value)) == repr(value)
+    kept = [value for value in values if form.is_stored_form(value)]
+    assert repr(to_stored(from_stored(kept, form.arrow))) == repr(kept)
 
 
 # columns ---------------------------------------------------------------------------------------------------------
@@ -197,12 +197,12 @@ EVERY = parse_type(
 
 @given(st.lists(of(EVERY)), st.integers(0, 5), st.integers(0, 5))
 def test_columns_there_and_back(values: list[Any], left: int, right: int) -> None:
-    array = built(values, EVERY.arrow)
+    array = from_stored(values, EVERY.arrow)
     array.validate(full=True)
     assert array.type == EVERY.arrow
-    assert repr(stored(array)) == repr(values)
+    assert repr(to_stored(array)) == repr(values)
     part = array.slice(left, max(0, len(values) - left - right))
-    assert repr(stored(part)) == repr(values[left : left + len(part)])
+    assert repr(to_stored(part)) == repr(values[left : left + len(part)])
 
 
 @given(st.lists(st.integers(-(2**40), 2**40) | st.none()))
@@ -229,5 +229,5 @@ def test_bytes_of_texts() -> None:
 
 def test_a_column_of_nothing() -> None:
     kind = parse_type("array<struct<a:int>>").arrow
-    assert stored(pa.nulls(3, kind)) == [None] * 3
-    assert built([], kind) == pa.array([], kind)
+    assert to_stored(pa.nulls(3, kind)) == [None] * 3
+    assert from_stored([], kind) == pa.array([], kind)

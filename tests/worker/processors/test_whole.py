@@ -79,7 +79,7 @@ def test_any_program(ttl: int, bits: int, bound: int | None, tmp_path: Path, mon
     Where a table of what has changed has a bound, some calls answer with several.
     """
     if bound is not None:
-        monkeypatch.setattr(columns, "_LARGEST", bound)
+        monkeypatch.setattr(columns, "_MAX_COLUMN_BYTES", bound)
     small = bits == 64
     whole = Whole(ttl, 2 << 20 if small else 64 << 20, Shelf(tmp_path) if small else None)
     chosen = random.Random(ttl + bits)

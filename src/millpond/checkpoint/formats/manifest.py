@@ -55,7 +55,7 @@ class PartitionManifest(msgspec.Struct, frozen=True):
             lineage are interchangeable, even if different slots computed them.
         input_checksum, input_rows: order-independent checksum and count of the rows of batch `version - 1`.
         tables: the state at this version, by table name.
-        metrics: metrics of batch `version - 1`, by name (see `millpond.metrics.DURABLE`).
+        metrics: metrics of batch `version - 1`, by name (see `millpond.metrics.DURABLE_METRICS`).
         shape: number of the state schema of the query that computed it (see `checkpoint.state_schema`).
     """
 

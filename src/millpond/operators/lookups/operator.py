@@ -27,7 +27,7 @@ from millpond.lookup.rows import (
     raise_if_failed,
     values_at,
 )
-from millpond.metrics import LOOKUPS
+from millpond.metrics import LOOKUP_METRICS
 from millpond.operators.columns.encode import hashes_of
 from millpond.operators.kind import Opening
 from millpond.operators.lookups.cache import Cache
@@ -242,7 +242,9 @@ class LookupOperator:
         while self._waiting:
             self._emit(self._waiting.popleft())
         self._cache_answers()
-        self._extra_metrics = {name: float(self._counts[name]) for name in ("cache_hits", "cache_misses", *LOOKUPS)}
+        self._extra_metrics = {
+            name: float(self._counts[name]) for name in ("cache_hits", "cache_misses", *LOOKUP_METRICS)
+        }
         self._extra_metrics["hot_bytes"] = float(self._cache.memory)
         self._counts.clear()
         return {}

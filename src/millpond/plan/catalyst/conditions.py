@@ -41,7 +41,7 @@ _EXTRA = (f"{_OPTIMIZER}.PushExtraPredicateThroughJoin", f"{_OPTIMIZER}.PushDown
 _PRUNING = (f"{_OPTIMIZER}.ColumnPruning",)
 _REPLACING = (f"{_OPTIMIZER}.ReplaceDistinctWithAggregate",)
 _REPETITION = (f"{_OPTIMIZER}.RemoveRepetitionFromGroupExpressions",)
-_MOST_PASSES = 100
+_MAX_PASSES = 100
 """Same as `spark.sql.optimizer.maxIterations`."""
 
 
@@ -60,10 +60,10 @@ def with_settled_conditions(catalyst: Catalyst, plan: Node, *, pruned: bool) -> 
     """
     # The order of Spark's optimiser: filters are inferred once, and the inferred filters are then moved in turn.
     java = _applied(catalyst, _UNALIASED, plan.java)
-    java = _applied(catalyst, _SETTLING, java, _MOST_PASSES)
+    java = _applied(catalyst, _SETTLING, java, _MAX_PASSES)
     java = _applied(catalyst, _INFERRING, java)
-    java = _applied(catalyst, _SETTLING, java, _MOST_PASSES)
-    java = _applied(catalyst, _EXTRA, java, _MOST_PASSES)
+    java = _applied(catalyst, _SETTLING, java, _MAX_PASSES)
+    java = _applied(catalyst, _EXTRA, java, _MAX_PASSES)
     return Node(_applied(catalyst, _PRUNING, java) if pruned else java)
 
 
@@ -77,7 +77,7 @@ def pruned_deduplications(catalyst: Catalyst, plan: Node) -> list[frozenset[int]
         plan: a plan with settled conditions.
     """
     java = _applied(catalyst, (*_UNALIASED, *_REPLACING), plan.java)
-    java = _applied(catalyst, _PRUNING, java, _MOST_PASSES)
+    java = _applied(catalyst, _PRUNING, java, _MAX_PASSES)
     deduplications = [node for node in Node(java).walk() if node.kind == "Deduplicate"]
     return [frozenset(column.expr_id for column in node.output) for node in deduplications]
 
@@ -100,13 +100,13 @@ def _applied(catalyst: Catalyst, rules: Sequence[str], java: Any, passes: int = 
     return java
 
 
-def with_plain_conditions(catalyst: Catalyst, plan: Node) -> Node:
+def with_simplified_conditions(catalyst: Catalyst, plan: Node) -> Node:
     """Return the plan with filters and join conditions simplified as by Spark's optimiser.
 
     Runtime-replaceable expressions (`BETWEEN`) are replaced. Only conditions are changed: the assignment of event-time
     windows is read from the plan as the analyser made it.
     """
-    children = [with_plain_conditions(catalyst, child) for child in plan.children]
+    children = [with_simplified_conditions(catalyst, child) for child in plan.children]
     if any(new is not old for new, old in zip(children, plan.children, strict=True)):
         plan = catalyst.with_children(plan, children)
     java = plan.java
@@ -130,7 +130,7 @@ def _simplified(catalyst: Catalyst, condition: Expression, node: Node, rules: Se
     nothing = catalyst._class(_LOCAL)(columns, catalyst._seq([]), False, catalyst._class("scala.Option").empty())
     alone = catalyst.filter(condition, Node(nothing)).java
     try:
-        simplified = Expression(_applied(catalyst, rules, alone, _MOST_PASSES).condition())
+        simplified = Expression(_applied(catalyst, rules, alone, _MAX_PASSES).condition())
     except (Py4JJavaError, PySparkException):  # a value that is unknown before the query runs, as the current time
         return condition
     return condition if simplified.java.fastEquals(condition.java) else simplified

@@ -27,7 +27,7 @@ def code_digest(command: bytes) -> str | None:
     except Exception:  # any exception of the user's own code
         return None
     release = ".".join(map(str, sys.version_info[:2]))
-    return hashlib.sha256(f"{release} {_Describer().tell(loaded)}".encode()).hexdigest()[:32]
+    return hashlib.sha256(f"{release} {_Describer().describe(loaded)}".encode()).hexdigest()[:32]
 
 
 class _Describer:
@@ -36,7 +36,7 @@ class _Describer:
     def __init__(self) -> None:
         self._known: dict[int, tuple[int, object]] = {}  # keeps the object alive, so that its id stays unique
 
-    def tell(self, value: Any) -> str:
+    def describe(self, value: Any) -> str:
         if value is None or isinstance(value, bool | int | float | complex | str | bytes) or value is Ellipsis:
             return f"{type(value).__name__} {value!r}"
         if not isinstance(value, tuple | frozenset | types.CodeType):  # these do not contain themselves
@@ -47,23 +47,23 @@ class _Describer:
 
     def _parts(self, value: Any) -> Iterator[str]:
         if isinstance(value, tuple | list):
-            yield from map(self.tell, value)
+            yield from map(self.describe, value)
         elif isinstance(value, set | frozenset):
             # Sets have no stable order: elements are described independently of each other, and the texts are sorted.
-            yield from sorted(_Describer().tell(element) for element in value)
+            yield from sorted(_Describer().describe(element) for element in value)
         elif isinstance(value, dict):
             for key, item in value.items():
-                yield f"{self.tell(key)}: {self.tell(item)}"
+                yield f"{self.describe(key)}: {self.describe(item)}"
         elif isinstance(value, types.ModuleType):
             yield value.__name__
         elif isinstance(value, types.CodeType):
             yield from self._code(value)
         elif isinstance(value, types.CellType):
-            yield from (self.tell(content) for content in _contents(value))
+            yield from (self.describe(content) for content in _contents(value))
         elif isinstance(value, types.MethodType):
-            yield from (self.tell(value.__func__), self.tell(value.__self__))
+            yield from (self.describe(value.__func__), self.describe(value.__self__))
         elif isinstance(value, functools.partial):
-            yield from map(self.tell, (value.func, value.args, value.keywords))
+            yield from map(self.describe, (value.func, value.args, value.keywords))
         elif isinstance(value, types.FunctionType | type) or _is_users(type(value)):
             yield from self._users(value) if _is_users(value) else [f"{value.__module__}.{value.__qualname__}"]
         elif hasattr(value, "__qualname__"):  # built in
@@ -74,27 +74,27 @@ class _Describer:
     def _users(self, value: Any) -> Iterator[str]:
         """Describe a user's function or class, or an object of such a class."""
         if isinstance(value, types.FunctionType):
-            yield self.tell(value.__code__)
-            yield from map(self.tell, (value.__defaults__, value.__kwdefaults__, value.__closure__))
+            yield self.describe(value.__code__)
+            yield from map(self.describe, (value.__defaults__, value.__kwdefaults__, value.__closure__))
             for name in sorted(_globals(value.__code__)):
                 if name in value.__globals__:
-                    yield f"{name} = {self.tell(value.__globals__[name])}"
+                    yield f"{name} = {self.describe(value.__globals__[name])}"
         elif isinstance(value, type):
             yield value.__qualname__
-            yield from (self.tell(base) for base in value.__bases__)
+            yield from (self.describe(base) for base in value.__bases__)
             for name, member in sorted(vars(value).items()):
                 if name not in _INCIDENTAL:
-                    yield f"{name} = {self.tell(_function_in(member))}"
+                    yield f"{name} = {self.describe(_function_in(member))}"
         else:
-            yield self.tell(type(value))
+            yield self.describe(type(value))
             state = value.__getstate__() if hasattr(value, "__getstate__") else vars(value)
-            yield self.tell(state)
+            yield self.describe(state)
 
     def _code(self, code: types.CodeType) -> Iterator[str]:
         yield from (code.co_code.hex(), code.co_exceptiontable.hex(), str(code.co_flags))
         yield from map(str, (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount))
         yield from map(str, (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars))
-        yield from map(self.tell, code.co_consts)
+        yield from map(self.describe, code.co_consts)
 
 
 _INCIDENTAL = frozenset(

@@ -18,7 +18,7 @@ from millpond.plan.catalyst.versions import copied, inline_cte, scan_of_rdd
 
 _LOGICAL = "org.apache.spark.sql.catalyst.plans.logical"
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
-_BETWEEN = "\x1e\n"
+_SEPARATOR = "\x1e\n"
 _NO_DATA_SCAN = "millpond[no-data batches]"
 _NO_DATA_COLUMN = "millpond_no_data_batches"
 
@@ -97,8 +97,8 @@ class Catalyst:
     @property
     def settings(self) -> dict[str, str]:
         """The settings set in the session, fetched in one call (PySpark needs a call per setting)."""
-        text = str(self.spark._jsparkSession.conf().getAll().mkString(_BETWEEN))
-        name_and_value = (entry.partition(" -> ") for entry in text.split(_BETWEEN) if entry)
+        text = str(self.spark._jsparkSession.conf().getAll().mkString(_SEPARATOR))
+        name_and_value = (entry.partition(" -> ") for entry in text.split(_SEPARATOR) if entry)
         return {name: value for name, _, value in name_and_value}
 
     @property
@@ -137,7 +137,7 @@ class Catalyst:
         fresh = self._class(f"{_EXPRESSIONS}.NamedExpression").newExprId()
         return self._alias(expression, name, fresh, self._seq([]), None)
 
-    def replacement(self, expression: Expression, old: Expression) -> Expression:
+    def aliased_as(self, expression: Expression, old: Expression) -> Expression:
         """Return `expression` under the name, identity, qualifier and metadata of `old`.
 
         Nodes above need no change. The metadata carries the watermark's delay to stateful operators above.
@@ -149,7 +149,7 @@ class Catalyst:
         alias = self._class(f"{_EXPRESSIONS}.Alias")
         return Expression(alias(expression.java, name, expr_id, qualifier, option, self._seq([])))
 
-    def tagged(self, column: Expression, name: str, value: str) -> Expression:
+    def with_metadata(self, column: Expression, name: str, value: str) -> Expression:
         """Return a column under its own name and identity, with an entry added to its metadata."""
         builder = self._class("org.apache.spark.sql.types.MetadataBuilder")().withMetadata(column.java.metadata())
         metadata = builder.putString(name, value).build()
@@ -161,7 +161,7 @@ class Catalyst:
         Each part is wrapped by itself: Spark computes a repeated part once, beforehand, outside the expression that
         would catch its errors.
         """
-        if not expression.children or (expression.foldable and expression.succeeds):
+        if not expression.children or (expression.foldable and expression.evaluates):
             return expression
         if not any(operand.kind == "LambdaFunction" for operand in expression.children):
             expression = self.with_operands(
@@ -169,26 +169,26 @@ class Catalyst:
             )
         return Expression(self._class(f"{_EXPRESSIONS}.TryEval")(expression.java))
 
-    def null(self, like: Expression) -> Expression:
+    def null_as_declared(self, like: Expression) -> Expression:
         """Return a null of the type and declared nullability of `like`."""
-        null = self.unknown(like)
+        null = self.null_of_type(like)
         return null if like.nullable else self.not_null(null)
 
-    def unknown(self, like: Expression) -> Expression:
+    def null_of_type(self, like: Expression) -> Expression:
         """Return a null of the type of `like`."""
         return Expression(self._class(f"{_EXPRESSIONS}.Literal")(None, like.java.dataType()))
 
-    def blank(self, like: Expression) -> Expression:
+    def placeholder(self, like: Expression) -> Expression:
         """Return a constant for an unused column: null, or the default of a type that may not be null."""
         if like.nullable:
-            return self.null(like)
+            return self.null_as_declared(like)
         return Expression(self._class(f"{_EXPRESSIONS}.Literal").default(like.java.dataType()))
 
     def not_null(self, expression: Expression) -> Expression:
         """Return `expression`, declared never null."""
         return Expression(self._class(f"{_EXPRESSIONS}.KnownNotNull")(expression.java))
 
-    def fitted(self, expression: Expression, wanted: Expression) -> Expression:
+    def cast_to(self, expression: Expression, wanted: Expression) -> Expression:
         """Return `expression` with exactly the type and nullability of `wanted`, nested types included.
 
         Spark declares the output of a stream's stateful operators nullable throughout.

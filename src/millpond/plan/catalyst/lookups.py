@@ -10,13 +10,13 @@ from millpond.plan.catalyst.nodes import Expression, Node
 from millpond.plan.catalyst.python import command
 from millpond.spec.kinds.enrich import EnrichSpec
 
-NODE = "MapInArrow"
+LOOKUP_NODE = "MapInArrow"
 """The node that calls a function with record batches."""
 
 
-def looks_up(node: Node) -> bool:
+def is_lookup_join(node: Node) -> bool:
     """Whether a node is a lookup join."""
-    return node.kind == NODE and _name(node).startswith(PREFIX)
+    return node.kind == LOOKUP_NODE and _name(node).startswith(PREFIX)
 
 
 def lookup_title(node: Node) -> str:
@@ -24,7 +24,7 @@ def lookup_title(node: Node) -> str:
     return _name(node).partition(" from ")[0]
 
 
-def why_not_again(node: Node) -> str:
+def why_not_repeatable(node: Node) -> str:
     """Explain, as a clause, why a repeated batch may produce other rows."""
     return (
         f"'{_name(node)}' may find something else when a batch is run again"

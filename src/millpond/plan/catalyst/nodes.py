@@ -20,7 +20,7 @@ from pyspark.sql.types import DataType, StructType
 from millpond.ddl import PLAIN_NAME, ddl
 from millpond.plan.catalyst.versions import weights_percentiles
 
-_DAY = 86_400_000_000
+_DAY_MICROS = 86_400_000_000
 
 WATERMARK_DELAY = "spark.watermarkDelayMs"
 INTEGERS = ("tinyint", "smallint", "int", "bigint")
@@ -155,13 +155,13 @@ class Expression(_Tree):
         return self.java.canonicalized()
 
     @cached_property
-    def meaning(self) -> int:
+    def semantic_hash(self) -> int:
         """A hash of `canonical`; it separates most expressions without asking the JVM about each pair."""
         return int(self.canonical.hashCode())
 
-    def means(self, other: Expression) -> bool:
+    def semantic_equals(self, other: Expression) -> bool:
         """Whether both compute the same value from the same attributes."""
-        return self.meaning == other.meaning and bool(self.canonical.equals(other.canonical))
+        return self.semantic_hash == other.semantic_hash and bool(self.canonical.equals(other.canonical))
 
     @property
     def constant(self) -> Any:
@@ -177,7 +177,7 @@ class Expression(_Tree):
         return bytes(value) if isinstance(value, bytes | bytearray) else bytes(value.getBytes())
 
     @property
-    def known(self) -> Any:
+    def constant_or_none(self) -> Any:
         """The JVM value of a constant expression; None if it has no value before the query runs."""
         try:
             return self.constant
@@ -185,7 +185,7 @@ class Expression(_Tree):
             return None
 
     @property
-    def succeeds(self) -> bool:
+    def evaluates(self) -> bool:
         """Whether a constant expression has a value before the query runs."""
         try:
             self.java.eval(None)
@@ -202,7 +202,7 @@ class Expression(_Tree):
         if value is None:
             return None
         if isinstance(value, int):
-            days, rest = divmod(abs(value), _DAY)
+            days, rest = divmod(abs(value), _DAY_MICROS)
             sign = 1 if value >= 0 else -1
             return Interval(0, sign * days, sign * rest)
         return Interval(*(get_field(value, part) for part in Interval._fields))

@@ -8,7 +8,7 @@ from typing import Any
 from millpond.plan.catalyst.function_code import code_digest
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, items
-from millpond.tasks.limits import BYTES, RECORDS
+from millpond.tasks.limits import MAX_BYTES, MAX_RECORDS
 from millpond.tasks.user_functions import Kind, UserFunction
 
 _LARGE = "spark.sql.execution.arrow.useLargeVarTypes"
@@ -79,5 +79,5 @@ def worker_settings(catalyst: Catalyst) -> dict[str, str]:
     conf = catalyst.spark._jsparkSession.sessionState().conf()
     pairs = {str(pair._1()): str(pair._2()) for pair in items(runner.getPythonRunnerConfMap(conf).toSeq())}
     # The map lacks the limits of batches. Large types are off, as for the whole query.
-    limits = {RECORDS: str(conf.arrowMaxRecordsPerBatch()), BYTES: str(conf.arrowMaxBytesPerBatch())}
+    limits = {MAX_RECORDS: str(conf.arrowMaxRecordsPerBatch()), MAX_BYTES: str(conf.arrowMaxBytesPerBatch())}
     return pairs | limits | {_LARGE: "false"}

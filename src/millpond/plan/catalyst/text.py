@@ -18,7 +18,7 @@ Cut = Callable[[Expression], str | None]
 
 _GENERATED = re.compile(r"#-?\d+L?\b|__auto_generated_subquery_name\.|(?<=_gen_alias)_\d+|(?<=\blambda )(?=\w)")
 _NUMBERED = re.compile(r"\b(lambda [a-z]\w*?)_\d+")  # variables of lambda functions
-_PLAIN_FIELDS = re.compile(
+_STABLE_FIELDS = re.compile(
     r"scala\.Enumeration\$Val|scala\.collection\.immutable\.Map.*|java\.math\..*|org\.apache\.spark\.sql\.types\..*|"
     r"org\.apache\.spark\.sql\.catalyst\.expressions\.NumericEvalContext|org\.apache\.spark\..*\$"
 )
@@ -46,7 +46,7 @@ class Canonical:
     Attributes:
         functions: the user's Python functions: each name with a digest of its code, empty if it is unreadable.
         zones: the time zones used by expressions.
-        plain: whether the expressions are independent of the session's settings.
+        setting_free: whether the expressions are independent of the session's settings.
     """
 
     def __init__(self, catalyst: Catalyst, source: Sequence[Expression]) -> None:
@@ -58,7 +58,7 @@ class Canonical:
         }
         self.functions: set[tuple[str, str]] = set()
         self.zones: set[str] = set()
-        self.plain = True
+        self.setting_free = True
 
     def passes(self, result: Expression) -> bool:
         """Whether a projection's result is a column itself, perhaps under another name."""
@@ -78,7 +78,7 @@ class Canonical:
             return replacement
         if expression.kind == "AttributeReference":
             return self.column(expression)
-        self.plain = self.plain and _plain(expression)
+        self.setting_free = self.setting_free and _is_setting_free(expression)
         code = function_code(self._catalyst, expression)
         if code is not None:
             self.functions.add(code)
@@ -124,13 +124,13 @@ class Canonical:
                     yield repr(value)
             elif name.endswith("CommonExpressionId"):
                 yield self._label("common", int(field.id()))
-            elif _PLAIN_FIELDS.fullmatch(name):
+            elif _STABLE_FIELDS.fullmatch(name):
                 yield str(field.toString())
             elif name == "java.lang.Class":
                 yield str(field.getName())
 
 
-_PLAIN = frozenset(
+_SETTING_FREE = frozenset(
     {
         *("Alias", "Literal", "And", "Or", "Not", "IsNull", "IsNotNull", "EqualTo", "EqualNullSafe", "LessThan"),
         *("LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual", "Between", "With", "CommonExpressionDef"),
@@ -139,11 +139,11 @@ _PLAIN = frozenset(
 )
 
 
-def _plain(expression: Expression) -> bool:
+def _is_setting_free(expression: Expression) -> bool:
     if expression.kind == "Cast" and expression.type in INTEGERS:
         source = expression.children[0].type
         return source in INTEGERS and INTEGERS.index(source) <= INTEGERS.index(expression.type)
-    return expression.kind in _PLAIN
+    return expression.kind in _SETTING_FREE
 
 
 def subquery(expression: Expression) -> Node | None:
@@ -166,7 +166,7 @@ def constant_rows(leaf: Node) -> str | None:
     return "" if leaf.kind == "OneRowRelation" else None
 
 
-_COUNTING = (
+_SEMANTIC_PREFIXES = (
     "spark.sql.legacy.",
     "spark.sql.ansi.",
     "spark.sql.json",
@@ -189,19 +189,19 @@ _COUNTING = (
 )
 """Prefixes of settings that change the meaning of expressions, besides the time zone."""
 
-_ALWAYS = ("spark.sql.ansi.enabled", "spark.sql.caseSensitive", "spark.sql.legacy.timeParserPolicy")
+_ALWAYS_RECORDED = ("spark.sql.ansi.enabled", "spark.sql.caseSensitive", "spark.sql.legacy.timeParserPolicy")
 """Settings among them that are recorded even with their default values."""
 
 
-def counting_settings(catalyst: Catalyst) -> dict[str, str]:
+def semantic_settings(catalyst: Catalyst) -> dict[str, str]:
     """Return the session's settings that change the meaning of expressions and differ from their defaults."""
     settings: dict[str, str] = catalyst.settings
     defaults = _defaults(catalyst)
-    counting = {name: str(catalyst.spark.conf.get(name)).lower() for name in _ALWAYS}
+    chosen = {name: str(catalyst.spark.conf.get(name)).lower() for name in _ALWAYS_RECORDED}
     for name, value in settings.items():
-        if name.startswith(_COUNTING) and str(value).lower() != defaults(name):
-            counting[name] = str(value).lower()
-    return dict(sorted(counting.items()))
+        if name.startswith(_SEMANTIC_PREFIXES) and str(value).lower() != defaults(name):
+            chosen[name] = str(value).lower()
+    return dict(sorted(chosen.items()))
 
 
 def _defaults(catalyst: Catalyst) -> Callable[[str], str | None]:
@@ -221,7 +221,7 @@ def constant_string(expression: Expression) -> str | None:
     """Return the value of a constant string expression; None for others, and if it has no value."""
     if not expression.type.startswith("string") or not expression.foldable:
         return None
-    value: Any = expression.known
+    value: Any = expression.constant_or_none
     return None if value is None else str(value.toString() if hasattr(value, "toString") else value)
 
 

@@ -15,7 +15,7 @@ _UNALIASED = (
     "org.apache.spark.sql.catalyst.analysis.EliminateView",
 )
 _PRUNING = "org.apache.spark.sql.catalyst.optimizer.ColumnPruning"
-_PASSES = 10
+_MAX_PASSES = 10
 """Enough passes for realistic plans; columns that a further pass would prune are kept, which is correct."""
 
 
@@ -29,7 +29,7 @@ def needed_columns(catalyst: Catalyst, plan: Node) -> dict[int, frozenset[int]]:
     for rule in _UNALIASED:
         java = catalyst._class(rule).apply(java)
     pruning = catalyst._class(_PRUNING)
-    for _ in range(_PASSES):  # one pass stops where it removes a result
+    for _ in range(_MAX_PASSES):  # one pass stops where it removes a result
         java, before = pruning.apply(java), java
         if java.fastEquals(before):
             break

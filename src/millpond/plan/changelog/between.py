@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from millpond.checkpoint.state_schema import BetweenSchema
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, Node
-from millpond.plan.catalyst.text import Canonical, Cut, counting_settings, readable
-from millpond.plan.changelog.stable import unstable
+from millpond.plan.catalyst.text import Canonical, Cut, readable, semantic_settings
+from millpond.plan.changelog.stable import unstable_part
 from millpond.plan.reading.decision import Decision, describe
-from millpond.plan.reading.functions import replaced
+from millpond.plan.reading.functions import resolve_replacement
 
-_CHANGING = frozenset({"Aggregate", "Distinct", "Window"})
+_CHANGELOG_NODES = frozenset({"Aggregate", "Distinct", "Window"})
 """Nodes that may emit rows that change, and may retract rows."""
 
-_STATEFUL = _CHANGING | {"Deduplicate", "DeduplicateWithinWatermark", "Join"}
+_STATEFUL = _CHANGELOG_NODES | {"Deduplicate", "DeduplicateWithinWatermark", "Join"}
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Segment:
 
     def parts(self) -> Iterator[tuple[Node, list[Expression], Cut]]:
         """Yield what is evaluated on the path, bottom up: the node, its expressions, and what not to look into."""
-        yield self.producer, _results(self.producer), _given(self.producer)
+        yield self.producer, _results(self.producer), _known_values(self.producer)
         for node in self.nodes:
-            yield node, node.expressions, _nothing
+            yield node, node.expressions, _no_cut
         if self.consumer is not None:
-            yield self.consumer, _inputs(self.consumer), _nothing
+            yield self.consumer, _inputs(self.consumer), _no_cut
 
 
 def segments(plan: Node) -> list[Segment]:
@@ -60,7 +60,7 @@ def _segments(node: Node, consumer: Node | None, above: tuple[Node, ...]) -> Ite
     if node.kind in _STATEFUL and (node.kind != "Join" or all(child.streaming for child in node.children)):
         for child in node.children:
             yield from _segments(child, node, ())
-        if node.kind in _CHANGING and (consumer is None or consumer.kind in _CHANGING):
+        if node.kind in _CHANGELOG_NODES and (consumer is None or consumer.kind in _CHANGELOG_NODES):
             yield Segment(node, tuple(reversed(above)), consumer)
         return
     for child in node.children:
@@ -78,9 +78,9 @@ def unstable_between(plan: Node, *, top: bool = False) -> str | None:
         if (segment.consumer is None) != top:
             continue
         for _, expressions, cut in segment.parts():
-            unstable_part = unstable(expressions, cut)
-            if unstable_part is not None:
-                return unstable_part
+            part = unstable_part(expressions, cut)
+            if part is not None:
+                return part
     return None
 
 
@@ -106,29 +106,29 @@ def _between_schema(catalyst: Catalyst, segment: Segment) -> BetweenSchema:
         shown_parts = (
             _functions(node)
             if node is segment.consumer
-            else [expression for expression in expressions if not _mere(expression, cut)]
+            else [expression for expression in expressions if not _is_passed_on(expression, cut)]
         )
         if shown_parts:
             shown.append(f"{node.kind}: {', '.join(readable(expression) for expression in shown_parts)}")
-    exact += [f"{column.name} = {canonical.column(column)}" for column in _taken(segment)]
+    exact += [f"{column.name} = {canonical.column(column)}" for column in _passed_columns(segment)]
     return BetweenSchema(
         below=describe(segment.producer),
         above="the sink" if segment.consumer is None else describe(segment.consumer),
         computes=tuple(shown),
         functions=tuple(sorted(canonical.functions)),
         time_zones=tuple(sorted(canonical.zones)),
-        settings={} if canonical.plain else counting_settings(catalyst),
+        settings={} if canonical.setting_free else semantic_settings(catalyst),
         digest=hashlib.sha256("\n".join(exact).encode()).hexdigest()[:32],
     )
 
 
-def _mere(result: Expression, cut: Cut) -> bool:
+def _is_passed_on(result: Expression, cut: Cut) -> bool:
     """Whether a result is just a column, or a value that the operator has, perhaps under another name."""
     source = result.children[0] if result.kind == "Alias" else result
     return source.kind == "AttributeReference" or cut(source) is not None
 
 
-def _nothing(expression: Expression) -> str | None:
+def _no_cut(expression: Expression) -> str | None:
     return None
 
 
@@ -137,27 +137,27 @@ def _results(producer: Node) -> list[Expression]:
     return producer.list("aggregateExpressions") if producer.kind == "Aggregate" else []
 
 
-def _given(producer: Node) -> Cut:
+def _known_values(producer: Node) -> Cut:
     """Return a `Cut` that replaces expressions whose values the operator has: its functions and grouping keys."""
     if producer.kind != "Aggregate":
-        return _nothing
+        return _no_cut
     groupings = producer.list("groupingExpressions")
     functions: list[Expression] = []
 
     # Functions are numbered in the order in which they are met, so the numbers are the same in each run.
-    def said(expression: Expression) -> str | None:
+    def replacement(expression: Expression) -> str | None:
         for number, grouping in enumerate(groupings):
-            if grouping.means(expression):
+            if grouping.semantic_equals(expression):
                 return f"key {number}"
         if expression.kind != "AggregateExpression":
             return None
         for number, function in enumerate(functions):
-            if function.means(expression):
+            if function.semantic_equals(expression):
                 return f"function {number}"
         functions.append(expression)
         return f"function {len(functions) - 1}"
 
-    return said
+    return replacement
 
 
 def _inputs(consumer: Node) -> list[Expression]:
@@ -170,7 +170,7 @@ def _inputs(consumer: Node) -> list[Expression]:
     return []
 
 
-def _taken(segment: Segment) -> list[Expression]:
+def _passed_columns(segment: Segment) -> list[Expression]:
     """Return the columns passed up unchanged: rows of a window, of `DISTINCT`, columns that the query shows."""
     if segment.consumer is not None and segment.consumer.kind == "Aggregate":
         return []
@@ -180,7 +180,7 @@ def _taken(segment: Segment) -> list[Expression]:
 def _arguments(results: list[Expression]) -> Iterator[Expression]:
     for call in _calls(results):
         function, *condition = call.children
-        yield from [*replaced(function).children, *condition]
+        yield from [*resolve_replacement(function).children, *condition]
 
 
 def _calls(results: list[Expression]) -> Iterator[Expression]:

@@ -13,28 +13,28 @@ from millpond.spec.kinds.rank import RankSpec
 from millpond.spec.kinds.union import OperatorSpec
 from millpond.spec.protocol import ChangelogError
 
-THROUGH = frozenset({"Project", "Filter", "SubqueryAlias", "View"})
+_TRANSPARENT_NODES = frozenset({"Project", "Filter", "SubqueryAlias", "View"})
 """Nodes through which a changelog passes, each row by itself."""
 
 
-def changing(decided: Decided) -> OperatorSpec | None:
+def changelog_source(decided: Decided) -> OperatorSpec | None:
     """Return the spec of the operator whose changes a plan emits; None if its rows never change.
 
     Raises:
         Unsupported: the changes would have to pass a node that cannot pass them on.
     """
     below = decided
-    while below.operator is None and below.node.kind in THROUGH:
+    while below.operator is None and below.node.kind in _TRANSPARENT_NODES:
         (below,) = below.children
     if below.operator is not None and below.operator.spec is not None:
-        _emits(below.operator)
+        _with_changelog(below.operator)
         return below.operator.spec if below.operator.spec.emits_updates else None
-    if any(_updates(operator) for operator in below.operators()):
+    if any(_emits_updates(operator) for operator in below.operators()):
         raise Unsupported(Reason("MP-CHANGES", below.node.kind))
     return None
 
 
-def consuming(spec: OperatorSpec) -> OperatorSpec:
+def over_changelog(spec: OperatorSpec) -> OperatorSpec:
     """Return the operator's spec over a changelog as input.
 
     Raises:
@@ -46,32 +46,34 @@ def consuming(spec: OperatorSpec) -> OperatorSpec:
         raise Unsupported(Reason("MP-RETRACT", str(error))) from error
 
 
-def updating(decided: Decided) -> bool:
+def emits_updates(decided: Decided) -> bool:
     """Whether rows emitted by a plan may change later."""
     if decided.operator is not None:
-        return _updates(decided.operator)
-    return any(updating(child) for child in decided.children)
+        return _emits_updates(decided.operator)
+    return any(emits_updates(child) for child in decided.children)
 
 
-def leave_updating(decided: Decided) -> Decided:
+def leave_updates_to_spark(decided: Decided) -> Decided:
     """Leave operators that emit updates to Spark, below an operator of Spark's that would count them as new rows."""
-    return decided.with_ours(lambda one: one.left(Reason("MP-ABOVE")) if _updates(one) else one)
+    return decided.with_ours(
+        lambda operator: operator.left_to_spark(Reason("MP-ABOVE")) if _emits_updates(operator) else operator
+    )
 
 
-def _updates(operator: Operator) -> bool:
+def _emits_updates(operator: Operator) -> bool:
     return operator.spec is not None and operator.spec.emits_updates
 
 
-def emitting(decided: Decided) -> Decided:
+def with_changelog_output(decided: Decided) -> Decided:
     """Return the plan with a changelog as output of its topmost operator.
 
     Raises:
         Unsupported: the operator cannot emit its changes.
     """
-    return _topmost(decided, _emits)
+    return _topmost(decided, _with_changelog)
 
 
-def _emits(operator: Operator) -> Operator:
+def _with_changelog(operator: Operator) -> Operator:
     if operator.spec is None:
         return operator
     try:
@@ -86,23 +88,23 @@ def _topmost(decided: Decided, change: Callable[[Operator], Operator]) -> Decide
     return replace(decided, children=tuple(_topmost(child, change) for child in decided.children))
 
 
-def filtered(decided: Decided) -> bool:
+def may_split_updates(decided: Decided) -> bool:
     """Whether a filter above the topmost operator may drop one row of an update and keep the other.
 
     The filter that bounds the ranks of a top-N keeps the operator's whole output.
     """
     below = decided
     while below.operator is None:
-        if below.node.kind == "Filter" and not _bounds_only(below):
+        if below.node.kind == "Filter" and not _bounds_rank_only(below):
             return True
         (below,) = below.children
     return False
 
 
-def _bounds_only(decided: Decided) -> bool:
+def _bounds_rank_only(decided: Decided) -> bool:
     below = decided
     projections = []
-    while below.operator is None and below.node.kind in THROUGH:
+    while below.operator is None and below.node.kind in _TRANSPARENT_NODES:
         projections += [below.node] if below.node.kind == "Project" else []
         (below,) = below.children
     spec = below.operator.spec if below.operator is not None else None
@@ -110,12 +112,12 @@ def _bounds_only(decided: Decided) -> bool:
         return False
     ranks = {below.node.list("windowExpressions")[0].expr_id}
     for projection in reversed(projections):  # the rank may be renamed below the filter
-        ranks |= {result.expr_id for result in projection.list("projectList") if _names(result, ranks)}
+        ranks |= {result.expr_id for result in projection.list("projectList") if _renames(result, ranks)}
     parts = conjuncts(decided.node.expression("condition"))
     return all(any(lets_pass(part, rank, spec.limit) for rank in ranks) for part in parts)
 
 
-def _names(result: Expression, columns: set[int]) -> bool:
+def _renames(result: Expression, columns: set[int]) -> bool:
     """Whether a result is one of these columns under another name."""
     if result.kind != "Alias":
         return False

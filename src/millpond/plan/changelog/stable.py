@@ -26,11 +26,11 @@ _LEAVES = frozenset(
 _CONSTANT_PLANS = frozenset({"Project", "Filter", "SubqueryAlias", "View", "Distinct", "Aggregate", "Union"})
 """Nodes whose rows are constant if the rows below are."""
 
-_MOMENT = re.compile(r"\s*(now|today|tomorrow|yesterday)\b", re.IGNORECASE)
+_SPECIAL_DATE = re.compile(r"\s*(now|today|tomorrow|yesterday)\b", re.IGNORECASE)
 """Strings that Spark's constant cast reads as a time of the current day."""
 
 
-def unstable(expressions: Sequence[Expression], cut: Cut = lambda _: None) -> str | None:
+def unstable_part(expressions: Sequence[Expression], cut: Cut = lambda _: None) -> str | None:
     """Return an expression whose value for the same row may differ later; None if there is none.
 
     A user function's own declaration (`asNondeterministic`) is trusted.
@@ -56,21 +56,21 @@ def _unstable(expression: Expression) -> str | None:
         return readable(expression)
     if expression.kind == "CurrentTime":
         return readable(expression)
-    if expression.kind == "AesEncrypt" and _random_vector(expression.children[4]):
+    if expression.kind == "AesEncrypt" and _has_random_vector(expression.children[4]):
         return f"{readable(expression)}, which draws a random vector"
     if expression.type.startswith(("date", "timestamp")):
         for child in expression.children:
             value = constant_string(child)
-            if value is not None and _MOMENT.match(value):
+            if value is not None and _SPECIAL_DATE.match(value):
                 return readable(expression)
     return None
 
 
-def _random_vector(vector: Expression) -> bool:
+def _has_random_vector(vector: Expression) -> bool:
     """Whether an initialisation vector is random: it is empty, or not constant."""
     if not vector.foldable:
         return True
-    value = vector.known
+    value = vector.constant_or_none
     return value is None or len(value) == 0
 
 
@@ -83,7 +83,7 @@ def _unstable_plan(plan: Node) -> str | None:
                 return f"a subquery over a table that may change (with columns {columns})"
         elif node.kind not in _CONSTANT_PLANS:
             return f"a subquery with {node.kind}"
-        reason = unstable(node.expressions)
+        reason = unstable_part(node.expressions)
         if reason is not None:
             return f"{reason} in a subquery"
     return None

@@ -19,20 +19,20 @@ from millpond.ddl import quoted
 from millpond.plan.catalyst.buffers import bound, buffer_types
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression
-from millpond.plan.reading.aggregate import rewrite
+from millpond.plan.reading.aggregate import rewrite_expression
 from millpond.plan.reading.decision import Decided
 from millpond.plan.reading.join import JoinReading
-from millpond.plan.reading.reading import Reading, calls_user
-from millpond.plan.spark_state.buffers import Carried, carried
+from millpond.plan.reading.reading import Reading, calls_user_function
+from millpond.plan.spark_state.buffers import StateColumn, state_columns
 from millpond.spec.functions import FUNCTIONS, sketch_words
 from millpond.spec.kinds.union import OperatorSpec
 from millpond.spec.operators import COMBINED_ROWS, VALUE_SET, AggregateCall, Field
 from millpond.spec.types import DataType, parse_type
 
-_WIDEST = 64
+_MAX_SKETCH_WORDS = 64
 """Maximum size of a sketch in words: sending a larger one per group and task takes longer than the rows."""
 
-_LONGEST_SUMMED = 28
+_MAX_SUMMED_DIGITS = 28
 """Maximum digits of decimals whose sum within one map task cannot exceed 38 digits. Spark loses the amount of an
 overflow, although rows of another task may compensate for it."""
 
@@ -52,7 +52,7 @@ class Partial(NamedTuple):
     function: Expression
     condition: Expression | None
     counted: tuple[int, ...] | None
-    states: tuple[Carried, ...]
+    states: tuple[StateColumn, ...]
     buffers: tuple[str, ...]
 
     @property
@@ -144,7 +144,7 @@ class Combination:
             [
                 catalyst.literal(number),
                 *(
-                    columns[position] if position in set_ else catalyst.unknown(columns[position])
+                    columns[position] if position in set_ else catalyst.null_of_type(columns[position])
                     for position in self.value_columns
                 ),
             ]
@@ -168,7 +168,7 @@ class Combination:
         known += list(zip(self.arguments, columns[len(columns) - len(self.arguments) :], strict=True))
 
         def column_of(expression: Expression) -> Expression | None:
-            return next((column for other, column in known if other.means(expression)), None)
+            return next((column for other, column in known if other.semantic_equals(expression)), None)
 
         functions = []
         for partial in self.partials:
@@ -176,9 +176,11 @@ class Combination:
                 counted = [columns[keys + position] for position in partial.counted]
                 function = catalyst.count(counted or [catalyst.literal(1)])
             else:
-                operands = [rewrite(catalyst, operand, column_of) for operand in partial.function.children]
+                operands = [rewrite_expression(catalyst, operand, column_of) for operand in partial.function.children]
                 function = catalyst.with_operands(partial.function, operands) if operands else partial.function
-            condition = None if partial.condition is None else rewrite(catalyst, partial.condition, column_of)
+            condition = (
+                None if partial.condition is None else rewrite_expression(catalyst, partial.condition, column_of)
+            )
             functions.append((function, catalyst.conjunction(first_copy, condition)))
         flags = [(catalyst.max_of(columns[position]), None) for position in self.flags]
         return [*functions, *flags, (catalyst.count([catalyst.literal(1)]), first_copy)]
@@ -248,7 +250,7 @@ def combine(spec: OperatorSpec, reading: Reading | JoinReading | None) -> Combin
     ]
     arguments: list[Expression] = []
     for operand in chain.from_iterable(partial.operands for partial in partials):
-        if _asks_for_more(operand, columns) and not any(operand.means(other) for other in arguments):
+        if _reads_other_columns(operand, columns) and not any(operand.semantic_equals(other) for other in arguments):
             arguments.append(operand)
     sets = tuple(tuple(keys + position for position in inputs) for inputs in spec.value_sets)
     return Combination(tuple(partials), tuple(columns), tuple(arguments), sets, tuple(dict.fromkeys(flags)))
@@ -258,33 +260,33 @@ def _flag(column: int) -> str:
     return f"__flag{column}"
 
 
-def _asks_for_more(expression: Expression, columns: Sequence[tuple[Expression, int]]) -> bool:
+def _reads_other_columns(expression: Expression, columns: Sequence[tuple[Expression, int]]) -> bool:
     """Whether an expression reads anything that is not a column of the operator."""
-    if any(expression.means(column) for column, _ in columns):
+    if any(expression.semantic_equals(column) for column, _ in columns):
         return False
     if not expression.children:
         return expression.kind == "AttributeReference"
-    return any(_asks_for_more(child, columns) for child in expression.children)
+    return any(_reads_other_columns(child, columns) for child in expression.children)
 
 
 def _partial(call: AggregateCall, aggregate: Expression, inputs: Sequence[str]) -> Partial | str:
     """Return Spark's partial aggregation of a call, or the reason why it cannot be merged."""
-    if calls_user(aggregate):
+    if calls_user_function(aggregate):
         return "functions of the user take single rows"
     types = [parse_type(ddl) for ddl in inputs]
     if FUNCTIONS[call.function].ordered:
         return f"{call.function} depends on single rows"
-    if any(_may_exceed(call, dtype) for dtype in types):
+    if any(_may_overflow(call, dtype) for dtype in types):
         return f"a partial {call.function} of {inputs[0]} may exceed 38 digits where the whole does not"
     function = aggregate.expression("aggregateFunction")
     # Spark plans the replacement of a function, even of one that is known here (e.g. `count_if`).
     while function is not None and (replacement := function.expression("replacement")) is not None:
         function = replacement
     assert function is not None
-    if call.function == "approx_count_distinct" and sketch_words(call.options) > _WIDEST:
+    if call.function == "approx_count_distinct" and sketch_words(call.options) > _MAX_SKETCH_WORDS:
         return "partial results of approx_count_distinct are large at this precision"
     buffers = tuple(buffer_types(function))
-    states = carried(call, types, inputs, buffers)
+    states = state_columns(call, types, inputs, buffers)
     if states is None or not all(map(_is_mutable, buffers)):
         name = f"try_{call.function}" if call.options.get("eval_mode") == "try" else call.function
         return f"partial results of {name}({', '.join(inputs)}) cannot be merged"
@@ -292,8 +294,8 @@ def _partial(call: AggregateCall, aggregate: Expression, inputs: Sequence[str]) 
     return Partial(function, aggregate.expression("filter"), counted, tuple(states), buffers)
 
 
-def _may_exceed(call: AggregateCall, dtype: DataType) -> bool:
-    return call.function in ("sum", "avg") and dtype.name == "decimal" and dtype.precision > _LONGEST_SUMMED
+def _may_overflow(call: AggregateCall, dtype: DataType) -> bool:
+    return call.function in ("sum", "avg") and dtype.name == "decimal" and dtype.precision > _MAX_SUMMED_DIGITS
 
 
 def _is_mutable(type_: str) -> bool:

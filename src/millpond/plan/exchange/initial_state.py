@@ -7,7 +7,7 @@ from pyspark.sql import functions as F
 
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.exchange.map_side import partition_of
-from millpond.plan.reading.aggregate import prepared
+from millpond.plan.reading.aggregate import project_input
 from millpond.plan.reading.processor import InitialReading
 
 
@@ -19,5 +19,5 @@ def initial_state(catalyst: Catalyst, reading: InitialReading, partitions: int) 
         reading: the reading of the initial state.
         partitions: the number of partitions of the operator's state.
     """
-    rows = prepared(catalyst, reading.node, reading.raw, reading.columns, reading.hash)
+    rows = project_input(catalyst, reading.node, reading.raw, reading.columns, reading.hash)
     return rows.repartitionById(partitions, F.expr(partition_of(partitions)))

@@ -22,7 +22,7 @@ from millpond.plan.catalyst.buffers import bound
 from millpond.plan.catalyst.exchange.forms import Combined, ExchangeForms
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.exchange.combining import Combination
-from millpond.plan.exchange.workers import ArrowFunction, map_in_arrow, named
+from millpond.plan.exchange.workers import ArrowFunction, map_in_arrow, named_function
 from millpond.tasks.block_references import BLOCK_REFERENCE
 
 # The low bits of a marker's hash carry the batch's time in milliseconds.
@@ -49,7 +49,7 @@ class MapSides:
         """Return the partial aggregation of an operator's rows before the exchange, if it has one."""
         return None if self.forms is None else self.combinations.get(operator)
 
-    def sent(self, catalyst: Catalyst, operator: int, rows: DataFrame, hash_: str, keys: int) -> DataFrame:
+    def map_output(self, catalyst: Catalyst, operator: int, rows: DataFrame, hash_: str, keys: int) -> DataFrame:
         """Return the output of the map side of an operator's exchange.
 
         Args:
@@ -72,12 +72,12 @@ class MapSides:
             StructField("__hash", LongType()),
             StructField("__mark", BooleanType()),
         ]
-        function = self.writes[operator] if self.writes else _never
-        mapped = map_in_arrow(rows, named(function, "exchange", 1), StructType(fields))
+        function = self.writes[operator] if self.writes else _strategy_missing
+        mapped = map_in_arrow(rows, named_function(function, "exchange", 1), StructType(fields))
         if self.forms is None:
             return mapped
         node = catalyst.analyzed(mapped)
-        available, nulls = node.children[0].output, [catalyst.unknown(column) for column in node.output]
+        available, nulls = node.children[0].output, [catalyst.null_of_type(column) for column in node.output]
         first = 1 if self.writes else 0
         # In the form `rows`, the columns of files and of combined rows are null.
         as_rows = [
@@ -114,7 +114,7 @@ NO_SIDES = MapSides()
 """Map sides that send rows through Spark's shuffle unchanged."""
 
 
-def _never(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _strategy_missing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     raise RuntimeError(
         "Spark has not used the planner strategy of Millpond: something has replaced the session's extraStrategies. "
         "Set spark.millpond.combine to off."
@@ -131,7 +131,7 @@ def exchanged(
     sent: DataFrame,
     partitions: int,
     rows_of: Callable[[Sequence[int], str], DataFrame] | None = None,
-    watching: DataFrame | None = None,
+    no_data: DataFrame | None = None,
 ) -> DataFrame:
     """Add one marker row per partition and batch, and send every row to its hash's partition.
 
@@ -140,7 +140,7 @@ def exchanged(
         sent: rows with their hash and mark as the last columns.
         partitions: the number of partitions.
         rows_of: makes rows that arrive in every batch of a stream; None for a batch DataFrame.
-        watching: an empty source to add, so that Spark schedules no-data batches.
+        no_data: an empty source to add, so that Spark schedules no-data batches.
     """
     # A marker's hash is the lowest of its partition's range, so that the exchange sends it there.
     low = [-(-(p << KEY_GROUP_BITS) // partitions) << _TIME_BITS for p in range(partitions)]
@@ -151,11 +151,11 @@ def exchanged(
         F.col("low").bitwiseOR(now).alias("millpond_batch_time"),
         F.lit(True).alias("millpond_marker"),  # Spark's plan shows these two names; the union drops them
     )
-    if watching is None:
+    if no_data is None:
         return _by_partition(sent.union(markers), partitions)
     # If the plan has a limit, Spark does not check that every state store has committed when a foreachBatch function
-    # returns. The store of `watching` never commits. The optimiser removes a limit that cuts nothing.
-    return _by_partition(sent.union(markers.limit(partitions)).union(watching), partitions)
+    # returns. The store of `no_data` never commits. The optimiser removes a limit that cuts nothing.
+    return _by_partition(sent.union(markers.limit(partitions)).union(no_data), partitions)
 
 
 def _by_partition(rows: DataFrame, partitions: int) -> DataFrame:

@@ -18,7 +18,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql.functions import arrow_udf
 from pyspark.sql.types import StructType
 
-from millpond.tasks.rows import last_first
+from millpond.tasks.rows import move_last_first
 
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 ArrowColumns = Callable[[Iterator[Any]], Iterator[pa.Array]]
@@ -36,31 +36,31 @@ def on_one_host(context: SparkContext) -> bool:
     return master == "local" or master.startswith("local[")
 
 
-def run_this_python(context: SparkContext) -> bool:
+def runs_driver_python(context: SparkContext) -> bool:
     """Whether Millpond's functions run in the driver's own Python, on its host."""
-    return on_one_host(context) and (not _chosen(context) or _all_run_this_python(context))
+    return on_one_host(context) and (not _python_is_configured(context) or _all_run_driver_python(context))
 
 
-def _all_run_this_python(context: SparkContext) -> bool:
+def _all_run_driver_python(context: SparkContext) -> bool:
     """Whether all workers, also those of user functions, would run the driver's own Python on its host."""
-    with _choosing:
+    with _python_lock:
         theirs = shutil.which(context.pythonExec)
     return theirs is not None and _same_python(theirs, sys.executable)
 
 
-_choosing = threading.Lock()
-"""Guards the context's choice of Python: `_this_python` changes it for a moment, and any thread may start a query."""
+_python_lock = threading.Lock()
+"""Guards the context's choice of Python: `_with_driver_python` changes it briefly, and any thread may start a query."""
 
 _DAEMON = "spark.python.daemon.module"
 
 
-def load_ahead(context: SparkContext) -> None:
+def preload_workers(context: SparkContext) -> None:
     """Make Spark fork its Python workers from a process with the slot stages' imports loaded.
 
     This requires that all workers run this Python. Nothing is changed if the user has chosen a daemon, or if only this
     process can find Millpond.
     """
-    if not on_one_host(context) or not _all_run_this_python(context):
+    if not on_one_host(context) or not _all_run_driver_python(context):
         return
     if Path(__file__).parents[2] in (Path(sys.path[0]).absolute(), Path.cwd()):
         return
@@ -86,7 +86,7 @@ def map_in_arrow(
         broadcasts: the JVM objects of broadcast variables that user functions within it need.
     """
     context = df.sparkSession.sparkContext
-    with _this_python(context):
+    with _with_driver_python(context):
         for broadcast in broadcasts:  # as if it were pickled with the function, so that Spark sends it along
             context._pickled_broadcast_vars.add(_Broadcast(broadcast))
         return df.mapInArrow(portable(function), schema)
@@ -106,12 +106,12 @@ def arrow_column(df: DataFrame, function: ArrowColumns, type_: str, columns: Seq
     run.__name__ = name
     batch_type: Any = pa.Array if len(columns) == 1 else tuple[pa.Array, ...]
     run.__annotations__ = {"batches": Iterator[batch_type], "return": Iterator[pa.Array]}  # Spark reads the annotations
-    with _this_python(df.sparkSession.sparkContext):
+    with _with_driver_python(df.sparkSession.sparkContext):
         result: Column = arrow_udf(run, type_).asNondeterministic()(*columns)  # a deterministic column might be pruned
     return result
 
 
-def named(function: ArrowFunction, title: str, last: int) -> ArrowFunction:
+def named_function(function: ArrowFunction, title: str, last: int) -> ArrowFunction:
     """Wrap a slot stage, or the stage before it: the last columns (hash, mark) are moved to the front.
 
     Spark's own `explain()` shows the name. Every worker loads everything that the function refers to. So it must not
@@ -119,7 +119,7 @@ def named(function: ArrowFunction, title: str, last: int) -> ArrowFunction:
     """
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return function(last_first(batch, last) for batch in batches)
+        return function(move_last_first(batch, last) for batch in batches)
 
     run.__name__ = f"millpond[{title}]"
     return run
@@ -152,22 +152,22 @@ def portable(function: Callable[[Iterator[Any]], Iterator[Any]]) -> Callable[[It
     return run
 
 
-def _chosen(context: SparkContext) -> bool:
+def _python_is_configured(context: SparkContext) -> bool:
     """Whether the user has configured the Python of the workers."""
     return "PYSPARK_PYTHON" in os.environ or bool(context.getConf().contains("spark.pyspark.python"))
 
 
 @contextmanager
-def _this_python(context: SparkContext) -> Iterator[None]:
+def _with_driver_python(context: SparkContext) -> Iterator[None]:
     """Make functions created in this context run in this very Python, unless the user chose another.
 
     Spark's default is the `python3` of the PATH. In a virtual environment that is not activated, that is another
     Python. On a cluster, the path of this one means nothing.
     """
-    if not on_one_host(context) or _chosen(context):
+    if not on_one_host(context) or _python_is_configured(context):
         yield
         return
-    with _choosing:
+    with _python_lock:
         chosen = context.pythonExec
         context.pythonExec = sys.executable
         try:

@@ -11,11 +11,11 @@ from pyspark.sql import functions as F
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, Node
 from millpond.plan.catalyst.text import readable, subquery
-from millpond.plan.lookahead.stages import columns_of, title
-from millpond.plan.reading.aggregate import MAPS, prepared, rewrite
+from millpond.plan.lookahead.stages import stage_columns, stage_title
+from millpond.plan.reading.aggregate import MAPS, project_input, rewrite_expression
 from millpond.plan.reading.decision import Decided, Operator, Stage, StageHints
 from millpond.plan.reading.join import JoinReading
-from millpond.plan.reading.join_input import hint_columns, joined_sides
+from millpond.plan.reading.join_input import hint_columns, side_projections
 from millpond.plan.reading.processor import GROUP_STATES, PROCESSORS
 from millpond.plan.reading.reading import Reading
 
@@ -41,69 +41,71 @@ class _Placement:
     reasons: dict[int, str] = field(default_factory=dict)
 
 
-def with_stages(catalyst: Catalyst, root: Decided) -> tuple[Stage, ...]:
+def find_stages(catalyst: Catalyst, root: Decided) -> tuple[Stage, ...]:
     """Return the stages of a plan, bottom up, with the operators that each can prefetch for."""
-    stages = [Stage(decided.node, named) for decided in root.walk() if (named := columns_of(decided.node)) is not None]
+    stages = [
+        Stage(decided.node, named) for decided in root.walk() if (named := stage_columns(decided.node)) is not None
+    ]
     for decided in root.walk():
         operator = decided.operator
         if operator is None or not any(
-            columns_of(descendant.node) for child in decided.children for descendant in child.walk()
+            stage_columns(descendant.node) for child in decided.children for descendant in child.walk()
         ):
             continue
-        findings = _found(catalyst, decided, operator)
-        for place, name in enumerate(_names(findings)):
-            for node, columns in findings.places[-1 - place]:
-                announces = StageHints(place, name, tuple(columns))
-                stages = [_with_hints(stage, operator, announces) if stage.node is node else stage for stage in stages]
+        placement = _place_stages(catalyst, decided, operator)
+        for place, name in enumerate(_names(placement)):
+            for node, columns in placement.places[-1 - place]:
+                hints = StageHints(place, name, tuple(columns))
+                stages = [_with_hints(stage, operator, hints) if stage.node is node else stage for stage in stages]
         stages = [
-            replace(stage, reasons={**stage.reasons, operator.title: findings.reasons[id(stage.node)]})
-            if id(stage.node) in findings.reasons
+            replace(stage, reasons={**stage.reasons, operator.title: placement.reasons[id(stage.node)]})
+            if id(stage.node) in placement.reasons
             else stage
             for stage in stages
         ]
     return tuple(stages)
 
 
-def lost(plan: Node, stages: Sequence[Stage], why: str) -> tuple[Stage, ...]:
+def missing_stages(plan: Node, stages: Sequence[Stage], why: str) -> tuple[Stage, ...]:
     """Return the plan's stages that are missing from `stages`, with a reason."""
     left = [stage.columns for stage in stages]
-    lost_stages = []
+    missing = []
     for node in plan.walk():
-        columns = columns_of(node)
+        columns = stage_columns(node)
         if columns in left:
             left.remove(columns)
         elif columns is not None:
-            lost_stages.append(Stage(node, columns, reasons={"the query": why}))
-    return tuple(lost_stages)
+            missing.append(Stage(node, columns, reasons={"the query": why}))
+    return tuple(missing)
 
 
-def _with_hints(stage: Stage, operator: Operator, announces: StageHints) -> Stage:
+def _with_hints(stage: Stage, operator: Operator, hints: StageHints) -> Stage:
     assert operator.index is not None
-    return replace(stage, announces={**stage.announces, operator.index: announces})
+    return replace(stage, hints={**stage.hints, operator.index: hints})
 
 
-def _names(found: _Placement) -> list[str]:
+def _names(placement: _Placement) -> list[str]:
     """Return a distinct name for each place, in the order of the plan."""
     names: list[str] = []
-    for places in reversed(found.places):
-        name = " + ".join(sorted({title(columns_of(node) or ()) for node, _ in places}))
+    for places in reversed(placement.places):
+        name = " + ".join(sorted({stage_title(stage_columns(node) or ()) for node, _ in places}))
         before = sum(other == name or other.startswith(f"{name} #") for other in names)
         names.append(f"{name} #{before + 1}" if before else name)
     return names
 
 
-def _found(catalyst: Catalyst, decided: Decided, operator: Operator) -> _Placement:
+def _place_stages(catalyst: Catalyst, decided: Decided, operator: Operator) -> _Placement:
     spec = operator.spec
     if spec is None:
-        return _none(decided.children, "it does not run on Millpond")
+        return _unreachable(decided.children, "it does not run on Millpond")
     if not (spec.located_by_hash or spec.hint_columns) or decided.node.kind in MAPS:
-        return _none(decided.children, "its state is read as a whole, not key by key")
+        return _unreachable(decided.children, "its state is read as a whole, not key by key")
     reading = operator.reading
     below = decided.children
     needed = 1 + len(spec.hint_columns)
     if isinstance(reading, JoinReading):
         needed = 2  # without its time, a row could match rows of any time
-        sides = zip(decided.node.children, joined_sides(catalyst, reading), strict=True)
+        sides = zip(decided.node.children, side_projections(catalyst, reading), strict=True)
         plans = [
             catalyst.analyzed(
                 catalyst.dataframe(catalyst.project(aliases, child)).select(
@@ -115,60 +117,60 @@ def _found(catalyst: Catalyst, decided: Decided, operator: Operator) -> _Placeme
     else:
         assert isinstance(reading, Reading)
         # the operator itself assigns the windows of a row
-        if reading.assigned is not None and reading.assigned.expanded:
+        if reading.assignment is not None and reading.assignment.expanded:
             while below[0].node.kind != "Expand":
                 below = below[0].children
             below = below[0].children
-        hashed = prepared(catalyst, below[0].node, reading.raw, reading.columns, reading.hash)
-        announced = [spec.input_fields[position].name for position in spec.hint_columns]
-        plans = [catalyst.analyzed(hashed.select("__hash", *(F.col(f"`{name}`") for name in announced)))]
+        hashed = project_input(catalyst, below[0].node, reading.raw, reading.columns, reading.hash)
+        hint_names = [spec.input_fields[position].name for position in spec.hint_columns]
+        plans = [catalyst.analyzed(hashed.select("__hash", *(F.col(f"`{name}`") for name in hint_names)))]
     branches = []
     for child, plan in zip(below, plans, strict=True):
-        columns = _flat(catalyst, plan, child.node)
-        columns = _told_or_null(catalyst, columns, needed, lambda column: _not_computed(column) is None)
-        opaque = next((part for column in columns if (part := _not_computed(column)) is not None), None)
+        columns = _inlined(catalyst, plan, child.node)
+        columns = _computable_or_null(catalyst, columns, needed, lambda column: _opaque_part(column) is None)
+        opaque = next((part for column in columns if (part := _opaque_part(column)) is not None), None)
         if not any(True for column in columns for _ in _references(column)):
-            branches.append(_none([child], "all its rows have one key"))
+            branches.append(_unreachable([child], "all its rows have one key"))
         elif opaque is not None:
-            branches.append(_none([child], f"its key depends on {readable(opaque)}"))
+            branches.append(_unreachable([child], f"its key depends on {readable(opaque)}"))
         else:
-            branches.append(_below(catalyst, child, columns, needed))
+            branches.append(_place_below(catalyst, child, columns, needed))
     return _merged(branches)
 
 
-def _flat(catalyst: Catalyst, plan: Node, below: Node) -> list[Expression]:
+def _inlined(catalyst: Catalyst, plan: Node, below: Node) -> list[Expression]:
     """Return the expressions of nested projections over the columns of the node below them."""
     known = {column.expr_id for column in below.output}
     columns: list[Expression] = list(plan.list("projectList"))
     while not all(reference.expr_id in known for column in columns for reference in _references(column)):
         plan = plan.children[0]
-        columns = _replaced(catalyst, columns, plan.list("projectList"))
+        columns = _substituted(catalyst, columns, plan.list("projectList"))
     return [column.children[0] if column.kind == "Alias" else column for column in columns]
 
 
-def _below(catalyst: Catalyst, decided: Decided, columns: list[Expression], needed: int) -> _Placement:
+def _place_below(catalyst: Catalyst, decided: Decided, columns: list[Expression], needed: int) -> _Placement:
     """Return the stages at or below a node that can compute `columns` of its output.
 
     The first `needed` columns are required; the remaining ones are null where a stage cannot compute them.
     """
     node = decided.node
-    named = columns_of(node)
+    named = stage_columns(node)
     if named is not None:
         others = {reference.name for column in columns[:needed] for reference in _references(column)} - set(named)
-        findings = _below(catalyst, decided.children[0], columns, needed)
+        placement = _place_below(catalyst, decided.children[0], columns, needed)
         if others:
-            findings.reasons[id(node)] = (
+            placement.reasons[id(node)] = (
                 f"its key depends on {', '.join(sorted(others))}, which the stage does not name"
             )
         else:
-            computed_columns = _told_or_null(
+            computed_columns = _computable_or_null(
                 catalyst,
                 columns,
                 needed,
                 lambda column: all(reference.name in named for reference in _references(column)),
             )
-            findings.places.insert(0, [(node, computed_columns)])
-        return findings
+            placement.places.insert(0, [(node, computed_columns)])
+        return placement
     computed: list[Expression] = []
     if node.kind == "Project":
         computed = node.list("projectList")
@@ -177,16 +179,14 @@ def _below(catalyst: Catalyst, decided: Decided, columns: list[Expression], need
     elif node.kind == "Union":
         return _merged(
             [
-                _below(catalyst, child, _renamed(catalyst, columns, node.output, child.node.output), needed)
+                _place_below(catalyst, child, _renamed(catalyst, columns, node.output, child.node.output), needed)
                 for child in decided.children
             ]
         )
     opaque = {
-        result.expr_id
-        for result in computed
-        if result.kind == "Alias" and _not_computed(result.children[0]) is not None
+        result.expr_id for result in computed if result.kind == "Alias" and _opaque_part(result.children[0]) is not None
     }
-    columns = _told_or_null(
+    columns = _computable_or_null(
         catalyst,
         columns,
         needed,
@@ -195,43 +195,45 @@ def _below(catalyst: Catalyst, decided: Decided, columns: list[Expression], need
     wanted = {reference.expr_id for column in columns for reference in _references(column)}
     for result in computed:
         if result.expr_id in wanted & opaque:
-            return _none(decided.children, f"its key depends on {result.name}, which is {readable(result.children[0])}")
-    columns = _replaced(catalyst, columns, computed)
+            return _unreachable(
+                decided.children, f"its key depends on {result.name}, which is {readable(result.children[0])}"
+            )
+    columns = _substituted(catalyst, columns, computed)
     if node.kind in _FUNCTIONS:
         columns = _by_name(catalyst, columns, node)
     branches = []
     for child in decided.children:
-        missing = _missing(columns[:needed], child.node)
+        missing = _missing_columns(columns[:needed], child.node)
         branches.append(
-            _none([child], f"its key depends on {', '.join(missing)}, made by {node.kind}")
+            _unreachable([child], f"its key depends on {', '.join(missing)}, made by {node.kind}")
             if missing
-            else _below(catalyst, child, _there(catalyst, columns, needed, child.node), needed)
+            else _place_below(catalyst, child, _available(catalyst, columns, needed, child.node), needed)
         )
     return _merged(branches)
 
 
-def _told_or_null(
-    catalyst: Catalyst, columns: Sequence[Expression], needed: int, told: Callable[[Expression], bool]
+def _computable_or_null(
+    catalyst: Catalyst, columns: Sequence[Expression], needed: int, computable: Callable[[Expression], bool]
 ) -> list[Expression]:
     """Return columns, with null for columns after the first `needed` that the predicate rejects."""
     return [
-        column if position < needed or told(column) else catalyst.unknown(column)
+        column if position < needed or computable(column) else catalyst.null_of_type(column)
         for position, column in enumerate(columns)
     ]
 
 
-def _there(catalyst: Catalyst, columns: Sequence[Expression], needed: int, node: Node) -> list[Expression]:
-    return _told_or_null(catalyst, columns, needed, lambda column: not _missing([column], node))
+def _available(catalyst: Catalyst, columns: Sequence[Expression], needed: int, node: Node) -> list[Expression]:
+    return _computable_or_null(catalyst, columns, needed, lambda column: not _missing_columns([column], node))
 
 
-def _replaced(catalyst: Catalyst, columns: Sequence[Expression], computed: Sequence[Expression]) -> list[Expression]:
+def _substituted(catalyst: Catalyst, columns: Sequence[Expression], computed: Sequence[Expression]) -> list[Expression]:
     """Replace references to results of a projection by the results' expressions."""
     known = {result.expr_id: result.children[0] for result in computed if result.kind == "Alias"}
 
     def replace_(expression: Expression) -> Expression | None:
         return known.get(expression.expr_id) if expression.kind == "AttributeReference" else None
 
-    return [rewrite(catalyst, column, replace_) for column in columns] if known else list(columns)
+    return [rewrite_expression(catalyst, column, replace_) for column in columns] if known else list(columns)
 
 
 def _renamed(
@@ -242,7 +244,7 @@ def _renamed(
     def replace_(expression: Expression) -> Expression | None:
         return pairs.get(expression.expr_id) if expression.kind == "AttributeReference" else None
 
-    return [rewrite(catalyst, column, replace_) for column in columns]
+    return [rewrite_expression(catalyst, column, replace_) for column in columns]
 
 
 def _by_name(catalyst: Catalyst, columns: Sequence[Expression], node: Node) -> list[Expression]:
@@ -256,7 +258,7 @@ def _by_name(catalyst: Catalyst, columns: Sequence[Expression], node: Node) -> l
     return _renamed(catalyst, columns, [new for new, _ in pairs], [old for _, old in pairs])
 
 
-def _not_computed(expression: Expression) -> Expression | None:
+def _opaque_part(expression: Expression) -> Expression | None:
     """Return the part of an expression that cannot be computed in advance; None if there is none."""
     opaque = (part for part in expression.walk() if part.kind in _OPAQUE or subquery(part) is not None)
     return next(opaque, None if expression.deterministic else expression)
@@ -266,16 +268,16 @@ def _references(expression: Expression) -> Iterator[Expression]:
     return (part for part in expression.walk() if part.kind == "AttributeReference")
 
 
-def _missing(columns: Sequence[Expression], node: Node) -> list[str]:
+def _missing_columns(columns: Sequence[Expression], node: Node) -> list[str]:
     known = {column.expr_id for column in node.output}
     return sorted(
         {reference.name for column in columns for reference in _references(column) if reference.expr_id not in known}
     )
 
 
-def _none(below: Sequence[Decided], why: str) -> _Placement:
+def _unreachable(below: Sequence[Decided], why: str) -> _Placement:
     stages = (
-        descendant.node for child in below for descendant in child.walk() if columns_of(descendant.node) is not None
+        descendant.node for child in below for descendant in child.walk() if stage_columns(descendant.node) is not None
     )
     return _Placement(reasons={id(node): why for node in stages})
 

@@ -20,7 +20,7 @@ from millpond.plan.catalyst.nodes import Expression, Node
 _MARK = "millpond.lookahead"
 
 
-def staged(df: DataFrame, columns: Sequence[str]) -> DataFrame:
+def lookahead_stage(df: DataFrame, columns: Sequence[str]) -> DataFrame:
     """Return the DataFrame of a stage; arguments as for `millpond.lookahead`.
 
     Raises:
@@ -42,65 +42,65 @@ def staged(df: DataFrame, columns: Sequence[str]) -> DataFrame:
     return df.where(F.isnotnull(F.lit(f"{_MARK}({json.dumps(names)})")))
 
 
-def unmarked(catalyst: Catalyst, node: Node) -> Node:
+def without_stages(catalyst: Catalyst, node: Node) -> Node:
     """Return the plan without stages; the same object if there are none."""
-    children = [unmarked(catalyst, child) for child in node.children]
-    if _said(node) is not None:
+    children = [without_stages(catalyst, child) for child in node.children]
+    if _marked_columns(node) is not None:
         return children[0]
-    return _over(catalyst, node, children)
+    return _with_children(catalyst, node, children)
 
 
-def encoded(catalyst: Catalyst, node: Node) -> Node:
-    """Return the plan with each stage as a projection that `columns_of` recognises."""
-    children = [encoded(catalyst, child) for child in node.children]
-    names = _said(node)
+def with_stage_projections(catalyst: Catalyst, node: Node) -> Node:
+    """Return the plan with each stage as a projection that `stage_columns` recognises."""
+    children = [with_stage_projections(catalyst, child) for child in node.children]
+    names = _marked_columns(node)
     if names is None:
-        return _over(catalyst, node, children)
+        return _with_children(catalyst, node, children)
     first = next(column for column in children[0].output if column.name in names)
-    tagged = catalyst.tagged(first, _MARK, json.dumps(names))
+    tagged = catalyst.with_metadata(first, _MARK, json.dumps(names))
     return catalyst.project([tagged if column is first else column for column in children[0].output], children[0])
 
 
-def columns_of(node: Node) -> tuple[str, ...] | None:
+def stage_columns(node: Node) -> tuple[str, ...] | None:
     """Return the columns that a stage names; None for other nodes."""
     tagged = (
-        next((result for result in node.list("projectList") if _tagged(result)), None)
+        next((result for result in node.list("projectList") if _is_marked(result)), None)
         if node.kind == "Project"
         else None
     )
     return None if tagged is None else tuple(json.loads(tagged.metadata[_MARK]))
 
 
-def plain_columns(node: Node) -> list[Expression]:
+def unmarked_columns(node: Node) -> list[Expression]:
     """Return the columns of a stage's projection without the stage's metadata."""
-    return [result.children[0] if _tagged(result) else result for result in node.list("projectList")]
+    return [result.children[0] if _is_marked(result) else result for result in node.list("projectList")]
 
 
-def title(columns: Sequence[str]) -> str:
+def stage_title(columns: Sequence[str]) -> str:
     """Return the title of a stage."""
     return f"lookahead({', '.join(columns)})"
 
 
-def _said(node: Node) -> list[str] | None:
+def _marked_columns(node: Node) -> list[str] | None:
     if node.kind != "Filter":
         return None
     condition = node.expression("condition")
     if condition.kind != "IsNotNull" or condition.children[0].kind != "Literal":
         return None
-    text = str(condition.children[0].known)
+    text = str(condition.children[0].constant_or_none)
     return json.loads(text[len(_MARK) + 1 : -1]) if text.startswith(f"{_MARK}([") else None
 
 
-def _tagged(one: Expression) -> bool:
+def _is_marked(result: Expression) -> bool:
     return (
-        one.kind == "Alias"
-        and _MARK in one.metadata
-        and one.children[0].kind == "AttributeReference"
-        and one.children[0].expr_id == one.expr_id
+        result.kind == "Alias"
+        and _MARK in result.metadata
+        and result.children[0].kind == "AttributeReference"
+        and result.children[0].expr_id == result.expr_id
     )
 
 
-def _over(catalyst: Catalyst, node: Node, children: Sequence[Node]) -> Node:
+def _with_children(catalyst: Catalyst, node: Node, children: Sequence[Node]) -> Node:
     if all(new is old for new, old in zip(children, node.children, strict=True)):
         return node
     return catalyst.with_children(node, children)

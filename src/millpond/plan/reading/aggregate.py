@@ -17,9 +17,9 @@ from millpond.ddl import quoted
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import SESSION_WINDOW, WATERMARK_DELAY, Expression, Node
 from millpond.plan.reading.functions import read_function
-from millpond.plan.reading.reading import Derived, Reading, calls_user, unique
+from millpond.plan.reading.reading import InputColumn, Reading, calls_user_function, unique_name
 from millpond.plan.reading.reasons import Reason, Unsupported
-from millpond.plan.reading.windows import Session, assigned, constant_gap
+from millpond.plan.reading.windows import Session, constant_gap, window_assignment
 from millpond.spec.functions import unsupported_key
 from millpond.spec.kinds.aggregate import PANE_TYPE
 from millpond.spec.operators import EventTime, Field
@@ -41,11 +41,13 @@ def read_aggregate(catalyst: Catalyst, node: Node, *, closing: bool) -> Reading:
     read_groupings(reading, node, groupings, closing=closing)
     for result in node.list("aggregateExpressions"):
         for expression in result.walk():
-            if expression.kind == "AggregateExpression" and not any(expression.means(a) for a in reading.aggregates):
+            if expression.kind == "AggregateExpression" and not any(
+                expression.semantic_equals(a) for a in reading.aggregates
+            ):
                 reading.aggregates.append(expression)
                 _read_call(catalyst, reading, expression)
-    if reading.users.functions:
-        reading.calls.append(reading.users.rows([column.field for column in reading.inputs]))
+    if reading.user_calls.functions:
+        reading.calls.append(reading.user_calls.rows([column.field for column in reading.inputs]))
     return reading
 
 
@@ -67,25 +69,25 @@ def read_groupings(reading: Reading, node: Node, groupings: list[tuple[str, Expr
     hashed: list[str] = []
     for position, (label, grouping) in enumerate(groupings):
         check_key(grouping)
-        name = unique(label, names)
+        name = unique_name(label, names)
         if SESSION_WINDOW in metadata(grouping):
             marked = WATERMARK_DELAY in metadata(grouping)
             reading.session = Session(position, Field(name, grouping.type), marked, constant_gap(node, grouping))
             raw = (reading.add_raw(grouping),)
-            reading.bounds = [Derived(bound, raw, sql) for bound, sql in reading.session.bounds]
+            reading.bounds = [InputColumn(bound, raw, sql) for bound, sql in reading.session.bounds]
             continue
         if not (closing and WATERMARK_DELAY in metadata(grouping)):
-            reading.keys.append(Derived(Field(name, grouping.type), (reading.add_raw(grouping),), "{0}"))
+            reading.keys.append(InputColumn(Field(name, grouping.type), (reading.add_raw(grouping),), "{0}"))
             hashed.append(name)
             continue
-        assignment = assigned(node, grouping)
+        assignment = window_assignment(node, grouping)
         reading.time = EventTime(position, None if assignment is None else assignment.windows)
-        reading.assigned = assignment
+        reading.assignment = assignment
         if assignment is None:
-            reading.keys.append(Derived(Field(name, grouping.type), (reading.add_raw(grouping),), "{0}"))
+            reading.keys.append(InputColumn(Field(name, grouping.type), (reading.add_raw(grouping),), "{0}"))
             hashed.append(name)
             continue
-        reading.keys.append(Derived(Field(name, PANE_TYPE), (reading.add_raw(assignment.time),), assignment.pane))
+        reading.keys.append(InputColumn(Field(name, PANE_TYPE), (reading.add_raw(assignment.time),), assignment.pane))
         if assignment.windows.overlap == 1:  # otherwise all windows of a pane have to be in one partition
             hashed.append(name)
     reading.set_hash(hashed)
@@ -93,24 +95,26 @@ def read_groupings(reading: Reading, node: Node, groupings: list[tuple[str, Expr
         raise Unsupported(Reason("MP-EVENT-TIME", "sessions beside other event times"))
 
 
-def prepared(
+def project_input(
     catalyst: Catalyst,
     child: Node,
     raw: Sequence[Expression],
-    columns: Sequence[Derived],
+    columns: Sequence[InputColumn],
     hash_: str,
-    more: Sequence[Expression] = (),
+    extra: Sequence[Expression] = (),
 ) -> DataFrame:
     """Project an operator's input: Spark evaluates the expressions, then the key hash over their values.
 
-    The columns `__argument0`… of `more` follow the operator's columns; the hash comes last. Spark's optimiser derives
+    The columns `__argument0`… of `extra` follow the operator's columns; the hash comes last. Spark's optimiser derives
     constraints from a projection's aliases in their order. Each alias doubles the constraints on expressions that came
     before: a hash of 17 columns before them made 2¹⁷ constraints.
     """
-    expressions = [*raw, *(argument for argument in more if not any(argument.means(other) for other in raw))]
+    expressions = [*raw, *(argument for argument in extra if not any(argument.semantic_equals(other) for other in raw))]
     aliases = [catalyst.alias(expression, f"raw{index}") for index, expression in enumerate(expressions)]
     projected = catalyst.dataframe(catalyst.project(aliases, child))
-    positions = [next(place for place, other in enumerate(expressions) if argument.means(other)) for argument in more]
+    positions = [
+        next(place for place, other in enumerate(expressions) if argument.semantic_equals(other)) for argument in extra
+    ]
     named = projected.select(
         *(F.expr(c.sql.format(*(f"raw{r}" for r in c.raw))).alias(c.field.name) for c in columns),
         *(F.col(f"raw{place}").alias(f"__argument{number}") for number, place in enumerate(positions)),
@@ -119,7 +123,7 @@ def prepared(
     return named.select(*columns_, F.expr(hash_).alias("__hash"))
 
 
-def rewrite(
+def rewrite_expression(
     catalyst: Catalyst, expression: Expression, replace: Callable[[Expression], Expression | None]
 ) -> Expression:
     """Copy an expression; replace every subtree for which `replace` returns an expression, outermost first."""
@@ -128,13 +132,15 @@ def rewrite(
         return new
     if not expression.children:
         return expression
-    return catalyst.with_operands(expression, [rewrite(catalyst, child, replace) for child in expression.children])
+    return catalyst.with_operands(
+        expression, [rewrite_expression(catalyst, child, replace) for child in expression.children]
+    )
 
 
 def _label(node: Node, grouping: Expression) -> str:
     """Return the name under which the query shows a grouping expression, else its SQL."""
     for result in node.list("aggregateExpressions"):
-        if result.kind == "Alias" and result.children[0].means(grouping):
+        if result.kind == "Alias" and result.children[0].semantic_equals(grouping):
             return result.name
     return grouping.name
 
@@ -162,15 +168,15 @@ def _read_call(catalyst: Catalyst, reading: Reading, expression: Expression) -> 
     """Read one `AggregateExpression` of a Spark function or a user function."""
     function = expression.expression("aggregateFunction")
     assert function is not None
-    if not calls_user(expression):
+    if not calls_user_function(expression):
         shown = len(reading.keys) + (reading.session is not None)
-        reading.users.order.append(shown + len(reading.calls))
+        reading.user_calls.order.append(shown + len(reading.calls))
         reading.calls.append(read_function(reading, expression))
         return
     if expression.get("isDistinct") or expression.expression("filter") is not None:
         raise Unsupported(Reason("MP-PYTHON", str(function.get("name"))))
-    reading.users.order.append(-1 - len(reading.users.functions))
-    reading.users.add(catalyst, function, lambda operand: reading.add_input([operand]))
+    reading.user_calls.order.append(-1 - len(reading.user_calls.functions))
+    reading.user_calls.add(catalyst, function, lambda operand: reading.add_input([operand]))
 
 
 MAPS = {"FlatMapGroupsInPandas": "applyInPandas", "FlatMapGroupsInArrow": "applyInArrow"}
@@ -200,11 +206,13 @@ def read_map_groups(catalyst: Catalyst, node: Node, output_mode: str) -> Reading
         raise Unsupported(Reason("MP-MAP", "windows that do not merge; session windows do"))
     if reading.time is None:
         raise Unsupported(Reason("MP-MAP", "a grouping by windows of time, or times, that have a watermark"))
-    users = reading.users
-    users.keys = len(groupings)
-    users.columns = [StructField(attribute.name, attribute.data_type) for attribute in node.list("groupingAttributes")]
-    users.add(catalyst, node.expression("functionExpr"), lambda operand: reading.add_input([operand]))
-    reading.calls.append(users.rows([column.field for column in reading.inputs]))
+    user_calls = reading.user_calls
+    user_calls.keys = len(groupings)
+    user_calls.columns = [
+        StructField(attribute.name, attribute.data_type) for attribute in node.list("groupingAttributes")
+    ]
+    user_calls.add(catalyst, node.expression("functionExpr"), lambda operand: reading.add_input([operand]))
+    reading.calls.append(user_calls.rows([column.field for column in reading.inputs]))
     return reading
 
 

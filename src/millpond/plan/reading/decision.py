@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from millpond.plan.catalyst.lookups import NODE, lookup_title
+from millpond.plan.catalyst.lookups import LOOKUP_NODE, lookup_title
 from millpond.plan.catalyst.nodes import Expression, Node
 from millpond.plan.catalyst.text import nameless
 from millpond.plan.reading.aggregate import MAPS, map_title
 from millpond.plan.reading.join import JoinReading, join_title
 from millpond.plan.reading.processor import GROUP_STATES, PROCESSORS, group_state_title, processor_title
 from millpond.plan.reading.ranking import partitioned_by
-from millpond.plan.reading.reading import Reading, calls_user
+from millpond.plan.reading.reading import Reading, calls_user_function
 from millpond.plan.reading.reasons import Reason
 from millpond.spec.kinds.union import OperatorSpec
 
@@ -56,9 +56,11 @@ class Operator:
         """The aggregate functions that a slot computes, in the query's words and the order of the spec's calls."""
         if not isinstance(self.reading, Reading):
             return ()
-        return tuple(nameless(aggregate.name) for aggregate in self.reading.aggregates if not calls_user(aggregate))
+        return tuple(
+            nameless(aggregate.name) for aggregate in self.reading.aggregates if not calls_user_function(aggregate)
+        )
 
-    def left(self, reason: Reason) -> Operator:
+    def left_to_spark(self, reason: Reason) -> Operator:
         """Return the same operator, left to Spark."""
         return Operator(self.title, reason=reason)
 
@@ -111,18 +113,18 @@ class Stage:
     Attributes:
         node: its node in the plan that has stages.
         columns: the columns that it names.
-        announces: operator index → the hints that the stage can send for it.
+        hints: operator index → the hints that the stage can send for it.
         reasons: title of an operator above → why the stage cannot compute its keys.
     """
 
     node: Node
     columns: tuple[str, ...]
-    announces: Mapping[int, StageHints] = field(default_factory=dict)
+    hints: Mapping[int, StageHints] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Wrong:
+class WrongShape:
     """A shape of the query for which Spark returns wrong rows.
 
     Attributes:
@@ -166,26 +168,26 @@ class Decision:
     all_changes: bool = False
     staged: Decided | None = None
     stages: tuple[Stage, ...] = ()
-    wrong: tuple[Wrong, ...] = ()
+    wrong: tuple[WrongShape, ...] = ()
     operators: tuple[Operator, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "operators", tuple(self.root.operators()))
 
     @property
-    def ours(self) -> list[Operator]:
+    def on_millpond(self) -> list[Operator]:
         """The operators that run on Millpond, by index."""
         return [operator for operator in self.operators if operator.spec is not None]
 
     @property
-    def theirs(self) -> list[Operator]:
+    def on_spark(self) -> list[Operator]:
         """The operators that stay on Spark."""
         return [operator for operator in self.operators if operator.spec is None]
 
     @property
-    def covered(self) -> frozenset[int]:
+    def feeding_state(self) -> frozenset[int]:
         """Indexes of the operators without state whose whole output goes into an operator with state."""
-        return frozenset(_covered(self.root, above=False))
+        return frozenset(_feeding_state(self.root, above=False))
 
     @property
     def maps_windows(self) -> bool:
@@ -199,21 +201,21 @@ class Decision:
         return [operator.spec for operator in self.operators if operator.spec is not None]
 
 
-def _covered(decided: Decided, *, above: bool) -> Iterator[int]:
+def _feeding_state(decided: Decided, *, above: bool) -> Iterator[int]:
     operator = decided.operator
     if operator is not None and operator.index is not None:
         if above and not operator.stateful:
             yield operator.index
         above = above or operator.stateful
     for child in decided.children:
-        yield from _covered(child, above=above)
+        yield from _feeding_state(child, above=above)
 
 
 def describe(node: Node) -> str:
     """Return an operator's title, which is the same at each start: it is recorded with the state."""
     if node.kind in MAPS:
         return nameless(map_title(node))
-    if node.kind == NODE:
+    if node.kind == LOOKUP_NODE:
         return nameless(lookup_title(node))
     if node.kind in PROCESSORS:
         return nameless(processor_title(node))

@@ -16,15 +16,15 @@ from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.spec.functions import BY_CATALYST, sketch_precision, unsupported_call, unsupported_key
 from millpond.spec.operators import AggregateCall
 
-SMALL = frozenset({"tinyint", "smallint", "int", "bigint", "float", "double", "boolean", "date"})
+_SMALL_TYPES = frozenset({"tinyint", "smallint", "int", "bigint", "float", "double", "boolean", "date"})
 """Types small enough to be sent as they are, even if only their null flags count."""
 
 
-def _children(aggregate: Expression) -> list[Expression]:
+def _all_operands(aggregate: Expression) -> list[Expression]:
     return aggregate.children
 
 
-def _each(reading: Reading, operands: list[Expression]) -> list[int]:
+def _one_input_each(reading: Reading, operands: list[Expression]) -> list[int]:
     return [reading.add_input([operand]) for operand in operands]
 
 
@@ -46,8 +46,8 @@ class Reader(NamedTuple):
         result: returns the type of the slot's result, if it is not the function's own; the plan casts it.
     """
 
-    operands: Callable[[Expression], list[Expression]] = _children
-    inputs: Callable[[Reading, list[Expression]], list[int]] = _each
+    operands: Callable[[Expression], list[Expression]] = _all_operands
+    inputs: Callable[[Reading, list[Expression]], list[int]] = _one_input_each
     options: Callable[[Expression], dict[str, Any]] = _no_options
     result: Callable[[Expression], str] = _own_type
 
@@ -60,7 +60,7 @@ def read_function(reading: Reading, expression: Expression) -> AggregateCall:
     """
     called = expression.expression("aggregateFunction")
     assert called is not None
-    aggregate = replaced(called)
+    aggregate = resolve_replacement(called)
     name = BY_CATALYST.get(aggregate.kind)
     if name is None:
         raise Unsupported(Reason("MP-FUNCTION", str(called.get("prettyName") or called.kind)))
@@ -80,7 +80,7 @@ def read_function(reading: Reading, expression: Expression) -> AggregateCall:
     return call
 
 
-def replaced(function: Expression) -> Expression:
+def resolve_replacement(function: Expression) -> Expression:
     """Return a known function; an unknown one is replaced as Spark does (`avg` for `regr_avgx`, say)."""
     while function.kind not in BY_CATALYST:
         replacement = function.expression("replacement")
@@ -94,29 +94,29 @@ def slot_result_type(expression: Expression) -> DataType:
     """Return the type of the slot's result of an `AggregateExpression`; the plan may cast it."""
     called = expression.expression("aggregateFunction")
     assert called is not None
-    aggregate = replaced(called)
+    aggregate = resolve_replacement(called)
     reader = READERS.get(BY_CATALYST.get(aggregate.kind, ""), _EVERY_INPUT)
     own, type_ = expression.data_type, reader.result(aggregate)
     if type_ == aggregate.type:
         return own
-    piped = _parse_datatype_string(type_)
-    if isinstance(own, ArrayType) and isinstance(piped, ArrayType):
-        piped.containsNull = own.containsNull
-    return piped
+    slot_type = _parse_datatype_string(type_)
+    if isinstance(own, ArrayType) and isinstance(slot_type, ArrayType):
+        slot_type.containsNull = own.containsNull
+    return slot_type
 
 
-def _present(reading: Reading, operands: list[Expression]) -> list[int]:
+def _null_flag(reading: Reading, operands: list[Expression]) -> list[int]:
     """Add the input of `count`: null where any operand is; a small operand itself, otherwise a flag."""
     operands = [operand for operand in operands if operand.nullable]
     if not operands:
         return []
-    if len(operands) == 1 and operands[0].type in SMALL:
+    if len(operands) == 1 and operands[0].type in _SMALL_TYPES:
         return [reading.add_input(operands)]
     present = " and ".join(f"isnotnull({{{index}}})" for index in range(len(operands)))
     return [reading.add_input(operands, f"nullif({present}, false)", "boolean")]
 
 
-def _hashed(reading: Reading, operands: list[Expression]) -> list[int]:
+def _value_hash(reading: Reading, operands: list[Expression]) -> list[int]:
     """Add the 64-bit hash that Spark's sketch takes of a value.
 
     Collations and nested types are refused: Spark hashes them in its own way.
@@ -127,7 +127,7 @@ def _hashed(reading: Reading, operands: list[Expression]) -> list[int]:
     return [reading.add_input([operand], "if(isnull({0}), null, xxhash64({0}))", "bigint")]
 
 
-def _counted(aggregate: Expression) -> list[Expression]:
+def _value_and_frequency(aggregate: Expression) -> list[Expression]:
     """Return the row operands of a percentile: the value, and its frequency unless that is 1."""
     value, *rest = aggregate.children
     frequency = rest[1] if len(rest) > 1 else None
@@ -139,7 +139,7 @@ def _first(aggregate: Expression) -> list[Expression]:
     return aggregate.children[:1]
 
 
-def _binary(reading: Reading, operands: list[Expression]) -> list[int]:
+def _as_double(reading: Reading, operands: list[Expression]) -> list[int]:
     """Add a number as input; decimals become doubles, as in Spark's computation."""
     (operand,) = operands
     if not operand.type.startswith("decimal"):
@@ -147,12 +147,12 @@ def _binary(reading: Reading, operands: list[Expression]) -> list[int]:
     return [reading.add_input(operands, "cast({0} as double)", "double")]
 
 
-def _binary_result(aggregate: Expression) -> str:
+def _doubles_for_decimals(aggregate: Expression) -> str:
     """Return the function's type, with doubles for decimals."""
     return re.sub(r"decimal\(\d+,\d+\)", "double", aggregate.type)
 
 
-def _quantiles(aggregate: Expression) -> dict[str, Any]:
+def _percentage_options(aggregate: Expression) -> dict[str, Any]:
     options = percentile_options(aggregate)
     return {
         "percentages": options["percentages"],
@@ -161,13 +161,13 @@ def _quantiles(aggregate: Expression) -> dict[str, Any]:
     }
 
 
-def _texts(aggregate: Expression) -> list[Expression]:
+def _text_and_order(aggregate: Expression) -> list[Expression]:
     """Return the operands of `listagg`: the text, and its sort columns unless the text is its own sort column."""
     text, _, *orders = aggregate.children
     return [text, *(order.children[0] for order in orders)] if aggregate.get("needSaveOrderValue") else [text]
 
 
-def _beside_order(reading: Reading, operands: list[Expression]) -> list[int]:
+def _with_sort_columns(reading: Reading, operands: list[Expression]) -> list[int]:
     """Add the text, or a struct of it and its sort columns; null where the text is null."""
     if len(operands) == 1:
         return [reading.add_input(operands)]
@@ -177,7 +177,7 @@ def _beside_order(reading: Reading, operands: list[Expression]) -> list[int]:
     return [reading.add_input(operands, f"if(isnull({{0}}), null, named_struct({fields}))", f"struct<{type_}>")]
 
 
-def _joining(aggregate: Expression) -> dict[str, Any]:
+def _delimiter_and_order(aggregate: Expression) -> dict[str, Any]:
     """Return the delimiter of `listagg` as hexadecimal digits, and its sort directions, if any."""
     _, delimiter, *orders = aggregate.children
     order = [[str(sort.get("direction").toString()) == "Descending", _nulls_last(sort)] for sort in orders]
@@ -195,37 +195,37 @@ def _eval_mode(aggregate: Expression) -> dict[str, Any]:
     return {"eval_mode": "legacy" if mode is None else str(mode.toString()).lower()}
 
 
-def _ignoring_nulls(aggregate: Expression) -> dict[str, Any]:
+def _null_options(aggregate: Expression) -> dict[str, Any]:
     return {"ignore_nulls": bool(aggregate.get("ignoreNulls"))}
 
 
-def _collecting(aggregate: Expression) -> dict[str, Any]:
+def _collect_options(aggregate: Expression) -> dict[str, Any]:
     return {"ignore_nulls": aggregate.get("ignoreNulls") is not False}
 
 
-def _moments(aggregate: Expression) -> dict[str, Any]:
+def _merge_options(aggregate: Expression) -> dict[str, Any]:
     """Return for all statistics how this Spark version merges states (see `operators.functions.moments`)."""
     return {"merges_empty": True} if merges_empty_moments() else {}
 
 
-def _of_sample(aggregate: Expression) -> dict[str, Any]:
-    return {"null_on_divide_by_zero": aggregate.get("nullOnDivideByZero") is not False} | _moments(aggregate)
+def _sample_options(aggregate: Expression) -> dict[str, Any]:
+    return {"null_on_divide_by_zero": aggregate.get("nullOnDivideByZero") is not False} | _merge_options(aggregate)
 
 
-def _quotient(aggregate: Expression) -> dict[str, Any]:
+def _division_options(aggregate: Expression) -> dict[str, Any]:
     """Return the behaviour on division by zero, from the division at the end of Spark's function."""
     result = aggregate.expression("evaluateExpression")
     assert result is not None
     division = next(part for part in result.walk() if part.kind == "Divide")
-    return _of_sample(aggregate) | _eval_mode(division)
+    return _sample_options(aggregate) | _eval_mode(division)
 
 
-def _most_frequent(aggregate: Expression) -> dict[str, Any]:
+def _mode_options(aggregate: Expression) -> dict[str, Any]:
     """Return which of equally frequent values `mode` takes: Spark reverses the order to get the least."""
     return {"greatest": aggregate.get("reverseOpt") is False}
 
 
-def _sketch(aggregate: Expression) -> dict[str, Any]:
+def _sketch_options(aggregate: Expression) -> dict[str, Any]:
     options = {"relative_sd": float(aggregate.get("relativeSD"))}
     return options | sketch_tables(sketch_precision(options))
 
@@ -233,28 +233,28 @@ def _sketch(aggregate: Expression) -> dict[str, Any]:
 _EVERY_INPUT = Reader()
 
 READERS: dict[str, Reader] = {
-    "count": Reader(inputs=_present),
+    "count": Reader(inputs=_null_flag),
     "sum": Reader(options=_eval_mode),
     "avg": Reader(options=_eval_mode),
-    "first": Reader(options=_ignoring_nulls),
-    "last": Reader(options=_ignoring_nulls),
-    "any_value": Reader(options=_ignoring_nulls),
-    **dict.fromkeys(("stddev_pop", "var_pop", "covar_pop"), Reader(options=_moments)),
-    **dict.fromkeys(("regr_sxx", "regr_sxy", "regr_slope", "regr_intercept"), Reader(options=_moments)),
-    "stddev_samp": Reader(options=_of_sample),
-    "var_samp": Reader(options=_of_sample),
-    "skewness": Reader(options=_quotient),
-    "kurtosis": Reader(options=_quotient),
-    "corr": Reader(options=_quotient),
-    "covar_samp": Reader(options=_of_sample),
-    "regr_r2": Reader(options=_quotient),
-    "approx_count_distinct": Reader(inputs=_hashed, options=_sketch),
-    "collect_list": Reader(options=_collecting),
-    "collect_set": Reader(options=_collecting),
-    "percentile_approx": Reader(_first, _binary, _quantiles, _binary_result),
+    "first": Reader(options=_null_options),
+    "last": Reader(options=_null_options),
+    "any_value": Reader(options=_null_options),
+    **dict.fromkeys(("stddev_pop", "var_pop", "covar_pop"), Reader(options=_merge_options)),
+    **dict.fromkeys(("regr_sxx", "regr_sxy", "regr_slope", "regr_intercept"), Reader(options=_merge_options)),
+    "stddev_samp": Reader(options=_sample_options),
+    "var_samp": Reader(options=_sample_options),
+    "skewness": Reader(options=_division_options),
+    "kurtosis": Reader(options=_division_options),
+    "corr": Reader(options=_division_options),
+    "covar_samp": Reader(options=_sample_options),
+    "regr_r2": Reader(options=_division_options),
+    "approx_count_distinct": Reader(inputs=_value_hash, options=_sketch_options),
+    "collect_list": Reader(options=_collect_options),
+    "collect_set": Reader(options=_collect_options),
+    "percentile_approx": Reader(_first, _as_double, _percentage_options, _doubles_for_decimals),
     "count_min_sketch": Reader(operands=_first, options=count_min_options),
-    "listagg": Reader(operands=_texts, inputs=_beside_order, options=_joining),
-    "percentile": Reader(operands=_counted, options=percentile_options),
-    "mode": Reader(options=_most_frequent),
+    "listagg": Reader(operands=_text_and_order, inputs=_with_sort_columns, options=_delimiter_and_order),
+    "percentile": Reader(operands=_value_and_frequency, options=percentile_options),
+    "mode": Reader(options=_mode_options),
 }
 """Readers of functions that need more than one input per operand."""

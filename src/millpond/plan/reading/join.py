@@ -11,8 +11,8 @@ from millpond.plan.catalyst.joins import EqualKeys, equal_keys, state_watermarks
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Expression, Node
 from millpond.plan.catalyst.versions import semi_join_has_right_first, semi_join_is_one_sided
-from millpond.plan.reading.join_condition import LEFT, RIGHT, Sides, TimeRange, compiled, conjuncts
-from millpond.plan.reading.reading import unique
+from millpond.plan.reading.join_condition import LEFT, RIGHT, Sides, TimeRange, compile_condition, conjuncts
+from millpond.plan.reading.reading import unique_name
 from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.spec.functions import KEY_COLUMNS, MAX_KEY_COLUMNS, key_width, unsupported_key, unsupported_value
 from millpond.spec.kinds.join import FROM_TIME, JoinSide, JoinSpec
@@ -27,9 +27,9 @@ _KINDS = {
     "FullOuter": "full_outer",
     "LeftSemi": "left_semi",
 }
-_LOW, _HIGH = 10_000_000_000, 4_000_000_000_000
+_LOW_WATERMARK_MS, _HIGH_WATERMARK_MS = 10_000_000_000, 4_000_000_000_000
 """Two input watermarks (ms), to determine a side's state watermark as a function of the input's."""
-_FOR_EVER = 1 << 50  # milliseconds
+_UNBOUNDED_LAG_MS = 1 << 50  # milliseconds
 _FIXED_ZONES = {"utc", "gmt", "z", "etc/utc", "etc/gmt", "+00:00", "utc+00:00", "gmt+00:00", "zulu", "universal"}
 
 
@@ -42,7 +42,7 @@ class SideReading:
         values: the further stored expressions.
         time: the expression of the event time.
         late: the expression of the time that defines lateness.
-        able: conjuncts that a row must fulfil to have any match.
+        match_conditions: conjuncts that a row must fulfil to have any match.
         columns, places: as in `JoinSide`.
         attributes: the plan's columns that `columns` stand for.
     """
@@ -50,7 +50,7 @@ class SideReading:
     keys: list[Expression]
     time: Expression | None = None
     late: Expression | None = None
-    able: list[Expression] = field(default_factory=list)
+    match_conditions: list[Expression] = field(default_factory=list)
     values: list[Expression] = field(default_factory=list)
     columns: list[Field] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
@@ -63,7 +63,7 @@ class SideReading:
             Unsupported: values of its type cannot be stored.
         """
         for number, known in enumerate(self.values):
-            if known.means(expression):
+            if known.semantic_equals(expression):
                 return number
         reason = unsupported_value(expression.type)
         if reason is not None:
@@ -111,7 +111,7 @@ def read_join(catalyst: Catalyst, node: Node) -> JoinReading:
     expiries = expiries_of(catalyst, node, equal)
     _set_times(readings, children, equal, expiries)
     sides = Sides(*(frozenset(a.expr_id for a in children[name].output) for name in (LEFT, RIGHT)))
-    above, condition, bounds = _split(catalyst, kind, equal.rest, sides, readings)
+    above, condition, bounds = _split_condition(catalyst, kind, equal.rest, sides, readings)
     names: set[str] = set()
     for name, reading in readings.items():
         if name == LEFT or kind != "left_semi":
@@ -119,9 +119,9 @@ def read_join(catalyst: Catalyst, node: Node) -> JoinReading:
     # the query reads no column, but the number of rows matters
     if not any(reading.columns for reading in readings.values()):
         key = readings[LEFT].keys[0]
-        readings[LEFT].columns.append(Field(unique("key", names), key.type))
+        readings[LEFT].columns.append(Field(unique_name("key", names), key.type))
         readings[LEFT].places.append(-1)
-    keys = tuple(Field(unique(f"key{number}", names), key.type) for number, key in enumerate(equal.left))
+    keys = tuple(Field(unique_name(f"key{number}", names), key.type) for number, key in enumerate(equal.left))
     if key_width(keys) > MAX_KEY_COLUMNS:
         raise Unsupported(Reason(KEY_COLUMNS, str(key_width(keys))))
     spec = JoinSpec(
@@ -151,19 +151,19 @@ class Expiry:
 
     def __init__(self, low: int, high: int) -> None:
         # If the state's watermark does not follow the input's over the whole distance, it is capped by a constant.
-        self.cap = None if high - low == _HIGH - _LOW else high
-        self.offset = high - _HIGH if self.cap is None else low - _LOW if low < high else high
+        self.cap = None if high - low == _HIGH_WATERMARK_MS - _LOW_WATERMARK_MS else high
+        self.offset = high - _HIGH_WATERMARK_MS if self.cap is None else low - _LOW_WATERMARK_MS if low < high else high
 
 
 def expiries_of(catalyst: Catalyst, node: Node, keys: EqualKeys) -> dict[str, Expiry | None]:
     """Return the watermark of each side's state; None if a side's rows are kept for ever."""
-    low = state_watermarks(catalyst, node, keys, _LOW)
-    high = state_watermarks(catalyst, node, keys, _HIGH)
+    low = state_watermarks(catalyst, node, keys, _LOW_WATERMARK_MS)
+    high = state_watermarks(catalyst, node, keys, _HIGH_WATERMARK_MS)
     both = [None if a is None or b is None else Expiry(a, b) for a, b in zip(low, high, strict=True)]
     return dict(zip((LEFT, RIGHT), both, strict=True))
 
 
-def tagged(expressions: Sequence[Expression]) -> Expression | None:
+def event_time_column(expressions: Sequence[Expression]) -> Expression | None:
     """Return the first event-time column among some expressions; None if there is none."""
     return next(
         (e for e in expressions if e.kind in ("AttributeReference", "Alias") and WATERMARK_DELAY in e.metadata), None
@@ -174,7 +174,7 @@ def watermarked_key(keys: EqualKeys) -> int | None:
     """Return the number of the key by which Spark removes the state of both sides; None if no key has a watermark."""
     for side in (keys.left, keys.right):
         for number, key in enumerate(side):
-            if tagged([key]) is not None:
+            if event_time_column([key]) is not None:
                 return number
     return None
 
@@ -185,7 +185,7 @@ def _set_times(
     """Set the time that orders and expires each side's state, and the time that defines lateness."""
     by_key = watermarked_key(keys)
     for name, reading in readings.items():
-        reading.late = tagged(children[name].output)
+        reading.late = event_time_column(children[name].output)
         reading.time = reading.late if by_key is None else reading.keys[by_key]
         for time in (reading.time, reading.late):
             if time is not None and parse_type(time.type).name not in ("timestamp", "struct"):
@@ -194,7 +194,7 @@ def _set_times(
             expiries[name] = None
 
 
-def _split(
+def _split_condition(
     catalyst: Catalyst, kind: str, rest: Expression | None, sides: Sides, readings: dict[str, SideReading]
 ) -> tuple[list[Expression], list[Any] | None, tuple[int | None, int | None]]:
     """Split the condition besides the keys.
@@ -203,25 +203,25 @@ def _split(
         The conjuncts that Spark evaluates above the join; the condition that the slot evaluates; the time range.
     """
     parts = list(conjuncts(rest))
-    fixed = str(catalyst.spark.conf.get("spark.sql.session.timeZone")).lower() in _FIXED_ZONES
+    fixed_days = str(catalyst.spark.conf.get("spark.sql.session.timeZone")).lower() in _FIXED_ZONES
     _choose_times(parts, sides, readings)
     times = [readings[name].time for name in (LEFT, RIGHT)]
     range_ = None
     if all(time is not None and time.kind == "AttributeReference" and time.type == "timestamp" for time in times):
-        range_ = TimeRange(*(time.expr_id for time in times if time is not None), fixed=fixed)
+        range_ = TimeRange(*(time.expr_id for time in times if time is not None), fixed_days=fixed_days)
     above: list[Expression] = []
     within: list[list[Any]] = []
     for part in parts:
         side = sides.of(part)
         if side is not None:
-            readings[side].able.append(part)
-        elif range_ is not None and range_.take(part):
+            readings[side].match_conditions.append(part)
+        elif range_ is not None and range_.apply_bound(part):
             pass
         elif kind == "inner":
             above.append(part)
         else:
             # An outer or semi join has to know which rows have a match, so the slot evaluates the conjunct.
-            within.append(compiled(part, sides, lambda name, expression: readings[name].value(expression)))
+            within.append(compile_condition(part, sides, lambda name, expression: readings[name].value(expression)))
     condition = None if not within else within[0] if len(within) == 1 else ["and", *within]
     return above, condition, (None, None) if range_ is None else (range_.earliest, range_.latest)
 
@@ -243,10 +243,10 @@ def _choose_times(parts: Sequence[Expression], sides: Sides, readings: dict[str,
 def _set_columns(reading: SideReading, attributes: Sequence[Expression], names: set[str]) -> None:
     for attribute in attributes:
         reading.attributes.append(attribute)
-        reading.columns.append(Field(unique(attribute.name, names), attribute.type))
+        reading.columns.append(Field(unique_name(attribute.name, names), attribute.type))
         # Different floats may be equal as keys, so a column of a float key is stored as a value, too.
-        key = next((n for n, key in enumerate(reading.keys) if _is(key, attribute)), None)
-        if reading.time is not None and _is(reading.time, attribute) and attribute.type == "timestamp":
+        key = next((n for n, key in enumerate(reading.keys) if _is_column(key, attribute)), None)
+        if reading.time is not None and _is_column(reading.time, attribute) and attribute.type == "timestamp":
             reading.places.append(FROM_TIME)
         elif key is not None and not holds_floats(parse_type(attribute.type)):
             reading.places.append(-1 - key)
@@ -254,21 +254,21 @@ def _set_columns(reading: SideReading, attributes: Sequence[Expression], names: 
             reading.places.append(reading.value(attribute))
 
 
-def _is(expression: Expression, attribute: Expression) -> bool:
+def _is_column(expression: Expression, attribute: Expression) -> bool:
     return expression.kind == "AttributeReference" and expression.expr_id == attribute.expr_id
 
 
 def _side(reading: SideReading, names: set[str], expiry: Expiry | None, keeps: bool) -> JoinSide:
-    same = reading.late is not None and reading.time is not None and reading.late.means(reading.time)
+    same = reading.late is not None and reading.time is not None and reading.late.semantic_equals(reading.time)
     return JoinSide(
         tuple(reading.columns),
         tuple(reading.places),
-        tuple(Field(unique("value", names), value.type) for value in reading.values),
+        tuple(Field(unique_name("value", names), value.type) for value in reading.values),
         keeps,
         "none" if reading.late is None else "time" if same else "late",
         None if expiry is None else expiry.offset,
         None if expiry is None else expiry.cap,
-        bool(reading.able),
+        bool(reading.match_conditions),
     )
 
 
@@ -276,5 +276,5 @@ def _output_lag(spec: JoinSpec) -> int:
     """Return the lag of the output's watermark behind the input's: that of the slower side's state."""
     sides = [spec.left] if spec.kind == "left_semi" and semi_join_is_one_sided() else [spec.left, spec.right]
     if any(side.expiry_cap_ms is not None for side in sides):
-        return _FOR_EVER
+        return _UNBOUNDED_LAG_MS
     return max([0, *(-side.expiry_ms for side in sides if side.expiry_ms is not None)])

@@ -10,7 +10,7 @@ from millpond.plan.catalyst.nodes import Expression
 from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.spec.types import parse_type
 
-_DAY = 86_400_000_000
+_DAY_MICROS = 86_400_000_000
 _ORDER = {"LessThan": "<", "LessThanOrEqual": "<=", "GreaterThan": ">", "GreaterThanOrEqual": ">="}
 _COMPARISONS = {**_ORDER, "EqualTo": "=", "EqualNullSafe": "<=>"}
 _MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
@@ -64,16 +64,16 @@ class TimeRange:
 
     Args:
         left, right: expression ids of the sides' times.
-        fixed: whether days have 24 hours in the session's time zone.
+        fixed_days: whether days have 24 hours in the session's time zone.
     """
 
-    def __init__(self, left: int, right: int, *, fixed: bool) -> None:
+    def __init__(self, left: int, right: int, *, fixed_days: bool) -> None:
         self._times = {left: _Linear(1, 0, 0), right: _Linear(0, 1, 0)}
-        self._fixed = fixed
+        self._fixed_days = fixed_days
         self.earliest: int | None = None
         self.latest: int | None = None
 
-    def take(self, conjunct: Expression) -> bool:
+    def apply_bound(self, conjunct: Expression) -> bool:
         """Apply a conjunct's bound; return False if it is not a bound of these times."""
         order = _ORDER.get(conjunct.kind)
         if order is None:
@@ -110,7 +110,7 @@ class TimeRange:
             return base._replace(constant=base.constant + interval.constant)
         if expression.kind == "SubtractTimestamps":
             left, right = (self._linear(child) for child in expression.children)
-            if left is None or right is None or left.interval or right.interval or not self._fixed:
+            if left is None or right is None or left.interval or right.interval or not self._fixed_days:
                 return None
             return left.minus(right, interval=True)
         return None
@@ -118,12 +118,12 @@ class TimeRange:
     def _interval(self, expression: Expression) -> _Linear | None:
         """Return a constant interval in microseconds; None if its length depends on the calendar."""
         interval = expression.interval
-        if interval is None or interval.months or (interval.days and not self._fixed):
+        if interval is None or interval.months or (interval.days and not self._fixed_days):
             return None
-        return _Linear(0, 0, interval.days * _DAY + interval.microseconds, True)
+        return _Linear(0, 0, interval.days * _DAY_MICROS + interval.microseconds, True)
 
 
-def compiled(conjunct: Expression, sides: Sides, value: Callable[[str, Expression], int]) -> list[Any]:
+def compile_condition(conjunct: Expression, sides: Sides, value: Callable[[str, Expression], int]) -> list[Any]:
     """Compile a conjunct over both sides to the form that the slot evaluates (see `JoinSpec.condition`).
 
     Args:
@@ -139,13 +139,13 @@ def compiled(conjunct: Expression, sides: Sides, value: Callable[[str, Expressio
         return [side, value(side, conjunct)]
     operands = conjunct.children
     if conjunct.kind in ("And", "Or"):
-        return [conjunct.kind.lower(), *(compiled(operand, sides, value) for operand in operands)]
+        return [conjunct.kind.lower(), *(compile_condition(operand, sides, value) for operand in operands)]
     if conjunct.kind == "Not":
-        return ["not", compiled(operands[0], sides, value)]
+        return ["not", compile_condition(operands[0], sides, value)]
     comparison = _COMPARISONS.get(conjunct.kind)
     if comparison is None or not _comparable(operands) or any(sides.of(operand) is None for operand in operands):
         raise Unsupported(Reason("MP-CONDITION", conjunct.name))
-    return [comparison, *(compiled(operand, sides, value) for operand in operands)]
+    return [comparison, *(compile_condition(operand, sides, value) for operand in operands)]
 
 
 def _comparable(operands: Sequence[Expression]) -> bool:

@@ -11,7 +11,7 @@ from millpond.spec.operators import Field
 from millpond.spec.types import parse_type
 
 
-def joined_sides(catalyst: Catalyst, reading: JoinReading) -> list[tuple[list[Expression], list[str]]]:
+def side_projections(catalyst: Catalyst, reading: JoinReading) -> list[tuple[list[Expression], list[str]]]:
     """Return for each side the projection of its rows, and SQL over that for the input columns, the hash last."""
     spec = reading.spec
     return [
@@ -39,7 +39,7 @@ def _side(
         "__right": str(right).lower(),
         "__time": _micros(reading.time, raw),
         "__late": _micros(reading.late, raw) if side.late == "late" else "cast(null as bigint)",
-        "__able": " and ".join(f"coalesce({raw(conjunct)}, false)" for conjunct in reading.able) or "true",
+        "__able": " and ".join(f"coalesce({raw(conjunct)}, false)" for conjunct in reading.match_conditions) or "true",
     }
     columns = [f"{header[field.name]} as {field.name}" for field in spec.header]
     keys = [raw(key) for key in reading.keys]

@@ -22,7 +22,7 @@ from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Expression, Node
 from millpond.plan.catalyst.python import broadcasts, command, worker_settings
 from millpond.plan.catalyst.versions import calls_user_code
 from millpond.plan.reading.aggregate import check_key, check_one_time
-from millpond.plan.reading.reading import Derived, Reading, unique
+from millpond.plan.reading.reading import InputColumn, Reading, unique_name
 from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.spec.kinds.group_state import STATE, GroupStateSpec
 from millpond.spec.kinds.processor import InitialState, ProcessorSpec, TimeMode, Variable
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 PROCESSORS = {"TransformWithStateInPySpark": "transformWithState"}
 """Nodes that call a user's processor → their titles."""
 
-EMITTED_TIME = "UpdateEventTimeWatermarkColumn"
+EVENT_TIME_NODE = "UpdateEventTimeWatermarkColumn"
 """The node above a processor that names its event-time column (`eventTimeColumnName`)."""
 
 GROUP_STATES = {"FlatMapGroupsInPandasWithState": "applyInPandasWithState"}
@@ -80,8 +80,8 @@ class ProcessorReading(Reading):
 
 def processor_title(node: Node) -> str:
     """Return the operator's title."""
-    name = "transformWithStateInPandas" if _pandas(node) else "transformWithState"
-    keys = ", ".join(key.name for key in node.children[0].output[: _groupings(node)])
+    name = "transformWithStateInPandas" if _uses_pandas(node) else "transformWithState"
+    keys = ", ".join(key.name for key in node.children[0].output[: _grouping_count(node)])
     return f"{name} by {keys}"
 
 
@@ -107,7 +107,7 @@ def read_processor(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, Pr
     # These modules use private names of PySpark that only supported versions have.
     from millpond.tasks.user_processor import InitialColumns, UserProcessor
     from millpond.worker.processors.asynchronous.base import check_asynchronous
-    from millpond.worker.processors.learning import learned
+    from millpond.worker.processors.declaration import declare_state
 
     mode = str(node.java.outputMode().toString()).lower()
     evolves = str(catalyst.spark.conf.get(_ENCODING, "unsaferow")).lower() == "avro"
@@ -115,12 +115,12 @@ def read_processor(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, Pr
     if time_mode == "processing" and mode == "complete":
         raise Unsupported(Reason("MP-PROCESSOR", "processing time in output mode complete"))
     reading = ProcessorReading()
-    keys = _read_columns(reading, node.children[0].output, _groupings(node))
+    keys = _read_columns(reading, node.children[0].output, _grouping_count(node))
     reading.initial = initial = _read_initial(node, keys) if node.java.hasInitialState() else None
     function = node.expression("functionExpr")
     pickled = command(catalyst, function)
-    processor = _processor(pickled)
-    asynchronous = check_asynchronous(processor, pandas=_pandas(node))
+    processor = _unpickle_processor(pickled)
+    asynchronous = check_asynchronous(processor, pandas=_uses_pandas(node))
     marked = [item for item in node.children[0].output if WATERMARK_DELAY in item.metadata]
     if time_mode == "event":
         check_one_time(marked)
@@ -128,18 +128,18 @@ def read_processor(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, Pr
         if marked:
             reading.time = EventTime(ids.index(marked[0].expr_id))
     names: set[str] = set()
-    kept = learned(processor, time_mode)
+    declared = declare_state(processor, time_mode)
     spec = ProcessorSpec(
         columns=tuple(column.field for column in reading.inputs),
         keys=keys,
-        outputs=tuple(Field(unique(item.name, names), item.type) for item in node.output),
-        variables=tuple(replace(item, evolves=evolves) for item in kept.variables),
+        outputs=tuple(Field(unique_name(item.name, names), item.type) for item in node.output),
+        variables=tuple(replace(item, evolves=evolves) for item in declared.variables),
         time_mode=time_mode,
         output_mode=mode,
         time=reading.time,
         marked=any(item.kind == "EventTimeWatermark" for item in node.children[0].walk()),
-        purged=tuple(kept.purged),
-        full=tuple(kept.full),
+        purged=tuple(declared.purged),
+        full=tuple(declared.full),
         initial=InitialState(tuple(item.field for item in initial.inputs), initial.positions) if initial else None,
     )
     if spec.unsupported is not None:
@@ -147,10 +147,10 @@ def read_processor(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, Pr
     reading.processor = UserProcessor(
         title=processor_title(node),
         command=pickled,
-        pandas=_pandas(node),
+        pandas=_uses_pandas(node),
         columns=_struct(reading.raw),
-        values=tuple(range(len(reading.raw) - _data(node), len(reading.raw))),
-        shown=_struct(node.output),
+        values=tuple(range(len(reading.raw) - _data_columns(node), len(reading.raw))),
+        output_schema=_struct(node.output),
         spec=spec,
         conf=worker_settings(catalyst),
         initial=InitialColumns(_struct(initial.raw), initial.positions, tuple(range(len(initial.raw))))
@@ -169,7 +169,9 @@ def is_asynchronous(catalyst: Catalyst, node: Node) -> bool:
     from millpond.worker.processors.asynchronous.base import AsyncStatefulProcessor
 
     try:
-        return isinstance(_processor(command(catalyst, node.expression("functionExpr"))), AsyncStatefulProcessor)
+        return isinstance(
+            _unpickle_processor(command(catalyst, node.expression("functionExpr"))), AsyncStatefulProcessor
+        )
     except Unsupported:
         return False
 
@@ -216,7 +218,9 @@ def read_group_state(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, 
     names: set[str] = set()
     for position, attribute in enumerate(node.children[0].output):
         reading.raw.append(attribute)
-        reading.inputs.append(Derived(Field(unique(attribute.name, names), attribute.type), (position,), "{0}"))
+        reading.inputs.append(
+            InputColumn(Field(unique_name(attribute.name, names), attribute.type), (position,), "{0}")
+        )
     ids = [column.expr_id for column in reading.raw]
     groupings = node.list("groupingAttributes")
     if not groupings:
@@ -236,7 +240,7 @@ def read_group_state(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, 
     spec = GroupStateSpec(
         columns=tuple(column.field for column in reading.inputs),
         keys=keys,
-        outputs=tuple(Field(unique(column.name, shown), column.type) for column in node.output),
+        outputs=tuple(Field(unique_name(column.name, shown), column.type) for column in node.output),
         variables=(Variable(STATE, "value", ddl(state)),),
         time_mode=mode,
         output_mode=str(node.java.outputMode().toString()).lower(),
@@ -251,7 +255,7 @@ def read_group_state(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, 
         pandas=True,
         columns=_struct(reading.raw),
         values=tuple(range(len(reading.raw))),
-        shown=_struct(node.output),
+        output_schema=_struct(node.output),
         spec=spec,
         conf=worker_settings(catalyst),
         state=state,
@@ -281,8 +285,8 @@ def _read_columns(reading: Reading, output: Sequence[Expression], count: int) ->
     names: set[str] = set()
     for attribute in [*(expression for expression in groupings if expression.expr_id not in known), *data]:
         reading.raw.append(attribute)
-        column = Field(unique(attribute.name, names), attribute.type)
-        reading.inputs.append(Derived(column, (len(reading.raw) - 1,), "{0}"))
+        column = Field(unique_name(attribute.name, names), attribute.type)
+        reading.inputs.append(InputColumn(column, (len(reading.raw) - 1,), "{0}"))
     ids = [expression.expr_id for expression in reading.raw]
     for expression in groupings:
         check_key(expression)
@@ -291,15 +295,15 @@ def _read_columns(reading: Reading, output: Sequence[Expression], count: int) ->
     return keys
 
 
-def _groupings(node: Node) -> int:
+def _grouping_count(node: Node) -> int:
     return int(node.java.groupingAttributesLen())
 
 
-def _data(node: Node) -> int:
-    return len(node.children[0].output) - _groupings(node)
+def _data_columns(node: Node) -> int:
+    return len(node.children[0].output) - _grouping_count(node)
 
 
-def _pandas(node: Node) -> bool:
+def _uses_pandas(node: Node) -> bool:
     return "pandas" in str(node.java.userFacingDataType().toString()).lower()
 
 
@@ -307,7 +311,7 @@ def _struct(columns: list[Any]) -> StructType:
     return StructType([StructField(column.name, column.data_type) for column in columns])
 
 
-def _processor(pickled: bytes) -> Any:
+def _unpickle_processor(pickled: bytes) -> Any:
     """Unpickle a copy of the user's processor."""
     loaded = pickle.loads(pickled)
     if not isinstance(loaded, tuple):

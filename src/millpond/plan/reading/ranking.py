@@ -9,7 +9,7 @@ from millpond.plan.catalyst.nodes import INTEGERS, WATERMARK_DELAY, Expression, 
 from millpond.plan.catalyst.windows import Needed
 from millpond.plan.reading.aggregate import check_key
 from millpond.plan.reading.functions import read_function
-from millpond.plan.reading.reading import Derived, Reading, unique
+from millpond.plan.reading.reading import InputColumn, Reading, unique_name
 from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.spec.functions import FUNCTIONS, unsupported_key, unsupported_value
 from millpond.spec.kinds.over import OverSpec
@@ -96,7 +96,7 @@ def _comparison(condition: Expression) -> tuple[str, int, int] | None:
         left, right, kind = right, left, _FLIPPED[kind]
     if left.kind != "AttributeReference" or not right.foldable:
         return None
-    value = right.known if right.type in INTEGERS else None
+    value = right.constant_or_none if right.type in INTEGERS else None
     if not isinstance(value, int) or isinstance(value, bool):
         return None
     return kind, left.expr_id, value
@@ -177,9 +177,9 @@ def _read_rows(node: Node, needed: Needed) -> tuple[Reading, tuple[Field, ...], 
     columns = _carried(node, needed)
     for attribute in columns:
         reading.raw.append(attribute)
-        column = Field(unique(attribute.name, names), attribute.type)
-        reading.inputs.append(Derived(column, (len(reading.raw) - 1,), "{0}"))
-        check_travels(attribute)
+        column = Field(unique_name(attribute.name, names), attribute.type)
+        reading.inputs.append(InputColumn(column, (len(reading.raw) - 1,), "{0}"))
+        check_value_type(attribute)
     keys = []
     for key in partitioned_by(node):
         check_key(key)
@@ -224,7 +224,7 @@ def _position(columns: Sequence[Expression], column: Expression) -> int:
     raise Unsupported(Reason("MP-WINDOW", column.name))
 
 
-def check_travels(attribute: Expression) -> None:
+def check_value_type(attribute: Expression) -> None:
     """Refuse a row's column that cannot be stored as state."""
     reason = unsupported_value(attribute.type)
     if reason:

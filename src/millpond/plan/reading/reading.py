@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from millpond.ddl import quoted
 from millpond.plan.catalyst.nodes import Expression
 from millpond.plan.reading.reasons import Reason, Unsupported
-from millpond.plan.reading.user_functions import AGGREGATE, UserCalls
-from millpond.plan.reading.windows import Assigned, Session
+from millpond.plan.reading.user_functions import USER_AGGREGATE, UserCalls
+from millpond.plan.reading.windows import Session, WindowAssignment
 from millpond.spec.functions import FUNCTIONS, KEY_COLUMNS, MAX_KEY_COLUMNS, is_distinct, key_width
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.kinds.session import SessionSpec
@@ -20,7 +20,7 @@ _PATH_LIKE = str.maketrans(".`", "__")
 
 
 @dataclass(frozen=True)
-class Derived:
+class InputColumn:
     """An input column of the slot stage, computed by SQL from columns of the child's projection.
 
     Attributes:
@@ -45,34 +45,34 @@ class Reading:
         aggregates: the expression of each call.
         hash: SQL over the key columns that returns the key hash.
         time: the key by whose time groups are closed.
-        assigned: the window assignment of that key, if the operator assigns windows instead of Spark.
+        assignment: the window assignment of that key, if the operator assigns windows instead of Spark.
         session: the grouping by sessions, if there is one.
         bounds: the slot stage's input columns for it: the start and the end of each row's own window.
-        users: user functions, which are called with the rows of each group.
+        user_calls: user functions, which are called with the rows of each group.
     """
 
     raw: list[Expression] = field(default_factory=list)
-    keys: list[Derived] = field(default_factory=list)
-    inputs: list[Derived] = field(default_factory=list)
+    keys: list[InputColumn] = field(default_factory=list)
+    inputs: list[InputColumn] = field(default_factory=list)
     calls: list[AggregateCall] = field(default_factory=list)
     aggregates: list[Expression] = field(default_factory=list)
     hash: str = f"{GLOBAL_HASH}L"
     time: EventTime | None = None
-    assigned: Assigned | None = None
+    assignment: WindowAssignment | None = None
     session: Session | None = None
-    bounds: list[Derived] = field(default_factory=list)
-    users: UserCalls = field(default_factory=UserCalls)
+    bounds: list[InputColumn] = field(default_factory=list)
+    user_calls: UserCalls = field(default_factory=UserCalls)
 
     @property
-    def columns(self) -> list[Derived]:
+    def columns(self) -> list[InputColumn]:
         """The slot stage's input columns."""
         return self.keys + self.bounds + self.inputs
 
     def function_name(self, number: int) -> str:
         """Return the query's name for a call's function; the last call stands for all user functions."""
-        theirs = [aggregate for aggregate in self.aggregates if not calls_user(aggregate)]
+        theirs = [aggregate for aggregate in self.aggregates if not calls_user_function(aggregate)]
         if number >= len(theirs):
-            return self.users.functions[0].name
+            return self.user_calls.functions[0].name
         return str(theirs[number].children[0].get("prettyName") or self.calls[number].function)
 
     def results(self, groupings: list[Expression]) -> list[tuple[str, Expression]]:
@@ -90,13 +90,13 @@ class Reading:
             before, after = ([column.field for column in columns] for columns in (self.keys, self.inputs))
             return self.session.spec(before, after, self.calls, output_mode)
         keys, time = [key.field for key in self.keys], self.time
-        if self.assigned is not None and time is not None:
-            keys[time.column] = Field(keys[time.column].name, self.assigned.type)
+        if self.assignment is not None and time is not None:
+            keys[time.column] = Field(keys[time.column].name, self.assignment.type)
             # A function of distinct inputs would count an input of two panes twice. For an ordered function, the
             # order of rows of two panes is unknown.
             by_window = any(is_distinct(call) or FUNCTIONS[call.function].ordered for call in self.calls)
-            shared = self.assigned.expanded and output_mode == "append" and not by_window
-            time = replace(time, windows=replace(self.assigned.windows, shared=shared))
+            shared = self.assignment.expanded and output_mode == "append" and not by_window
+            time = replace(time, windows=replace(self.assignment.windows, shared=shared))
         inputs = tuple(column.field for column in self.inputs)
         return AggregateSpec(tuple(keys), inputs, tuple(self.calls), output_mode, time)
 
@@ -115,7 +115,7 @@ class Reading:
     def add_raw(self, expression: Expression) -> int:
         """Return the position of an expression among those to project; it is added if new."""
         for index, known in enumerate(self.raw):
-            if known.means(expression):
+            if known.semantic_equals(expression):
                 return index
         self.raw.append(expression)
         return len(self.raw) - 1
@@ -126,11 +126,11 @@ class Reading:
         for index, known in enumerate(self.inputs):
             if known.raw == raw and known.sql == sql:
                 return index
-        self.inputs.append(Derived(Field(f"input{len(self.inputs)}", type_ or expressions[0].type), raw, sql))
+        self.inputs.append(InputColumn(Field(f"input{len(self.inputs)}", type_ or expressions[0].type), raw, sql))
         return len(self.inputs) - 1
 
 
-def unique(name: str, taken: set[str]) -> str:
+def unique_name(name: str, taken: set[str]) -> str:
     """Return `name`, numbered if taken; case is ignored, as by default in Spark's resolution.
 
     Dots and backticks are replaced, since `mapInArrow` reads column names as paths.
@@ -144,6 +144,6 @@ def unique(name: str, taken: set[str]) -> str:
     return fresh
 
 
-def calls_user(expression: Expression) -> bool:
+def calls_user_function(expression: Expression) -> bool:
     """Whether an `AggregateExpression` calls a user function."""
-    return expression.children[0].kind == AGGREGATE
+    return expression.children[0].kind == USER_AGGREGATE

@@ -27,7 +27,7 @@ from millpond.spec.functions import ROWS, unsupported_call
 from millpond.spec.operators import AggregateCall, Field
 from millpond.tasks.user_functions import UserFunction, UserFunctions
 
-AGGREGATE = "PythonUDAF"
+USER_AGGREGATE = "PythonUDAF"
 """Catalyst's class of user-defined aggregate functions."""
 
 
@@ -95,8 +95,8 @@ class UserCalls:
             raise Unsupported(Reason(reason, f"{self.functions[0].name}({', '.join(types)})"))
         return call
 
-    def called(self, catalyst: Catalyst, title: str, shown: StructType) -> UserFunctions:
-        """Return the functions as they are sent to Spark's worker; `shown` is the schema of the output."""
+    def for_worker(self, catalyst: Catalyst, title: str, shown: StructType) -> UserFunctions:
+        """Return the functions as they are sent to Spark's worker; `output_schema` is the schema of the output."""
         return UserFunctions(
             title,
             tuple(self.functions),

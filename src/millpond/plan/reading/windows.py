@@ -17,7 +17,7 @@ from millpond.spec.operators import AggregateCall, Field, Windows
 
 
 @dataclass(frozen=True)
-class Assigned:
+class WindowAssignment:
     """A window column that Spark computes directly below an aggregate.
 
     Attributes:
@@ -42,7 +42,7 @@ class Assigned:
         return f"{{0}} - pmod({{0}} - {self.windows.offset}L, {self.windows.slide}L) + {size}L - {size}L"
 
 
-def assigned(aggregate: Node, window: Expression) -> Assigned | None:
+def window_assignment(aggregate: Node, window: Expression) -> WindowAssignment | None:
     """Return the assignment of a window column by Spark's analyser; None for other grouping columns.
 
     A tumbling window is a struct projected directly below the aggregate. Sliding windows are an `Expand` with a
@@ -57,7 +57,7 @@ def assigned(aggregate: Node, window: Expression) -> Assigned | None:
             for result in child.list("projectList")
             if result.kind == "Alias" and result.expr_id == window.expr_id
         ]
-        return _read(aliases[0].children[0], 1, window.type) if aliases else None
+        return _assignment(aliases[0].children[0], 1, window.type) if aliases else None
     expand = child
     if child.kind == "Filter":
         (expand,) = child.children
@@ -67,7 +67,7 @@ def assigned(aggregate: Node, window: Expression) -> Assigned | None:
     if position is None:
         return None
     rows = expand.rows("projections")
-    return _read(rows[0][position], len(rows), window.type)
+    return _assignment(rows[0][position], len(rows), window.type)
 
 
 def _of_times(condition: Expression | None, expand: Node) -> bool:
@@ -79,11 +79,11 @@ def _of_times(condition: Expression | None, expand: Node) -> bool:
     return all(part.expr_id in columns for part in condition.walk() if part.kind == "AttributeReference")
 
 
-def _read(struct: Expression, count: int, type_: str) -> Assigned | None:
+def _assignment(struct: Expression, count: int, type_: str) -> WindowAssignment | None:
     read = _windows(struct)
     if read is None or read[0].size != read[0].slide * count:
         return None
-    return Assigned(*read, type_, expanded=count > 1)
+    return WindowAssignment(*read, type_, expanded=count > 1)
 
 
 def _windows(struct: Expression) -> tuple[Windows, Expression] | None:
@@ -110,17 +110,18 @@ def windows_of(node: Node, column: Expression) -> Windows | None:
         node: a node with the column in its input.
         column: a window of event time.
     """
-    wanted = column.expr_id
+    column_id = column.expr_id
     for below in node.walk():
         source = None
         if below.kind in ("Project", "Aggregate"):
             results = below.list("projectList" if below.kind == "Project" else "aggregateExpressions")
             source = next(
-                (result.children[0] for result in results if result.kind == "Alias" and result.expr_id == wanted), None
+                (result.children[0] for result in results if result.kind == "Alias" and result.expr_id == column_id),
+                None,
             )
         elif below.kind == "Expand":
             position = next(
-                (position for position, output in enumerate(below.output) if output.expr_id == wanted), None
+                (position for position, output in enumerate(below.output) if output.expr_id == column_id), None
             )
             source = None if position is None else below.rows("projections")[0][position]
         if source is None:
@@ -128,7 +129,7 @@ def windows_of(node: Node, column: Expression) -> Windows | None:
         if source.kind != "AttributeReference":
             windows = _windows(source)
             return None if windows is None else windows[0]
-        wanted = source.expr_id
+        column_id = source.expr_id
     return None
 
 
@@ -189,4 +190,4 @@ def constant_gap(node: Node, window: Expression) -> int | None:
     time, gap = sums[0].children[0], sums[0].children[1].interval
     if gap is None or gap.months or gap.days or gap.microseconds <= 0 or time.type != start.type:
         return None
-    return gap.microseconds if any(time.means(part) for part in start.walk()) else None
+    return gap.microseconds if any(time.semantic_equals(part) for part in start.walk()) else None

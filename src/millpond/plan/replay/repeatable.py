@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millpond.plan.catalyst.lookups import looks_up, why_not_again
+from millpond.plan.catalyst.lookups import is_lookup_join, why_not_repeatable
 from millpond.plan.catalyst.nodes import Expression, Node
 from millpond.plan.catalyst.text import subquery
 from millpond.plan.reading.decision import Decided, Decision
@@ -10,10 +10,10 @@ from millpond.plan.reading.join import JoinReading
 from millpond.plan.reading.processor import ProcessorReading
 
 _FILES = frozenset({"parquet", "orc", "json", "csv", "text", "avro", "xml", "binaryfile", "delta"})
-_KEEPING = _FILES | {"kafka", "rate", "rate-micro-batch"}
+_REPLAYABLE_SOURCES = _FILES | {"kafka", "rate", "rate-micro-batch"}
 """Sources that return the same rows for the same offsets as long as their data is kept."""
 
-_FIXED = frozenset({"LocalRelation", "Range", "OneRowRelation"})
+_CONSTANT_RELATIONS = frozenset({"LocalRelation", "Range", "OneRowRelation"})
 """Batch relations that cannot change."""
 
 
@@ -23,7 +23,7 @@ def needs_sync(decision: Decision) -> str | None:
     A replayed batch may have other rows with a source that drops data after Spark's commit. The same holds for a
     nondeterministic plan, and for a mutable batch table below a Millpond operator.
     """
-    if any(isinstance(operator.reading, ProcessorReading) for operator in decision.ours):
+    if any(isinstance(operator.reading, ProcessorReading) for operator in decision.on_millpond):
         return (
             "a processor of the user may do something else when rows come in another order"
             " (if it does not mind, set spark.millpond.commit.mode=async)"
@@ -34,18 +34,22 @@ def needs_sync(decision: Decision) -> str | None:
 def _search(decided: Decided, *, below: bool) -> str | None:
     node = decided.node
     if below:
-        reason = _forgets(node)
+        reason = _why_not_replayable(node)
         if reason is not None:
             return reason
-        if looks_up(node):
-            return why_not_again(node)
+        if is_lookup_join(node):
+            return why_not_repeatable(node)
     below = below or (decided.operator is not None and decided.operator.spec is not None)
     for expression in _computed(node, decided) if below else ():
         if not expression.deterministic:
             return f"'{node.kind}' below a stateful operator computes something that is not deterministic"
         for part in expression.walk():
             plan = subquery(part)
-            reason = next((reason for inner in plan.walk() if (reason := _forgets(inner))), None) if plan else None
+            reason = (
+                next((reason for inner in plan.walk() if (reason := _why_not_replayable(inner))), None)
+                if plan
+                else None
+            )
             if reason is not None:
                 return reason
     return next((reason for child in decided.children if (reason := _search(child, below=below))), None)
@@ -57,23 +61,23 @@ def _computed(node: Node, decided: Decided) -> list[Expression]:
         return node.expressions
     reading = decided.operator.reading
     if isinstance(reading, JoinReading):
-        return [e for side in (reading.left, reading.right) for e in (*side.keys, *side.values, *side.able)]
+        return [e for side in (reading.left, reading.right) for e in (*side.keys, *side.values, *side.match_conditions)]
     return reading.raw
 
 
-def _forgets(node: Node) -> str | None:
+def _why_not_replayable(node: Node) -> str | None:
     if node.children:
         return "a sample differs from run to run" if node.kind == "Sample" else None
     if node.kind.startswith("StreamingRelation"):
         source = node.source.rpartition(".")[2].lower()
-        if source not in _KEEPING:
+        if source not in _REPLAYABLE_SOURCES:
             return f"the source '{node.source}' may not give the rows of a finished batch again"
         if node.source_options.get("cleansource", "off").lower() != "off":
             return "the file source removes finished files (cleanSource)"
         return None
     if node.streaming:
         return f"the source '{node}' may not give the rows of a finished batch again"
-    if node.kind in _FIXED:
+    if node.kind in _CONSTANT_RELATIONS:
         return None
     columns = ", ".join(column.name for column in node.output)
     return f"the batch table with columns {columns} may change (if it does not, set spark.millpond.commit.mode=async)"

@@ -10,22 +10,23 @@ from pyspark.sql import functions as F
 
 from millpond.ddl import quoted
 from millpond.errors import StateIncompatibleError
+from millpond.humanize import duration
 from millpond.plan.catalyst.buffers import Buffers
 from millpond.plan.catalyst.nodes import SESSION_WINDOW, TIME_WINDOW, WATERMARK_DELAY, Expression, Node
 from millpond.plan.reading.aggregate import metadata
 from millpond.plan.reading.decision import Operator
 from millpond.plan.reading.reading import Reading
-from millpond.plan.reading.windows import assigned, windows_of
+from millpond.plan.reading.windows import window_assignment, windows_of
 from millpond.plan.spark_state.contradictions import (
     Check,
     Span,
     Times,
+    closed_checks,
     contradiction,
     micros,
-    of_closed,
-    of_neighbours,
-    of_sessions,
-    of_windows,
+    neighbour_checks,
+    session_checks,
+    window_checks,
     with_neighbours,
 )
 from millpond.spec.kinds.aggregate import AggregateSpec
@@ -33,7 +34,6 @@ from millpond.spec.kinds.join import JoinSpec
 from millpond.spec.kinds.session import SessionSpec
 from millpond.spec.operators import AggregateCall, Field
 from millpond.spec.types import parse_type
-from millpond.words import length
 
 _TIMES = ("timestamp", "timestamp_ntz")
 _ADVICE = "Give this query a new checkpointLocation and let it start from empty state (`millpond docs moving-a-job`)."
@@ -68,26 +68,26 @@ def check_groups(
     groupings = node.output if node.kind == "Distinct" else node.list("groupingExpressions")
     for number, grouping in enumerate(groupings):
         column, marked = f"{place}{number}", WATERMARK_DELAY in metadata(grouping)
-        end, own = end_of(node, grouping, column)
+        end, own = end_and_checks(node, grouping, column)
         checks += own
         if reading.session is not None and number == reading.session.position and reading.session.gap is not None:
             counts = (
                 range_ for call, range_ in zip(spec.calls, buffers.calls, strict=True) if range_ and _counts_rows(call)
             )
             rows = next((f"v{first + range_.start}" for range_ in counts), None)
-            checks += of_sessions(reading.session.gap, _span(grouping, column), rows)
-        whole = assigned(node, grouping) if node.kind == "Aggregate" else None
+            checks += session_checks(reading.session.gap, _span(grouping, column), rows)
+        whole = window_assignment(node, grouping) if node.kind == "Aggregate" else None
         if whole is not None and whole.expanded:
             span = _span(grouping, column)
             others = [f"{place}{other}" for other in range(len(groupings)) if other != number]
             flat = with_neighbours(flat, span, others)
-            checks += of_neighbours(whole.windows, span, closed)
+            checks += neighbour_checks(whole.windows, span, closed)
         if end is not None and closed is not None and marked:
-            checks += of_closed(*end, "groups", closed)
-    check(operator, flat, checks)
+            checks += closed_checks(*end, "groups", closed)
+    check_rows(operator, flat, checks)
 
 
-def end_of(node: Node, key: Expression, column: str) -> tuple[tuple[str, str] | None, list[Check]]:
+def end_and_checks(node: Node, key: Expression, column: str) -> tuple[tuple[str, str] | None, list[Check]]:
     """Return a key's end, as SQL in microseconds and for people, and the checks of a window key.
 
     The end is None if the key is not a time.
@@ -104,7 +104,7 @@ def end_of(node: Node, key: Expression, column: str) -> tuple[tuple[str, str] | 
         return None, []
     span = _span(key, column)
     windows = windows_of(node, key) if TIME_WINDOW in metadata(key) else None
-    return (span.stop, span.end), [] if windows is None else of_windows(windows, span)
+    return (span.stop, span.end), [] if windows is None else window_checks(windows, span)
 
 
 def _span(key: Expression, column: str) -> Span:
@@ -115,7 +115,7 @@ def _counts_rows(call: AggregateCall) -> bool:
     return call.function == "count" and not call.inputs and call.filter is None
 
 
-def check(operator: Operator, state: DataFrame, checks: Sequence[Check]) -> None:
+def check_rows(operator: Operator, state: DataFrame, checks: Sequence[Check]) -> None:
     """Refuse rows that another query has made."""
     why = contradiction(state, checks)
     if why is not None:
@@ -143,10 +143,10 @@ def check_keys(
         values: the columns in the state, `__v0` ….
     """
     keys = [f"__k{number}" for number in range(len(held))]
-    alike = _alike(state, keys, held, [quoted(field.name) for field in spec.keys], spec.keys)
-    if len(held) == len(ours) and all(alike) and len(set().union(*alike)) == len(ours):
+    equal_to_ours = _equal_columns(state, keys, held, [quoted(field.name) for field in spec.keys], spec.keys)
+    if len(held) == len(ours) and all(equal_to_ours) and len(set().union(*equal_to_ours)) == len(ours):
         return
-    equal_values = _alike(state, keys, held, [f"__v{number}" for number in range(len(values))], values)
+    equal_values = _equal_columns(state, keys, held, [f"__v{number}" for number in range(len(values))], values)
     theirs = [
         " or ".join(values[position].name for position in sorted(places)) or f"something {field.type}"
         for field, places in zip(held, equal_values, strict=True)
@@ -158,7 +158,7 @@ def check_keys(
     )
 
 
-def _alike(
+def _equal_columns(
     state: DataFrame, keys: Sequence[str], held: Sequence[Field], columns: Sequence[str], fields: Sequence[Field]
 ) -> list[set[int]]:
     """Return for each key of the state the columns that equal it in all rows."""
@@ -196,12 +196,12 @@ def compare_times(
         if delay is None and was is not None:
             raise refused(
                 operator,
-                f"the query has no watermark on {column.name}; its checkpoint has one of {length(was * 1000)}",
+                f"the query has no watermark on {column.name}; its checkpoint has one of {duration(was * 1000)}",
             )
         if delay is not None and was is None and not times.following:
             raise refused(
                 operator,
-                f"the query has a watermark of {length(delay * 1000)} on {column.name}; its checkpoint has none",
+                f"the query has a watermark of {duration(delay * 1000)} on {column.name}; its checkpoint has none",
             )
 
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from millpond.humanize import counted, duration
 from millpond.spec.operators import Windows
-from millpond.words import counted, length
 
 BEFORE, AFTER = "__before", "__after"
 """Columns with the starts of the windows before and after a row's window, in the same group."""
@@ -31,13 +31,13 @@ class Check(NamedTuple):
 
     Attributes:
         where: SQL of the condition.
-        shows: SQL of the arguments of `said`, from one row.
-        said: makes the text.
+        arguments: SQL of the arguments of `message`, from one row.
+        message: makes the text.
     """
 
     where: str
-    shows: Sequence[str]
-    said: Callable[..., str]
+    arguments: Sequence[str]
+    message: Callable[..., str]
 
 
 class Span(NamedTuple):
@@ -55,7 +55,7 @@ class Span(NamedTuple):
         return cls(start, end, micros(start, kind), micros(end, kind))
 
     @property
-    def shows(self) -> list[str]:
+    def arguments(self) -> list[str]:
         """SQL of a message's arguments: the length in microseconds, and both bounds."""
         return [f"{self.stop} - {self.first}", f"string({self.start})", f"string({self.end})"]
 
@@ -66,28 +66,28 @@ def contradiction(state: DataFrame, checks: Sequence[Check]) -> str | None:
         return None
     # The minimum, so that the same row is named each time.
     minima = [
-        F.expr(f"min(struct({', '.join(check.shows)})) filter (where {check.where})").alias(f"c{number}")
+        F.expr(f"min(struct({', '.join(check.arguments)})) filter (where {check.where})").alias(f"c{number}")
         for number, check in enumerate(checks)
     ]
     row = state.agg(*minima).first()
     assert row is not None
-    return next((check.said(*held) for check, held in zip(checks, row, strict=True) if held is not None), None)
+    return next((check.message(*held) for check, held in zip(checks, row, strict=True) if held is not None), None)
 
 
-def of_windows(windows: Windows, span: Span) -> list[Check]:
+def window_checks(windows: Windows, span: Span) -> list[Check]:
     """Check that windows have the query's size and starts."""
     ours = windows.description
     return [
         Check(
             f"{span.stop} - {span.first} != {windows.size}",
-            span.shows,
+            span.arguments,
             lambda size, start, end: (
-                f"the query has {ours}; its checkpoint has windows of {length(size)} (from {start} to {end})"
+                f"the query has {ours}; its checkpoint has windows of {duration(size)} (from {start} to {end})"
             ),
         ),
         Check(
             f"pmod({span.first} - {windows.offset}, {windows.slide}) != 0",
-            span.shows,
+            span.arguments,
             lambda _, start, end: (
                 f"the query has {ours}, but no window begins at {start}; its checkpoint has one from {start} to {end}"
             ),
@@ -96,7 +96,7 @@ def of_windows(windows: Windows, span: Span) -> list[Check]:
 
 
 def with_neighbours(state: DataFrame, span: Span, groups: Sequence[str]) -> DataFrame:
-    """Return the rows with the starts of the neighbouring windows (see `of_neighbours`).
+    """Return the rows with the starts of the neighbouring windows (see `neighbour_checks`).
 
     Args:
         state: the rows.
@@ -110,7 +110,7 @@ def with_neighbours(state: DataFrame, span: Span, groups: Sequence[str]) -> Data
 _NEIGHBOURS = {"lag": BEFORE, "lead": AFTER}
 
 
-def of_neighbours(windows: Windows, span: Span, watermark: int | None) -> list[Check]:
+def neighbour_checks(windows: Windows, span: Span, watermark: int | None) -> list[Check]:
     """Check that overlapping windows occur together: a row that is not in the next window is in the one before.
 
     Args:
@@ -127,16 +127,16 @@ def of_neighbours(windows: Windows, span: Span, watermark: int | None) -> list[C
     return [
         Check(
             alone,
-            span.shows,
+            span.arguments,
             lambda size, start, end: (
-                f"the query has {windows.description}; its checkpoint has windows of {length(size)} that do not "
-                f"overlap so (one from {start} to {end}, and none {length(windows.slide)} before or after it)"
+                f"the query has {windows.description}; its checkpoint has windows of {duration(size)} that do not "
+                f"overlap so (one from {start} to {end}, and none {duration(windows.slide)} before or after it)"
             ),
         )
     ]
 
 
-def of_sessions(gap: int, span: Span, rows: str | None) -> list[Check]:
+def session_checks(gap: int, span: Span, rows: str | None) -> list[Check]:
     """Check that sessions are at least as long as the gap, and at most the gap times their number of rows.
 
     Args:
@@ -144,13 +144,13 @@ def of_sessions(gap: int, span: Span, rows: str | None) -> list[Check]:
         span: the session column.
         rows: SQL of a session's number of rows, if the state has it.
     """
-    ours = f"the query has sessions with a gap of {length(gap)}"
+    ours = f"the query has sessions with a gap of {duration(gap)}"
     checks = [
         Check(
             f"{span.stop} - {span.first} < {gap}",
-            span.shows,
+            span.arguments,
             lambda size, start, end: (
-                f"{ours}; its checkpoint has sessions of {length(size)}, gap included (from {start} to {end})"
+                f"{ours}; its checkpoint has sessions of {duration(size)}, gap included (from {start} to {end})"
             ),
         )
     ]
@@ -158,9 +158,9 @@ def of_sessions(gap: int, span: Span, rows: str | None) -> list[Check]:
         checks.append(
             Check(
                 f"({span.stop} - {span.first} - 1) div {gap} >= {rows}",
-                [*span.shows, rows],
+                [*span.arguments, rows],
                 lambda size, start, end, count: (
-                    f"{ours}; its checkpoint has one of {counted(count, 'row')} and {length(size)} (from {start} to "
+                    f"{ours}; its checkpoint has one of {counted(count, 'row')} and {duration(size)} (from {start} to "
                     f"{end})"
                 ),
             )
@@ -168,7 +168,7 @@ def of_sessions(gap: int, span: Span, rows: str | None) -> list[Check]:
     return checks
 
 
-def of_closed(time: str, shown: str, what: str, watermark: int) -> list[Check]:
+def closed_checks(time: str, shown: str, what: str, watermark: int) -> list[Check]:
     """Check that state was removed by the batch whose watermark reached it.
 
     Args:
@@ -189,7 +189,7 @@ def of_closed(time: str, shown: str, what: str, watermark: int) -> list[Check]:
     ]
 
 
-def of_delay(expires: str, delay: int, following: int) -> list[Check]:
+def delay_checks(expires: str, delay: int, following: int) -> list[Check]:
     """Check that keys expire at most one delay after the newest row, which is one delay after the watermark.
 
     Args:
@@ -202,7 +202,7 @@ def of_delay(expires: str, delay: int, following: int) -> list[Check]:
             f"{expires} > {longest * 1000}",
             [f"string(timestamp_micros({expires}))", f"string(timestamp_millis({following}))"],
             lambda at, reached: (
-                f"the query keeps keys for {length(delay * 1000)}, the delay of its watermark; its checkpoint keeps "
+                f"the query keeps keys for {duration(delay * 1000)}, the delay of its watermark; its checkpoint keeps "
                 f"some until {at}, with the watermark at {reached}, which takes a longer delay"
             ),
         )

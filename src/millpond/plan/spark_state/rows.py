@@ -16,24 +16,31 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from millpond.ddl import quoted
+from millpond.humanize import counted
 from millpond.plan.catalyst.buffers import Buffers, buffers_of
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Node
 from millpond.plan.reading.aggregate import metadata
 from millpond.plan.reading.decision import Decided, Operator
 from millpond.plan.reading.join import JoinReading
-from millpond.plan.reading.join_input import joined_sides
+from millpond.plan.reading.join_input import side_projections
 from millpond.plan.reading.reading import Reading
-from millpond.plan.spark_state.buffers import Carried, carried
-from millpond.plan.spark_state.checks import check, check_groups, check_keys, compare_times, end_of, refused
-from millpond.plan.spark_state.contradictions import Check, Times, micros, of_closed, of_delay
+from millpond.plan.spark_state.buffers import StateColumn, state_columns
+from millpond.plan.spark_state.checks import (
+    check_groups,
+    check_keys,
+    check_rows,
+    compare_times,
+    end_and_checks,
+    refused,
+)
+from millpond.plan.spark_state.contradictions import Check, Times, closed_checks, delay_checks, micros
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.kinds.deduplicate import DeduplicateSpec, WithinSpec
 from millpond.spec.kinds.join import JoinSpec
 from millpond.spec.kinds.session import SessionSpec
 from millpond.spec.operators import AggregateCall, Field
 from millpond.spec.types import parse_type
-from millpond.words import counted
 
 ReadStore = Callable[[str], DataFrame]
 """Reads a store of one operator: its columns are the structs `key` and `value`."""
@@ -43,24 +50,26 @@ DEFAULT = "default"
 
 _JOIN = "symmetricHashJoin"
 _ROWS = "-keyWithIndexToValue"
-_FEW = 7  # up to this number of functions, all orders are tried
-_ORDERS = "the projection above it may have had Spark keep its functions in another order, and the state does not tell"
+_MAX_PERMUTED_FUNCTIONS = 7  # up to this number of functions, all orders are tried
+_AMBIGUOUS_ORDER = (
+    "the projection above it may have had Spark keep its functions in another order, and the state does not tell"
+)
 
 
 @dataclass(frozen=True)
-class Held:
+class StoredOperator:
     """An operator in Spark's checkpoint: its name there, and the names of its stores."""
 
     name: str
     stores: frozenset[str]
 
 
-def in_sparks_order(root: Decided) -> Iterator[Decided]:
+def in_spark_order(root: Decided) -> Iterator[Decided]:
     """Yield the nodes with stateful operators in the order of Spark's numbering: top down, left to right."""
     if root.operator is not None and root.operator.stateful:
         yield root
     for child in root.children:
-        yield from in_sparks_order(child)
+        yield from in_spark_order(child)
 
 
 def projected(decided: Decided, *, above: bool = False) -> Iterator[Decided]:
@@ -72,8 +81,14 @@ def projected(decided: Decided, *, above: bool = False) -> Iterator[Decided]:
         yield from projected(child, above=above)
 
 
-def carried_rows(
-    catalyst: Catalyst, decided: Decided, held: Held, read: ReadStore, times: Times, *, projected: bool = False
+def imported_rows(
+    catalyst: Catalyst,
+    decided: Decided,
+    held: StoredOperator,
+    read: ReadStore,
+    times: Times,
+    *,
+    projected: bool = False,
 ) -> DataFrame:
     """Return the rows that an operator takes over from Spark's state: its columns, and the hash last.
 
@@ -92,7 +107,7 @@ def carried_rows(
     operator = decided.operator
     assert operator is not None
     spec, reading = operator.spec, operator.reading
-    wanted = _NAMES.get(type(spec)) if spec is not None else None
+    wanted = _SPARK_NAMES.get(type(spec)) if spec is not None else None
     if wanted is None:
         raise refused(operator, "state of this kind cannot be taken over")
     if held.name != wanted:
@@ -107,7 +122,7 @@ def carried_rows(
     return _aggregated(catalyst, decided.node, operator, spec, reading, read(DEFAULT), times, projected=projected)
 
 
-_NAMES: dict[type, str] = {
+_SPARK_NAMES: dict[type, str] = {
     AggregateSpec: "stateStoreSave",
     SessionSpec: "sessionWindowStateStoreSaveExec",
     DeduplicateSpec: "dedupe",
@@ -130,7 +145,7 @@ _KINDS = {
 """Spark's name of an operator in a checkpoint → its name in Spark's API."""
 
 
-def describe_held(held: dict[int, Held]) -> str:
+def describe_stored(held: dict[int, StoredOperator]) -> str:
     """Describe the operators of a checkpoint for people."""
     names = ", ".join(_kind(held[number].name) for number in sorted(held))
     return counted(len(held), "stateful operator") + (f" ({names})" if names else "")
@@ -174,7 +189,7 @@ def _aggregated(
         _compare(operator, "groups by", buffers.keys, keys)
     with_keys = session or len(values) == len(buffers.keys) + len(buffers.columns)
     if projected:
-        buffers = _as_held(operator, buffers, values[len(buffers.keys) if with_keys else 0 :])
+        buffers = _in_stored_order(operator, buffers, values[len(buffers.keys) if with_keys else 0 :])
     # Aggregates in state format 1, and sessions, have the keys among the values, too.
     first = len(buffers.keys) if with_keys else 0
     if session:
@@ -191,7 +206,7 @@ def _aggregated(
         groupings.remove(reading.session.position)
     for number, key in zip(groupings, reading.keys, strict=True):
         sql = f"{place}{number}"
-        if reading.assigned is not None and reading.time is not None and reading.time.column == number:
+        if reading.assignment is not None and reading.time is not None and reading.time.column == number:
             sql = micros(f"{sql}.start", parse_type(buffers.keys[number].type).fields[0][1].name)
         columns[key.field.name] = sql
     if reading.session is not None:
@@ -207,18 +222,18 @@ def _aggregated(
     return rows.selectExpr("*", f"{reading.hash} as __hash")
 
 
-def _as_held(operator: Operator, buffers: Buffers, held: Sequence[Field]) -> Buffers:
+def _in_stored_order(operator: Operator, buffers: Buffers, held: Sequence[Field]) -> Buffers:
     """Return the buffers in the order of the state; exactly one order has to fit."""
     blocks = sorted(buffers.blocks, key=lambda block: block.start)
-    if len(blocks) > _FEW:
+    if len(blocks) > _MAX_PERMUTED_FUNCTIONS:
         if len(set(map(_identity, buffers.columns))) < len(buffers.columns):
-            raise refused(operator, _ORDERS)
+            raise refused(operator, _AMBIGUOUS_ORDER)
         return buffers
     wanted = [*map(_identity, held)]
     columns = [*map(_identity, buffers.columns)]
     fitting = [order for order in permutations(blocks) if [columns[position] for position in chain(*order)] == wanted]
     if len(fitting) > 1:
-        raise refused(operator, _ORDERS)
+        raise refused(operator, _AMBIGUOUS_ORDER)
     if not fitting:
         return buffers
     place = {old: new for new, old in enumerate(chain(*fitting[0]))}
@@ -247,12 +262,12 @@ def _state_columns(
     buffers: Buffers,
     own: range | None,
     name: str,
-) -> list[Carried]:
+) -> list[StateColumn]:
     inputs = [spec.inputs[position].type for position in call.inputs]
     columns = None
     if own is not None:
         types = [buffers.columns[position].type for position in own]
-        columns = carried(call, [parse_type(ddl) for ddl in inputs], inputs, types)
+        columns = state_columns(call, [parse_type(ddl) for ddl in inputs], inputs, types)
     if columns is None:
         raise refused(operator, f"what Spark keeps of {name}({', '.join(inputs)}) cannot be read")
     return columns
@@ -284,18 +299,18 @@ def _deduplicated(
     closed = None if spec.lag is None else times.watermark - spec.lag
     checks: list[Check] = []
     for number, key in enumerate(expected):
-        end, own = end_of(node, key, f"k{number}")
+        end, own = end_and_checks(node, key, f"k{number}")
         checks += own
         if end is not None and closed is not None and not within and WATERMARK_DELAY in metadata(key):
-            checks += of_closed(*end, "keys", closed)
+            checks += closed_checks(*end, "keys", closed)
     if within and closed is not None:
-        checks += of_closed("v0", "timestamp_micros(v0)", "keys", closed)
+        checks += closed_checks("v0", "timestamp_micros(v0)", "keys", closed)
         time = reading.raw[reading.inputs[spec.time.column].raw[0]]  # type: ignore[union-attr]
         marks = [mark.expression("eventTime") for mark in node.walk() if mark.kind == "EventTimeWatermark"]
         # otherwise this time may be ahead of the time that the watermark follows
         if len(marks) == 1 and marks[0].expr_id == time.expr_id:
-            checks += of_delay("v0", spec.delay_ms, times.following)  # type: ignore[union-attr]
-    check(operator, flat, checks)
+            checks += delay_checks("v0", spec.delay_ms, times.following)  # type: ignore[union-attr]
+    check_rows(operator, flat, checks)
     position_of = {column.expr_id: number for number, column in enumerate(expected)}
     columns = []
     for position, column in enumerate(reading.inputs):
@@ -318,13 +333,13 @@ def _joined(
     node: Node,
     operator: Operator,
     reading: JoinReading,
-    held: Held,
+    held: StoredOperator,
     read: ReadStore,
     times: Times,
 ) -> DataFrame:
     frames = []
     parts = (reading.left, reading.right)
-    sides = zip(("left", "right"), parts, node.children, joined_sides(catalyst, reading), strict=True)
+    sides = zip(("left", "right"), parts, node.children, side_projections(catalyst, reading), strict=True)
     for side, part, child, (aliases, columns) in sides:
         store = side + _ROWS
         if store not in held.stores:
@@ -355,19 +370,19 @@ def _joined(
                 if (field.name, field.type) == (column.name, column.type)
             ]
             if len(places) == 1:
-                replacements.append(catalyst.replacement(catalyst.fitted(held_columns[places[0]], column), column))
+                replacements.append(catalyst.aliased_as(catalyst.cast_to(held_columns[places[0]], column), column))
                 matched_columns.append((column, _metadata(state, "value")[places[0]]))
-                checks += end_of(child, column, f"v{places[0]}")[1]
+                checks += end_and_checks(child, column, f"v{places[0]}")[1]
             elif column.expr_id in needed:
                 raise refused(
                     operator,
                     f"the query reads {column.name} {column.type} on its {side} side; its checkpoint has "
-                    f"{_told(rows)} there",
+                    f"{_field_list(rows)} there",
                 )
         ours = [metadata(column) for column, _ in matched_columns]
         fields = [Field(column.name, column.type) for column, _ in matched_columns]
         compare_times(operator, fields, ours, [theirs for _, theirs in matched_columns], times)
-        check(operator, flat, checks)
+        check_rows(operator, flat, checks)
         under = catalyst.project([*analyzed.output, *replacements], analyzed)
         projected = catalyst.dataframe(catalyst.project([*aliases, *analyzed.output], under))
         *others, hashed = columns
@@ -413,12 +428,12 @@ def _compare(operator: Operator, does: str, wanted: Sequence[Field], held: Seque
         (column.name, _plain(column.type)) for column in held
     ]:
         return
-    raise refused(operator, f"the query {does} ({_told(wanted)}); its checkpoint {does} ({_told(held)})")
+    raise refused(operator, f"the query {does} ({_field_list(wanted)}); its checkpoint {does} ({_field_list(held)})")
 
 
 def _plain(type_: str) -> object:
     return parse_type(type_)
 
 
-def _told(fields: Sequence[Field]) -> str:
+def _field_list(fields: Sequence[Field]) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in fields)

@@ -11,7 +11,7 @@ from millpond.files.backends.retry import SHORT_RETRY, with_retries
 from millpond.files.locations.opening import open_filesystem
 
 
-def is_copy(files: FileSystem, folder: str, other: str, same: Callable[[FileSystem], bool], *, gone: str) -> bool:
+def is_copy(files: FileSystem, folder: str, other: str, same: Callable[[FileSystem], bool], *, advice: str) -> bool:
     """Return whether the data exists twice, here and at another location.
 
     A probe object written here shows whether the other location is this one under another name.
@@ -21,7 +21,7 @@ def is_copy(files: FileSystem, folder: str, other: str, same: Callable[[FileSyst
         folder: the folder of this location for the probe object, which exists for a moment.
         other: URL of the other location.
         same: whether the files at the other location are the same data as here.
-        gone: the user's next step if the other location no longer exists.
+        advice: the user's next step if the other location no longer exists.
 
     Raises:
         TransientError: the other location does not answer, so that the result is not known.
@@ -42,6 +42,6 @@ def is_copy(files: FileSystem, folder: str, other: str, same: Callable[[FileSyst
     except TransientError as error:
         raise TransientError(
             f"Whether {files.url} is a copy of what lies at {other} is not known: {error.message}",
-            action=f"Start the query again. {gone}",
+            action=f"Start the query again. {advice}",
             file=error.file,
         ) from error

@@ -37,8 +37,8 @@ from millpond.query.logs.copying import (
     check_free,
     copy_folders,
     copy_logs,
-    objects_of,
-    out_of_reach,
+    list_objects,
+    not_retained_error,
 )
 from millpond.query.logs.ownership import state_of_last_run
 from millpond.query.logs.query_logs import METADATA, QueryLogs, is_rolled_back
@@ -82,10 +82,10 @@ def fork(checkpoint: str, new: str, version: int | None = None) -> Fork:
     for location in (checkpoint, new):
         if not location.strip():
             raise UsageError("The location of a checkpoint is empty.", action="Give a checkpointLocation.")
-    original, place = open_filesystem(checkpoint), open_filesystem(new)
+    original, target = open_filesystem(checkpoint), open_filesystem(new)
     query_logs = QueryLogs(original)
     _check_original(original, query_logs)
-    check_free(place)
+    check_free(target)
     retained, committed = (
         query_logs.retained(),
         query_logs.last("commits"),
@@ -105,13 +105,13 @@ def fork(checkpoint: str, new: str, version: int | None = None) -> Fork:
         # Check after the pin: a garbage collection that read the offset log before this retains the version, and a
         # later one sees the pin (see `millpond.checkpoint.forks`).
         if chosen - 1 not in query_logs.retained() or is_rolled_back(original):
-            raise out_of_reach(chosen)
+            raise not_retained_error(chosen)
         _check_there(shared, parents, chosen)
         for number, shape in read_schemas(reader.files, recovery.schema_number(chosen)).items():
             write_own_document(files, schema_name(number), shape)
         begin_fork(files, shared, chosen, recovery)
-        copy_folders(original, place, ["sources/", "state/"])
-        copy_logs(original, place, query_logs, chosen)
+        copy_folders(original, target, ["sources/", "state/"])
+        copy_logs(original, target, query_logs, chosen)
     except BaseException:
         with suppress(MillpondError):  # pins that stay are listed by `millpond state gc`
             for parent, parent_files in zip(shared.parents.parents, parents, strict=True):
@@ -119,8 +119,8 @@ def fork(checkpoint: str, new: str, version: int | None = None) -> Fork:
         raise
     # If this fails, its outcome is not known: the pins stay.
     identity = str(uuid.uuid4())
-    put_own(place, METADATA, [json.dumps({"id": identity}).encode()])
-    return Fork(place.url, identity, chosen, len(recovery.ranges(chosen)), sum(map(len, shared.objects)))
+    put_own(target, METADATA, [json.dumps({"id": identity}).encode()])
+    return Fork(target.url, identity, chosen, len(recovery.ranges(chosen)), sum(map(len, shared.objects)))
 
 
 def check_fork(checkpoint: str, checkpoint_files: FileSystem) -> None:
@@ -150,8 +150,8 @@ def check_fork(checkpoint: str, checkpoint_files: FileSystem) -> None:
 
 def _is_copy(files: FileSystem, known: Parents) -> bool:
     """Return whether the fork also exists at its original location."""
-    gone = "If that place is gone for good, fork this checkpoint (millpond state fork) and go on with the fork."
-    return is_copy(files, "claims/", known.fork, lambda there: read_parents(there) == known, gone=gone)
+    advice = "If that place is gone for good, fork this checkpoint (millpond state fork) and go on with the fork."
+    return is_copy(files, "claims/", known.fork, lambda there: read_parents(there) == known, advice=advice)
 
 
 def _check_original(original: FileSystem, query_logs: QueryLogs) -> None:
@@ -177,7 +177,7 @@ def _check_original(original: FileSystem, query_logs: QueryLogs) -> None:
             action="Start the query, and fork it once it runs.",
             file=original.url,
         )
-    theirs = [info.name for info in objects_of(original, "state/") if "/_metadata/" not in info.name]
+    theirs = [info.name for info in list_objects(original, "state/") if "/_metadata/" not in info.name]
     if theirs:
         raise UsageError(
             "Part of this query's state lies in Spark's own state store, which is not shared.",
@@ -195,9 +195,11 @@ def _choose(reader: StateReader, recovery: Recovery, retained: range, committed:
         version: the version that the user has chosen.
     """
 
-    def fits(one: int) -> bool:
-        committed_and_retained = 0 < one <= committed + 1 and one - 1 in retained and max(one - 2, 0) in retained
-        return committed_and_retained and recovery.durable(one)
+    def fits(number: int) -> bool:
+        committed_and_retained = (
+            0 < number <= committed + 1 and number - 1 in retained and max(number - 2, 0) in retained
+        )
+        return committed_and_retained and recovery.durable(number)
 
     choices = [number for number in reader.known() if fits(number)]
     if version is None and choices and choices[-1] >= committed:

@@ -45,7 +45,7 @@ def orphans_of(checkpoint: str, *, now: float | None = None) -> tuple[FileSystem
             file=checkpoint_files.url,
         )
     # Read the logs before the state: batches that Spark commits later need no older version.
-    planned, committed = query_logs.written("offsets"), query_logs.last("commits")
+    planned, committed = query_logs.entry_times("offsets"), query_logs.last("commits")
     reader = StateReader(find_state(checkpoint))
     if committed >= 0 and not any(reader.is_whole(version) for version in reader.known() if version >= committed):
         raise StateDamagedError(

@@ -88,9 +88,9 @@ class Ownership:
     def _is_copy_of(self, other: str, note: str) -> bool:
         """Return whether a second checkpoint of the same query exists, which is not this one under another name."""
         query = QueryLogs(self.checkpoint_files).query_id()
-        gone = f"If that place is gone for good, write where this one lies into {self.checkpoint_files.locate(note)}."
+        advice = f"If that place is gone for good, write where this one lies into {self.checkpoint_files.locate(note)}."
         return is_copy(
-            self.checkpoint_files, _FOLDER, other, lambda there: QueryLogs(there).query_id() == query, gone=gone
+            self.checkpoint_files, _FOLDER, other, lambda there: QueryLogs(there).query_id() == query, advice=advice
         )
 
 

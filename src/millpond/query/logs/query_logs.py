@@ -113,7 +113,7 @@ class QueryLogs:
         return identity
 
     @property
-    def next(self) -> int:
+    def next_batch(self) -> int:
         """The batch that Spark runs next. A planned batch implies that the batch before it is committed."""
         return max(self.last("commits") + 1, self.last("offsets"), 0)
 
@@ -122,7 +122,7 @@ class QueryLogs:
         names = (info.name.rpartition("/")[2] for info in self._files.list(f"{log}/"))
         return max((int(name) for name in names if name.isdigit()), default=-1)
 
-    def stores(self) -> int | None:
+    def store_partitions(self) -> int | None:
         """Return the number of partitions of Spark's state stores in its offset log; None before the first batch.
 
         Raises:
@@ -141,21 +141,21 @@ class QueryLogs:
                 file=self._files.locate(f"offsets/{last}"),
             ) from error
 
-    def written(self, log: Log) -> dict[int, float]:
+    def entry_times(self, log: Log) -> dict[int, float]:
         """Return the time of each entry of a log by batch: seconds since the epoch, by the store's clock."""
         entries = ((info.name.rpartition("/")[2], info.modified) for info in self._files.list(f"{log}/"))
         return {int(name): modified for name, modified in entries if name.isdigit()}
 
     def retained(self) -> range:
         """Return the batches that Spark can go back to: the newest planned one and those before it without a gap."""
-        planned = self.written("offsets")
+        planned = self.entry_times("offsets")
         last = max(planned, default=-1)
         first = last
         while first - 1 in planned:
             first -= 1
         return range(max(first, 0), last + 1)
 
-    def forget_interrupted_start(self) -> None:
+    def delete_unfinished_entries(self) -> None:
         """Remove temporary files of Spark's first entry that a crash left, if the logs have no entry yet.
 
         Spark writes to a temporary file, then renames it. Before batch 0, it refuses a checkpoint with any file in its
@@ -176,16 +176,16 @@ class QueryLogs:
 
     def put(self, log: Log, batch: int, entry: bytes) -> None:
         """Write one entry."""
-        self._forget_checksum(log, batch)
+        self._delete_checksum(log, batch)
         self._files.put(f"{log}/{batch}", [entry])
 
     def remove(self, log: Log, batch: int) -> None:
         """Remove one entry, if it exists."""
-        self._forget_checksum(log, batch)
+        self._delete_checksum(log, batch)
         if any(info.name == f"{log}/{batch}" for info in self._files.list(f"{log}/")):
             self._files.delete(f"{log}/{batch}")
 
-    def _forget_checksum(self, log: Log, batch: int) -> None:
+    def _delete_checksum(self, log: Log, batch: int) -> None:
         # Hadoop's local file system keeps a checksum beside each file, and refuses a file with another checksum.
         if any(info.name == f"{log}/.{batch}.crc" for info in self._files.list(f"{log}/")):
             self._files.delete(f"{log}/.{batch}.crc")
@@ -246,7 +246,7 @@ class RollBack:
             self._restore(record, journal)
 
     @contextmanager
-    def again(self, batch: int) -> Iterator[None]:
+    def replaying(self, batch: int) -> Iterator[None]:
         """Within this context, Spark's logs show `batch` as planned, not committed, and last.
 
         After an error, the logs stay so until the next start: Spark may go on with the batch for a while, and would

@@ -18,10 +18,10 @@ from millpond.files.backends.filesystem import FileSystem
 from millpond.files.locations.opening import on_disk
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.exchange.workers import map_in_arrow
-from millpond.plan.lookahead.source import announced, fed_by_source, key_hashes, source_of
+from millpond.plan.lookahead.source import fed_by_source, key_hashes, prefetch_sources, source_of
 from millpond.plan.reading.decision import Decision
 from millpond.query.logs.query_logs import QueryLogs
-from millpond.query.lookahead.sources import Upcoming, upcoming
+from millpond.query.lookahead.sources import UpcomingRows, upcoming_rows
 from millpond.slot.prefetch.switch import requested_hints
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.tasks.operator_task import Lookahead, OperatorTask
@@ -29,12 +29,12 @@ from millpond.worker.hints import SourceHints
 
 log = logging.getLogger("millpond")
 
-_LOOK_SECONDS = 0.05
-_REST_SECONDS = 1.0
+_MIN_PAUSE_SECONDS = 0.05
+_IDLE_SECONDS = 1.0
 """Shortest time between two looks at the source, and time between two looks whether slots ask for hints."""
-_SHARE = 1.0
+_PAUSE_PER_READ = 1.0
 """Pause after a look, as a multiple of the look's own time: looks must leave the cores to the query."""
-_LONGEST_REST = 60.0
+_MAX_PAUSE_SECONDS = 60.0
 """Longest pause in seconds after failed looks; each pause is twice the one before. A broker may be away for a while."""
 
 
@@ -48,7 +48,7 @@ def lookaheads(decision: Decision, task: OperatorTask) -> list[tuple[Lookahead, 
         decision: the decision about the query.
         task: any operator of the query; without `lookaheads` in it, no hints are sent.
     """
-    known = announced(decision) if task.lookaheads else {}
+    known = prefetch_sources(decision) if task.lookaheads else {}
     left_out = () if on_disk(task.offsets) else ("source",)
     return [
         tuple(name for name in known.get(operator, ()) if name not in left_out)
@@ -56,7 +56,7 @@ def lookaheads(decision: Decision, task: OperatorTask) -> list[tuple[Lookahead, 
     ]
 
 
-def look_ahead(
+def start_source_lookahead(
     query: StreamingQuery,
     spark: SparkSession,
     decision: Decision,
@@ -75,7 +75,7 @@ def look_ahead(
         settings: the session settings with which it is planned.
     """
     source = source_of(decision)
-    ahead = None if source is None else upcoming(source, checkpoint)
+    ahead = None if source is None else upcoming_rows(source, checkpoint)
     if ahead is not None and any("source" in task.lookaheads for task in tasks):
         runner = _Runner(query, spark, decision, tasks, QueryLogs(checkpoint), settings, ahead)
         threading.Thread(target=runner.run, name="millpond-look-ahead", daemon=True).start()
@@ -90,7 +90,7 @@ class _Runner:
         tasks: Sequence[OperatorTask],
         query_logs: QueryLogs,
         settings: Mapping[str, str],
-        ahead: Upcoming,
+        ahead: UpcomingRows,
     ) -> None:
         self._query = query
         self._spark = spark
@@ -110,23 +110,27 @@ class _Runner:
             self._watch()
 
     def _watch(self) -> None:
-        rest = _REST_SECONDS
-        while not self._query.awaitTermination(rest):
+        pause = _IDLE_SECONDS
+        while not self._query.awaitTermination(pause):
             began = time.monotonic()
-            asked = [task for task in self._tasks if self._asked(task)]
+            tasks_wanting_hints = [task for task in self._tasks if self._wants_hints(task)]
             try:
-                if asked:
-                    self._look(asked)
+                if tasks_wanting_hints:
+                    self._send_hints(tasks_wanting_hints)
             except Exception as error:  # best effort: an error of a source costs only hints
                 log.debug("prefetch hints were not sent: %s", error)
-                rest = min(_LONGEST_REST, 2 * rest)
+                pause = min(_MAX_PAUSE_SECONDS, 2 * pause)
             else:
-                rest = max(_LOOK_SECONDS, _SHARE * (time.monotonic() - began)) if asked else _REST_SECONDS
+                pause = (
+                    max(_MIN_PAUSE_SECONDS, _PAUSE_PER_READ * (time.monotonic() - began))
+                    if tasks_wanting_hints
+                    else _IDLE_SECONDS
+                )
 
-    def _asked(self, task: OperatorTask) -> bool:
+    def _wants_hints(self, task: OperatorTask) -> bool:
         return any("source" in lookaheads for lookaheads in requested_hints(self._directory, task).values())
 
-    def _look(self, asked: Sequence[OperatorTask]) -> None:
+    def _send_hints(self, tasks_wanting_hints: Sequence[OperatorTask]) -> None:
         batch = self._logs.last("offsets")
         if batch != self._batch:
             entry = self._logs.read("offsets", batch) if batch >= 0 else None
@@ -140,7 +144,7 @@ class _Runner:
                 copy.conf.set(name, value)
             self._session = Catalyst(copy)
         rows = self._ahead.after(self._session.spark, self._offset)
-        for task in asked:
+        for task in tasks_wanting_hints:
             if rows is not None and task.operator in self._fed:
                 hashes = key_hashes(self._session, self._fed[task.operator], rows)
                 prefetch = SourceHints(task, batch + 1)

@@ -16,10 +16,10 @@ from pyspark.sql.types import StructField, StructType
 
 from millpond.files.backends.filesystem import FileSystem
 from millpond.plan.catalyst.nodes import Node
-from millpond.plan.lookahead.source import foreseen
+from millpond.plan.lookahead.source import predictable_kind
 
 
-class Upcoming(Protocol):
+class UpcomingRows(Protocol):
     """The next rows of a source. Each row is returned once: a repeated call returns rows that arrived meanwhile."""
 
     def after(self, spark: SparkSession, offset: str) -> DataFrame | None:
@@ -37,15 +37,15 @@ class Numbered:
     def __init__(self, options: Mapping[str, str]) -> None:
         self._rows = int(options.get("rowsperbatch", "0"))
         self._partitions = int(options.get("numpartitions", "0")) or None
-        self._told = -1
+        self._returned = -1
 
     def after(self, spark: SparkSession, offset: str) -> DataFrame | None:
-        """See `Upcoming`."""
+        """See `UpcomingRows`."""
         position = json.loads(offset)
         start = int(position["offset"])
-        if start <= self._told:
+        if start <= self._returned:
             return None
-        self._told = start
+        self._returned = start
         numbers = spark.range(start, start + self._rows, 1, self._partitions)
         time = F.timestamp_millis(F.lit(int(position["timestamp"])))
         return numbers.select(time.alias("timestamp"), F.col("id").alias("value"))
@@ -59,14 +59,15 @@ class Kafka:
     def __init__(self, options: Mapping[str, str]) -> None:
         left_out = {*self._OFFSETS, "startingoffsetsbytimestamp", "endingoffsetsbytimestamp"}
         self._options = {name: value for name, value in options.items() if name not in left_out}
-        self._told: dict[str, dict[str, int]] = {}
+        self._returned: dict[str, dict[str, int]] = {}
 
     def after(self, spark: SparkSession, offset: str) -> DataFrame | None:
-        """See `Upcoming`."""
+        """See `UpcomingRows`."""
         planned: dict[str, dict[str, int]] = json.loads(offset)
         start = {
             topic: {
-                part: max(start_offset, self._told.get(topic, {}).get(part, 0)) for part, start_offset in parts.items()
+                part: max(start_offset, self._returned.get(topic, {}).get(part, 0))
+                for part, start_offset in parts.items()
             }
             for topic, parts in planned.items()
         }
@@ -78,7 +79,7 @@ class Kafka:
         end = {topic: dict(parts) for topic, parts in start.items()}
         for row in ends:
             end[row.topic][str(row.partition)] = row["last"] + 1
-        self._told = end
+        self._returned = end
         return reader.option("endingOffsets", json.dumps(end)).load()
 
 
@@ -105,13 +106,13 @@ class Files:
         self._logged: set[str] = set()
         self._listed: set[str] = set()  # names in the folder when all its files were returned
         self._offset = ""
-        self._told: set[str] = set()  # paths returned since that offset, with maxFilesPerTrigger
+        self._returned: set[str] = set()  # paths returned since that offset, with maxFilesPerTrigger
 
     def after(self, spark: SparkSession, offset: str) -> DataFrame | None:
-        """See `Upcoming`."""
+        """See `UpcomingRows`."""
         if offset != self._offset:
-            self._offset, self._told = offset, set()
-        room = self._most - len(self._told)
+            self._offset, self._returned = offset, set()
+        room = self._most - len(self._returned)
         with os.scandir(self._folder) as entries:
             listed = {entry.name for entry in entries}
         if listed == self._listed or (self._most and room <= 0):
@@ -119,10 +120,10 @@ class Files:
         self._catch_up()
         reader = spark.read.format(self._format).schema(self._schema).options(**self._options)
         paths = (unquote(urlsplit(path).path) for path in reader.load(self._path).inputFiles())
-        fresh = [path for path in paths if path not in self._known and path not in self._told]
+        fresh = [path for path in paths if path not in self._known and path not in self._returned]
         if self._most:
             fresh = heapq.nsmallest(room, fresh, key=os.path.getmtime)
-            self._told.update(fresh)
+            self._returned.update(fresh)
         else:  # a batch takes all
             self._listed = listed
             self._known.update(fresh)
@@ -136,10 +137,10 @@ class Files:
                 self._known |= {unquote(urlsplit(json.loads(line)["path"]).path) for line in lines}
 
 
-def upcoming(source: Node, checkpoint: FileSystem) -> Upcoming | None:
+def upcoming_rows(source: Node, checkpoint: FileSystem) -> UpcomingRows | None:
     """Return the next rows of a query's only source; None if they cannot be known before the batch."""
     options = {name.lower(): value for name, value in source.relation_options.items()}
-    kind = foreseen(source)
+    kind = predictable_kind(source)
     if kind == "numbers":
         return Numbered(options)
     if kind == "kafka":

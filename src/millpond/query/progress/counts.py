@@ -8,7 +8,7 @@ from typing import Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from millpond.metrics import COMPACTIONS, COUNTED, REQUESTS, TIERS, WAITING, observation
+from millpond.metrics import ADDED_METRICS, COMPACTION_METRICS, REQUEST_METRICS, TIER_METRICS, WAITING, observation_name
 
 
 @dataclass
@@ -38,29 +38,29 @@ class Counts:
     waiting: float = 0.0
 
     def __post_init__(self) -> None:
-        self.totals = [dict.fromkeys(COUNTED, 0.0) for _ in range(self.operators)]
+        self.totals = [dict.fromkeys(ADDED_METRICS, 0.0) for _ in range(self.operators)]
         self.last = [{} for _ in range(self.operators)]
-        self._counted = -1
+        self._last_counted = -1
 
     def add(self, progress: Any) -> None:
         """Count a batch (a `StreamingQueryProgress`), unless it was counted or no operator ran in it."""
         with self.lock:
-            if progress.batchId <= self._counted or observation(0) not in progress.observedMetrics:
+            if progress.batchId <= self._last_counted or observation_name(0) not in progress.observedMetrics:
                 return
-            self._counted = progress.batchId
+            self._last_counted = progress.batchId
             self.batches += 1
             self.last_seconds = progress.durationMs["triggerExecution"] / 1000
             self.seconds += self.last_seconds
             self.waiting = 0.0
             for index, totals in enumerate(self.totals):
-                row = progress.observedMetrics.get(observation(index))
-                figures = {} if row is None else {name: float(value or 0) for name, value in row.asDict().items()}
-                self.last[index] = figures
-                for name in COUNTED:
-                    totals[name] += figures.get(name, 0.0)
-                for name in figures.keys() & set(REQUESTS + TIERS + COMPACTIONS):
-                    self.requests[name] = self.requests.get(name, 0.0) + figures[name]
-                self.waiting += figures.get(WAITING, 0.0)
+                row = progress.observedMetrics.get(observation_name(index))
+                metrics = {} if row is None else {name: float(value or 0) for name, value in row.asDict().items()}
+                self.last[index] = metrics
+                for name in ADDED_METRICS:
+                    totals[name] += metrics.get(name, 0.0)
+                for name in metrics.keys() & set(REQUEST_METRICS + TIER_METRICS + COMPACTION_METRICS):
+                    self.requests[name] = self.requests.get(name, 0.0) + metrics[name]
+                self.waiting += metrics.get(WAITING, 0.0)
 
 
 class CountingListener(StreamingQueryListener):  # type: ignore[misc]

@@ -32,7 +32,7 @@ log = logging.getLogger("millpond")
 _SILENCE_SECONDS = 3.0
 
 _endpoints: dict[tuple[str, int], Endpoint] = {}
-_guard = threading.Lock()
+_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class _Query:
 
     def progress(self) -> Progress | None:
         with suppress(MillpondError, OSError):
-            return self.reader.look()
+            return self.reader.read()
         return None
 
     def health(self) -> CommitHealth | None:
@@ -75,10 +75,12 @@ class Endpoint:
 
     def collect(self) -> Iterator[Metric]:
         """Return all current metrics; prometheus-client calls this at a scrape."""
-        from millpond.query.progress.families import Shown, families
+        from millpond.query.progress.families import ScrapedQuery, families
 
         with self._scraping:
-            queries = [Shown(q.labels, q.titles, q.counts, q.progress(), q.health()) for q in tuple(self._queries)]
+            queries = [
+                ScrapedQuery(q.labels, q.titles, q.counts, q.progress(), q.health()) for q in tuple(self._queries)
+            ]
         return families(queries)
 
     def show(
@@ -106,13 +108,13 @@ class Endpoint:
                 counts.add(progress)
         shown = _Query((str(query.id), query.name or ""), titles, counts, tasks[0], ProgressReader(checkpoint))
         self._queries.append(shown)
-        with _guard:
+        with _lock:
             self.users += 1
         threading.Thread(
-            target=self._until_its_end, args=(query, spark, shown, listener), name="millpond-prometheus", daemon=True
+            target=self._remove_at_end, args=(query, spark, shown, listener), name="millpond-prometheus", daemon=True
         ).start()
 
-    def _until_its_end(self, query: StreamingQuery, spark: SparkSession, shown: _Query, listener: Any) -> None:
+    def _remove_at_end(self, query: StreamingQuery, spark: SparkSession, shown: _Query, listener: Any) -> None:
         try:
             query.awaitTermination()
             spark.streams.removeListener(listener)
@@ -146,7 +148,7 @@ def endpoint_of(settings: Settings) -> Iterator[Endpoint | None]:
 
 
 def _acquire(host: str, port: int) -> Endpoint:
-    with _guard:
+    with _lock:
         endpoint = _endpoints.get((host, port))
         if endpoint is None:
             try:
@@ -166,7 +168,7 @@ def _acquire(host: str, port: int) -> Endpoint:
 
 
 def _release(endpoint: Endpoint) -> None:
-    with _guard:
+    with _lock:
         endpoint.users -= 1
         if endpoint.users:
             return

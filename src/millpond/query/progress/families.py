@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 
-from millpond.metrics import COUNTED, PRICES, WAITING, text
+from millpond.metrics import ADDED_METRICS, REQUEST_PRICES, WAITING, description
 from millpond.query.progress.counts import Counts
 from millpond.query.progress.reader import Progress
 from millpond.worker.client import CommitHealth
@@ -17,7 +17,7 @@ _OPERATOR = (*_QUERY, "operator")
 
 
 @dataclass(frozen=True)
-class Shown:
+class ScrapedQuery:
     """A query at a scrape.
 
     Attributes:
@@ -35,7 +35,7 @@ class Shown:
     health: CommitHealth | None
 
 
-def families(queries: Sequence[Shown]) -> Iterator[Metric]:
+def families(queries: Sequence[ScrapedQuery]) -> Iterator[Metric]:
     """Return all metrics of queries; a value that is not known now has no sample."""
     batches = SummaryMetricFamily("millpond_batch_seconds", "Batches, and the seconds they took.", labels=_QUERY)
     last = GaugeMetricFamily("millpond_last_batch_seconds", "Seconds that the last batch took.", labels=_QUERY)
@@ -87,7 +87,7 @@ def families(queries: Sequence[Shown]) -> Iterator[Metric]:
                 for tier in ("memory", "disk", "remote"):
                     blocks.add_metric((*query.labels, tier), query.counts.requests[f"{tier}_blocks"])
                 copied.add_metric(query.labels, query.counts.requests["copied_bytes"])
-                for name in PRICES:
+                for name in REQUEST_PRICES:
                     requests.add_metric((*query.labels, name.removesuffix("s")), query.counts.requests[name])
                 for kind in ("put", "get"):
                     sent.add_metric((*query.labels, kind), query.counts.requests[f"{kind}_bytes"])
@@ -103,9 +103,11 @@ def families(queries: Sequence[Shown]) -> Iterator[Metric]:
     yield from _of_operators(queries)
 
 
-def _of_operators(queries: Sequence[Shown]) -> Iterator[Metric]:
+def _of_operators(queries: Sequence[ScrapedQuery]) -> Iterator[Metric]:
     info = GaugeMetricFamily("millpond_operator_info", "What the operator is; always 1.", labels=(*_OPERATOR, "title"))
-    counters = {name: CounterMetricFamily(f"millpond_{name}", text(name), labels=_OPERATOR) for name in COUNTED}
+    counters = {
+        name: CounterMetricFamily(f"millpond_{name}", description(name), labels=_OPERATOR) for name in ADDED_METRICS
+    }
     rows = GaugeMetricFamily("millpond_state_rows", "Keys held.", labels=_OPERATOR)
     memory = GaugeMetricFamily("millpond_state_memory_bytes", "Bytes of the state in memory.", labels=_OPERATOR)
     files = GaugeMetricFamily("millpond_state_file_bytes", "Bytes of the state in files.", labels=_OPERATOR)
@@ -119,10 +121,10 @@ def _of_operators(queries: Sequence[Shown]) -> Iterator[Metric]:
             with query.counts.lock:
                 for name, family in counters.items():
                     family.add_metric(labels, query.counts.totals[index][name])
-                figures = query.counts.last[index]
-            if figures:
-                rows.add_metric(labels, figures["state_rows"])
-                wait.add_metric(labels, figures["commit_lag_ms"] / 1000)
+                metrics = query.counts.last[index]
+            if metrics:
+                rows.add_metric(labels, metrics["state_rows"])
+                wait.add_metric(labels, metrics["commit_lag_ms"] / 1000)
             if query.progress is not None and query.progress.batches:
                 durable = query.progress.batches[-1].operators[index]
                 memory.add_metric(labels, durable.memory_bytes)

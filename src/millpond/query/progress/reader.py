@@ -12,12 +12,20 @@ from millpond.checkpoint.formats.manifest import PartitionManifest
 from millpond.errors import UsageError
 from millpond.files.backends.filesystem import FileSystem
 from millpond.files.locations.opening import open_filesystem
-from millpond.metrics import AHEAD, COMPACTIONS, LOOKAHEAD, LOOKUPS, PRICES, TIERS, reducer
+from millpond.metrics import (
+    COMPACTION_METRICS,
+    HINT_METRICS,
+    LOOKAHEAD,
+    LOOKUP_METRICS,
+    REQUEST_PRICES,
+    TIER_METRICS,
+    reducer,
+)
 from millpond.query.logs.finding import find_state
 from millpond.query.logs.query_logs import QueryLogs
 from millpond.state_reader.reader import StateOperator, StateReader
 
-_GIVE = "Give the query's checkpointLocation, also if its state lies elsewhere."
+_ADVICE = "Give the query's checkpointLocation, also if its state lies elsewhere."
 
 
 @dataclass(frozen=True)
@@ -33,14 +41,14 @@ class OperatorProgress:
         file_bytes: bytes of its state in files, deltas included.
         cache_hits: keys that were in memory.
         cache_misses: keys that had to be looked up in files.
-        prefetched: the metrics of hints (`millpond.metrics.AHEAD`); empty without hints, or if an older version of
-            Millpond wrote the commits.
-        looked_up: the metrics of a lookup join's table (`millpond.metrics.LOOKUPS`); empty for other operators.
+        prefetched: the metrics of hints (`millpond.metrics.HINT_METRICS`); empty without hints, or if an older version
+            of Millpond wrote the commits.
+        looked_up: the metrics of a lookup join's table (`millpond.metrics.LOOKUP_METRICS`); empty for other operators.
         seconds: its time in the slowest partition.
-        requests: requests of slots to the object store by kind (`millpond.metrics.PRICES`), since the last report,
-            which may have been that of another operator; empty for state on a disk.
-        tiers: likewise, blocks by tier, and copied bytes (`millpond.metrics.TIERS`).
-        compactions: likewise, also on a disk, the metrics of compactions (`millpond.metrics.COMPACTIONS`).
+        requests: requests of slots to the object store by kind (`millpond.metrics.REQUEST_PRICES`), since the last
+            report, which may have been that of another operator; empty for state on a disk.
+        tiers: likewise, blocks by tier, and copied bytes (`millpond.metrics.TIER_METRICS`).
+        compactions: likewise, also on a disk, the metrics of compactions (`millpond.metrics.COMPACTION_METRICS`).
     """
 
     title: str
@@ -84,17 +92,17 @@ class BatchProgress:
     @property
     def requests(self) -> dict[str, int]:
         """Requests to the object store by kind; empty for state on a disk."""
-        return _added([operator.requests for operator in self.operators])
+        return _summed_by_name([operator.requests for operator in self.operators])
 
     @property
     def tiers(self) -> dict[str, int]:
         """Blocks by tier, and copied bytes; empty for state on a disk."""
-        return _added([operator.tiers for operator in self.operators])
+        return _summed_by_name([operator.tiers for operator in self.operators])
 
     @property
     def compactions(self) -> dict[str, int]:
         """Metrics of compactions; without `compaction=remote`, only the time."""
-        return _added([operator.compactions for operator in self.operators])
+        return _summed_by_name([operator.compactions for operator in self.operators])
 
 
 @dataclass(frozen=True)
@@ -142,22 +150,22 @@ class ProgressReader:
 
     def __init__(self, checkpoint: str, batches: int = 40) -> None:
         if not checkpoint.strip():
-            raise UsageError("The location of the checkpoint is empty.", action=_GIVE)
+            raise UsageError("The location of the checkpoint is empty.", action=_ADVICE)
         self._files: FileSystem = open_filesystem(checkpoint)
         self._logs = QueryLogs(self._files)
         self.state = find_state(checkpoint)
         self._batches = batches
         self._known: dict[tuple[int, int], tuple[OperatorProgress, ...]] = {}  # by generation and version
-        StateReader(self.state, action=_GIVE)  # raises an error without state
+        StateReader(self.state, action=_ADVICE)  # raises an error without state
 
     @property
     def has_logs(self) -> bool:
         """Whether the location is a checkpoint; a state folder outside of the checkpoint has no logs of Spark."""
         return self._logs.query_id() is not None
 
-    def look(self) -> Progress:
+    def read(self) -> Progress:
         """Return the query's current progress; metrics from its commits are cached for the next call."""
-        planned, committed = self._logs.written("offsets"), self._logs.written("commits")
+        planned, committed = self._logs.entry_times("offsets"), self._logs.entry_times("commits")
         reader = StateReader(self.state)
         versions: list[int] = []
         for version in reversed(reader.known()):
@@ -192,20 +200,20 @@ class ProgressReader:
             if len(manifests) < len(reader.operators) * reader.partitions:
                 return ()
             self._known[key] = tuple(
-                _summed(operator, [manifests[operator.index, number] for number in range(reader.partitions)])
+                _operator_progress(operator, [manifests[operator.index, number] for number in range(reader.partitions)])
                 for operator in reader.operators
             )
         return self._known[key]
 
 
-def _summed(operator: StateOperator, manifests: Sequence[PartitionManifest]) -> OperatorProgress:
+def _operator_progress(operator: StateOperator, manifests: Sequence[PartitionManifest]) -> OperatorProgress:
     def total(name: str) -> int:
         return sum(manifest.metrics.get(name, 0) for manifest in manifests)
 
     def totals(names: Iterable[str]) -> dict[str, int]:
         return {name: total(name) for name in names if any(name in manifest.metrics for manifest in manifests)}
 
-    def figures(names: Iterable[str]) -> dict[str, int]:
+    def metrics(names: Iterable[str]) -> dict[str, int]:
         values_by_name = {
             name: [manifest.metrics[name] for manifest in manifests if name in manifest.metrics] for name in names
         }
@@ -222,16 +230,16 @@ def _summed(operator: StateOperator, manifests: Sequence[PartitionManifest]) -> 
         + sum(delta.length for table in tables for delta in table.deltas),
         cache_hits=total("cache_hits"),
         cache_misses=total("cache_misses"),
-        prefetched=figures(AHEAD) if any(LOOKAHEAD in manifest.metrics for manifest in manifests) else {},
-        looked_up=figures(LOOKUPS),
+        prefetched=metrics(HINT_METRICS) if any(LOOKAHEAD in manifest.metrics for manifest in manifests) else {},
+        looked_up=metrics(LOOKUP_METRICS),
         seconds=max(manifest.metrics.get("process_ms", 0) for manifest in manifests) / 1000,
-        requests=totals(PRICES),
-        tiers=totals(TIERS),
-        compactions=totals(COMPACTIONS),
+        requests=totals(REQUEST_PRICES),
+        tiers=totals(TIER_METRICS),
+        compactions=totals(COMPACTION_METRICS),
     )
 
 
-def _added(figures: Sequence[Mapping[str, int]]) -> dict[str, int]:
+def _summed_by_name(metrics: Sequence[Mapping[str, int]]) -> dict[str, int]:
     """Sum figures by name over the operators that have them."""
-    names = dict.fromkeys(name for operator_figures in figures for name in operator_figures)
-    return {name: sum(operator_figures.get(name, 0) for operator_figures in figures) for name in names}
+    names = dict.fromkeys(name for operator_figures in metrics for name in operator_figures)
+    return {name: sum(operator_figures.get(name, 0) for operator_figures in metrics) for name in names}

@@ -16,11 +16,11 @@ from millpond.plan.catalyst.nodes import Node
 from millpond.plan.catalyst.versions import TESTED, is_tested
 from millpond.plan.reading.decision import Decided, Decision, Operator
 from millpond.plan.reading.processor import is_asynchronous
-from millpond.plan.reading.user_functions import AGGREGATE
+from millpond.plan.reading.user_functions import USER_AGGREGATE
 
 log = logging.getLogger("millpond")
 
-_told: set[str] = set()  # applications that were warned that failed tasks are not retried
+_warned: set[str] = set()  # applications that were warned that failed tasks are not retried
 
 
 def check_session(df: DataFrame) -> None:
@@ -66,7 +66,7 @@ def check_stream(df: DataFrame, decision: Decision) -> None:
     catalyst = Catalyst(df.sparkSession)
     if df.sparkSession.conf.get("spark.sql.streaming.statefulOperator.allowMultiple", "true") != "false":
         _check_watermarks(decision.analyzed)
-    plan = _for_spark(catalyst, decision.root, decision.analyzed)
+    plan = _checkable_plan(catalyst, decision.root, decision.analyzed)
     catalyst.check_streaming(plan, decision.output_mode)
 
 
@@ -112,7 +112,9 @@ def check_user_functions(spark: SparkSession, decision: Decision) -> None:
         if is_asynchronous(Catalyst(spark), node):
             feature = "asynchronous processors"
         elif node.kind == "Aggregate" and any(
-            part.kind == AGGREGATE for expression in node.list("aggregateExpressions") for part in expression.walk()
+            part.kind == USER_AGGREGATE
+            for expression in node.list("aggregateExpressions")
+            for part in expression.walk()
         ):
             feature = "functions of the user there on streams"
         else:
@@ -123,41 +125,44 @@ def check_user_functions(spark: SparkSession, decision: Decision) -> None:
         )
 
 
-def runs_nowhere(df: DataFrame, decision: Decision) -> list[Operator]:
+def unsupported_anywhere(df: DataFrame, decision: Decision) -> list[Operator]:
     """Return the operators left to Spark that Spark does not run on streams.
 
     Spark checks whole queries, and reports the first error only. An operator is at fault if both the query and the part
     of the plan up to the operator fail this check.
     """
     catalyst = Catalyst(df.sparkSession)
-    left = [
+    on_spark = [
         decided for decided in decision.root.walk() if decided.operator is not None and decided.operator.spec is None
     ]
     checked = df.sparkSession.conf.get("spark.sql.streaming.unsupportedOperationCheck", "true") == "true"
     mode = decision.output_mode
-    if not left or (checked and _passes(catalyst, decision.root, decision.analyzed, mode)):
+    if not on_spark or (checked and _passes_spark_check(catalyst, decision.root, decision.analyzed, mode)):
         return []
     return [
         decided.operator
-        for decided in left
+        for decided in on_spark
         if decided.operator is not None
-        and (decided.node.kind == "Window" or (checked and not _passes(catalyst, decided, decided.node, mode)))
+        and (
+            decided.node.kind == "Window"
+            or (checked and not _passes_spark_check(catalyst, decided, decided.node, mode))
+        )
     ]
 
 
-def _passes(catalyst: Catalyst, decided: Decided, plan: Node, mode: str) -> bool:
+def _passes_spark_check(catalyst: Catalyst, decided: Decided, plan: Node, mode: str) -> bool:
     try:
-        catalyst.check_streaming(_for_spark(catalyst, decided, plan), mode)
+        catalyst.check_streaming(_checkable_plan(catalyst, decided, plan), mode)
     except AnalysisException:
         return False
     return True
 
 
-def _for_spark(catalyst: Catalyst, decided: Decided, plan: Node) -> Node:
+def _checkable_plan(catalyst: Catalyst, decided: Decided, plan: Node) -> Node:
     """Return the plan without the parts that only Millpond allows."""
     specs = [operator.spec for operator in decided.operators() if operator.spec is not None]
     if any(spec.facts.beyond_spark or spec.retracts for spec in specs):
-        plan = _replacement(catalyst, decided)
+        plan = _with_projections(catalyst, decided)
     if any(call.distinct for spec in specs for call in spec.calls):
         plan = catalyst.without_distincts(plan)
     return plan
@@ -176,7 +181,7 @@ def _check_watermarks(plan: Node) -> None:
             )
 
 
-def _replacement(catalyst: Catalyst, decided: Decided, *, consumed: bool = False) -> Node:
+def _with_projections(catalyst: Catalyst, decided: Decided, *, consumed: bool = False) -> Node:
     """Replace operators that only Millpond defines by projections of the same columns.
 
     Args:
@@ -185,11 +190,11 @@ def _replacement(catalyst: Catalyst, decided: Decided, *, consumed: bool = False
     """
     node, spec = decided.node, decided.operator.spec if decided.operator is not None else None
     below = consumed if decided.operator is None else spec is not None and spec.retracts
-    children = [_replacement(catalyst, child, consumed=below) for child in decided.children]
+    children = [_with_projections(catalyst, child, consumed=below) for child in decided.children]
     if spec is not None and (spec.facts.beyond_spark or (consumed and spec.emits_updates)):
         known = {column.expr_id for column in children[0].output} if node.kind == "Window" else set()
         columns = [
-            column if column.expr_id in known else catalyst.replacement(catalyst.null(column), column)
+            column if column.expr_id in known else catalyst.aliased_as(catalyst.null_as_declared(column), column)
             for column in node.output
         ]
         return catalyst.project(columns, children[0])
@@ -230,9 +235,9 @@ def check_writer(spark: SparkSession, option: Callable[[str], str | None]) -> No
         )
     application = spark.sparkContext.applicationId
     if spark.sparkContext.master.startswith("local[") and "," not in spark.sparkContext.master:
-        if application not in _told:
+        if application not in _warned:
             log.warning(
                 "%s never tries a failed task again: a slot that dies within one ends the query (local[N,4] retries)",
                 spark.sparkContext.master,
             )
-        _told.add(application)
+        _warned.add(application)

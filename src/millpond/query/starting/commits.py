@@ -11,13 +11,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.errors import MillpondError
 from millpond.tasks.operator_task import OperatorTask
-from millpond.worker.client import lost_calls, troubles
+from millpond.worker.client import commit_failures, lost_calls
 
 log = logging.getLogger("millpond")
 
-LOOK_SECONDS = 10.0
+POLL_SECONDS = 10.0
 _WORKER_GONE = "Python worker exited unexpectedly"
-_AFTER_STOP_SECONDS = 20.0
+_WATCH_AFTER_STOP_SECONDS = 20.0
 
 
 def watch_commits(query: StreamingQuery, task: OperatorTask) -> None:
@@ -35,30 +35,33 @@ def watch_commits(query: StreamingQuery, task: OperatorTask) -> None:
 def _watch(query: StreamingQuery, task: OperatorTask) -> None:
     try:
         label = f"{query.name} ({task.query})" if query.name else task.query
-        while not query.awaitTermination(LOOK_SECONDS):
+        while not query.awaitTermination(POLL_SECONDS):
             if not query.status["isTriggerActive"]:
-                _tell(label, task, "between batches")
+                _log_failed_commits(label, task, "between batches")
     except Exception as error:  # the query failed, or the JVM is gone; either is reported elsewhere
         log.debug("commits are not watched any more: %s", error)
         if _WORKER_GONE in str(error):
-            _tell_lost(task)
+            _log_lost_workers(task)
         return
-    deadline, when = time.monotonic() + _AFTER_STOP_SECONDS, "after its end, and its last batch would run once more"
-    while time.monotonic() < deadline and not _tell(label, task, when):
+    deadline, when = (
+        time.monotonic() + _WATCH_AFTER_STOP_SECONDS,
+        "after its end, and its last batch would run once more",
+    )
+    while time.monotonic() < deadline and not _log_failed_commits(label, task, when):
         time.sleep(1.0)
 
 
-def _tell_lost(task: OperatorTask) -> None:
+def _log_lost_workers(task: OperatorTask) -> None:
     """Log where a Python worker died: Spark does not know the place in the user's code."""
     with suppress(MillpondError):
         for call in lost_calls(task):
             log.warning("the Python worker died while it ran code of yours: %s; the state is not harmed", call)
 
 
-def _tell(query: str, task: OperatorTask, when: str) -> bool:
+def _log_failed_commits(query: str, task: OperatorTask, when: str) -> bool:
     """Log failed commits; return whether there were any, or slots did not answer."""
     try:
-        failures = troubles(task)
+        failures = commit_failures(task)
     except MillpondError as error:  # the next caller replaces a slot that does not answer
         log.debug("slots were not asked for commits that fail: %s", error)
         return True

@@ -44,19 +44,19 @@ _VARIABLES = "variables"
 """Key of a processor's state variables in its spec."""
 
 
-class Evolved(NamedTuple):
+class EvolvedSchema(NamedTuple):
     """A changed query that the state can follow.
 
     Attributes:
         query: the new state schema, with the state's names for the columns of its functions.
-        said: messages about changes of the state.
+        messages: messages about changes of the state.
     """
 
     query: StateSchema
-    said: tuple[str, ...]
+    messages: tuple[str, ...]
 
 
-_OF_VERSIONS = ("weighted", "merges_empty")
+_VERSION_OPTIONS = ("weighted", "merges_empty")
 """Options of functions that depend on the version of Spark and do not change the state."""
 
 
@@ -64,7 +64,7 @@ class _RefusedError(Exception):
     """The state cannot be used by the changed query; the text gives the reason."""
 
 
-def lasting(spec: OperatorSpec) -> dict[str, Any]:
+def persistent_spec(spec: OperatorSpec) -> dict[str, Any]:
     """Return the parts of a spec that must not change between starts.
 
     Three things may change: the reaction to overflow, the gap of sessions, and options that depend on the version of
@@ -75,12 +75,12 @@ def lasting(spec: OperatorSpec) -> dict[str, Any]:
     for call in plain_spec.get("calls", ()):
         if call["options"].get("eval_mode") != "try":
             call["options"].pop("eval_mode", None)
-        for option in _OF_VERSIONS:
+        for option in _VERSION_OPTIONS:
             call["options"].pop(option, None)
     return plain_spec
 
 
-def named(spec: OperatorSpec, before: OperatorSchema) -> OperatorSpec:
+def with_state_names(spec: OperatorSpec, before: OperatorSchema) -> OperatorSpec:
     """Return a spec with the state schema's names of functions, if their number is the same, and its kept variables.
 
     Raises:
@@ -95,20 +95,20 @@ def named(spec: OperatorSpec, before: OperatorSchema) -> OperatorSpec:
     return _with_fields(spec, [call.get("field") for call in calls]) if len(calls) == len(spec.calls) else spec
 
 
-def repinned(operator: OperatorSchema, spec: OperatorSpec, fields: int) -> OperatorSchema:
+def new_operator_schema(operator: OperatorSchema, spec: OperatorSpec, fields: int) -> OperatorSchema:
     """Return the state schema of an operator with named functions; `fields` is the number of names used so far."""
     tables = {name: plain(table.schema) for name, table in state_tables(spec).items()}
-    return msgspec.structs.replace(operator, spec=lasting(spec), tables=tables, fields=fields)
+    return msgspec.structs.replace(operator, spec=persistent_spec(spec), tables=tables, fields=fields)
 
 
-def evolved(
-    before: StateSchema, shape: int, now: StateSchema, specs: Sequence[OperatorSpec], changed: OnChangedState
-) -> Evolved | list[str]:
+def evolve_schema(
+    before: StateSchema, number: int, now: StateSchema, specs: Sequence[OperatorSpec], changed: OnChangedState
+) -> EvolvedSchema | list[str]:
     """Return the state schema of a changed query, or the reasons why it cannot use the state.
 
     Args:
         before: the state schema of the query that made the state.
-        shape: its number.
+        number: its number.
         now: the state schema of the new query.
         specs: the operators of the new query.
         changed: the allowed changes of functions (`spark.millpond.onChangedState`).
@@ -120,22 +120,22 @@ def evolved(
     changes: list[str] = []
     for old, new, spec in zip(before.operators, now.operators, specs, strict=True):
         try:
-            operator, messages = _HOW[changed](old, new, spec)
+            operator, messages = _EVOLVE_BY_SETTING[changed](old, new, spec)
         except _RefusedError as refused:
             lines.append(f"{new.name}: {refused}")
             continue
         pinned.append(operator)
-        as_before.append(_BUT[changed](old, operator if changed == "keep" else new, spec))
+        as_before.append(_COMPARABLE_BY_SETTING[changed](old, operator if changed == "keep" else new, spec))
         changes += [f"{new.name}: {line}" for line in messages]
     if lines:
         return lines
     lines = compare(before, msgspec.structs.replace(now, operators=tuple(as_before)))
-    return lines or Evolved(msgspec.structs.replace(now, operators=tuple(pinned), parent=shape), tuple(changes))
+    return lines or EvolvedSchema(msgspec.structs.replace(now, operators=tuple(pinned), parent=number), tuple(changes))
 
 
-def _varied(old: OperatorSchema, new: OperatorSchema, spec: OperatorSpec) -> tuple[OperatorSchema, list[str]]:
+def _evolve_variables(old: OperatorSchema, new: OperatorSchema, spec: OperatorSpec) -> tuple[OperatorSchema, list[str]]:
     """Evolve an operator with unchanged functions; a processor may gain and lose variables, as in Spark."""
-    operator = repinned(new, named(spec, old), old.fields)
+    operator = new_operator_schema(new, with_state_names(spec, old), old.fields)
     if _VARIABLES not in new.spec or old.spec.get("type") != new.spec.get("type"):
         return operator, []
     before, now = ({variable["name"]: variable for variable in schema.spec[_VARIABLES]} for schema in (old, operator))
@@ -147,15 +147,15 @@ def _varied(old: OperatorSchema, new: OperatorSchema, spec: OperatorSpec) -> tup
             )
         if now[name]["evolves"]:
             _check_evolves(label, before[name], now[name])
-        elif _nameless(before[name]) != _nameless(now[name]):
+        elif _without_field_names(before[name]) != _without_field_names(now[name]):
             raise _RefusedError(
-                f"the query has {label} {_variable(now[name])}; its checkpoint {_variable(before[name])}"
+                f"the query has {label} {_variable_text(now[name])}; its checkpoint {_variable_text(before[name])}"
             )
     messages = [f"the state variable {name} is new" for name in now if name not in before]
     messages += [
         f"fields of the state variable {name} have other names"
         if not now[name]["evolves"]
-        else f"the state variable {name} was {_variable(before[name])}, and is {_variable(now[name])} now"
+        else f"the state variable {name} was {_variable_text(before[name])}, and is {_variable_text(now[name])} now"
         for name in now
         if name in before and before[name] != now[name]
     ]
@@ -167,57 +167,62 @@ def _check_evolves(what: str, before: Mapping[str, Any], now: Mapping[str, Any])
 
     The state may hold values of all earlier types, so that a field that was removed and added again may be present.
     """
-    same = _nameless({**before, **{part: now[part] for part in ("value", "earlier")}}) == _nameless(now)
+    same = _without_field_names(
+        {**before, **{part: now[part] for part in ("value", "earlier")}}
+    ) == _without_field_names(now)
     for value in (before["value"], *reversed(before["earlier"])):
         if not same or not evolves(parse_type(value), parse_type(now["value"])):
             raise _RefusedError(
-                f"[STATE_STORE_INVALID_VALUE_SCHEMA_EVOLUTION] the query has {what} {_variable(now)}; its checkpoint "
-                f"{_variable({**before, 'value': value})}, which cannot become that"
+                f"[STATE_STORE_INVALID_VALUE_SCHEMA_EVOLUTION] the query has {what} {_variable_text(now)}; its "
+                f"checkpoint {_variable_text({**before, 'value': value})}, which cannot become that"
             )
 
 
-def _nameless(variable: Mapping[str, Any]) -> dict[str, Any]:
+def _without_field_names(variable: Mapping[str, Any]) -> dict[str, Any]:
     """Return a variable without the field names in its types: stored values do not have them."""
-    return {**variable, **{part: _types(parse_type(variable[part])) for part in ("key", "value") if variable[part]}}
+    return {
+        **variable,
+        **{part: _numbered_fields(parse_type(variable[part])) for part in ("key", "value") if variable[part]},
+    }
 
 
-def _types(dtype: DataType) -> DataType:
-    fields = tuple((str(position), _types(inner)) for position, (_, inner) in enumerate(dtype.fields))
+def _numbered_fields(dtype: DataType) -> DataType:
+    fields = tuple((str(position), _numbered_fields(inner)) for position, (_, inner) in enumerate(dtype.fields))
     return msgspec.structs.replace(dtype, fields=fields)
 
 
-def _variable(plain_: Mapping[str, Any]) -> str:
+def _variable_text(plain_: Mapping[str, Any]) -> str:
     """Format the type of a variable for messages."""
     key = f"{plain_['key']} → " if plain_["key"] else ""
     return f"of {key}{plain_['value']}" + (", with a time to live" if plain_["ttl_ms"] else "")
 
 
-def _but_variables(old: OperatorSchema, new: OperatorSchema, spec: OperatorSpec) -> OperatorSchema:
+def _with_old_variables(old: OperatorSchema, new: OperatorSchema, spec: OperatorSpec) -> OperatorSchema:
     """Return a processor with its old variables and key names, so that everything else can be compared."""
     if _VARIABLES not in new.spec or old.spec.get("type") != new.spec.get("type"):
-        return repinned(new, named(spec, old), old.fields)
+        return new_operator_schema(new, with_state_names(spec, old), old.fields)
     as_before = {**new.spec, _VARIABLES: old.spec[_VARIABLES]}
     keys, old_keys = ([parse_type(key["type"]) for key in schema.spec["columns"]] for schema in (new, old))
-    if list(map(_types, keys)) == list(map(_types, old_keys)):
+    if list(map(_numbered_fields, keys)) == list(map(_numbered_fields, old_keys)):
         as_before["columns"] = old.spec["columns"]
         new = msgspec.structs.replace(new, name=old.name)
     return msgspec.structs.replace(new, spec=as_before, functions=old.functions, fields=old.fields, tables=old.tables)
 
 
-def _but_texts(old: OperatorSchema, new: OperatorSchema, spec: OperatorSpec) -> OperatorSchema:
+def _with_old_calls(old: OperatorSchema, new: OperatorSchema, spec: OperatorSpec) -> OperatorSchema:
     """Return an operator with its old calls of functions, if only these have changed and may change."""
     if _VARIABLES in new.spec:
-        return _but_variables(old, new, spec)
+        return _with_old_variables(old, new, spec)
     same = spec.facts.functions_may_change and new.spec == old.spec
     return msgspec.structs.replace(new, functions=old.functions) if same else new
 
 
-def _but_functions(old: OperatorSchema, new: OperatorSchema, spec: OperatorSpec) -> OperatorSchema:
+def _with_old_functions(old: OperatorSchema, new: OperatorSchema, spec: OperatorSpec) -> OperatorSchema:
     """Return an operator with its old functions, if they may change, so that everything else can be compared."""
     if old.spec.get("type") != new.spec.get("type"):
         return new
     if _VARIABLES in new.spec:
-        return _but_variables(old, new, spec)
+        return _with_old_variables(old, new, spec)
     if not spec.facts.functions_may_change:
         return msgspec.structs.replace(new, fields=old.fields)
     kept: dict[str, Any] = {name: old.spec[name] for name in ("calls", "inputs") if name in old.spec}
@@ -228,11 +233,11 @@ def _but_functions(old: OperatorSchema, new: OperatorSchema, spec: OperatorSpec)
     )
 
 
-def _keep(old: OperatorSchema, new: OperatorSchema, spec: OperatorSpec) -> tuple[OperatorSchema, list[str]]:
+def _keep_functions(old: OperatorSchema, new: OperatorSchema, spec: OperatorSpec) -> tuple[OperatorSchema, list[str]]:
     """Evolve an operator that keeps its functions by position, with new arguments (`keep`)."""
     if _VARIABLES in new.spec:
-        return _varied(old, new, spec)
-    kept = repinned(new, named(spec, old), old.fields)
+        return _evolve_variables(old, new, spec)
+    kept = new_operator_schema(new, with_state_names(spec, old), old.fields)
     if (
         old.functions == new.functions
         or not spec.facts.functions_may_change
@@ -250,11 +255,11 @@ def _keep(old: OperatorSchema, new: OperatorSchema, spec: OperatorSpec) -> tuple
     return kept, messages
 
 
-def _follow(old: OperatorSchema, new: OperatorSchema, spec: OperatorSpec) -> tuple[OperatorSchema, list[str]]:
+def _match_functions(old: OperatorSchema, new: OperatorSchema, spec: OperatorSpec) -> tuple[OperatorSchema, list[str]]:
     """Evolve an operator whose functions are matched by their calls (`evolve`), with messages about the changes."""
     if _VARIABLES in new.spec:
-        return _varied(old, new, spec)
-    kept = repinned(new, named(spec, old), old.fields)
+        return _evolve_variables(old, new, spec)
+    kept = new_operator_schema(new, with_state_names(spec, old), old.fields)
     texts_moved = old.functions != new.functions
     same = kept.spec.get("calls") == old.spec.get("calls") and kept.spec.get("inputs") == old.spec.get("inputs")
     if not spec.facts.functions_may_change or old.spec.get("type") != new.spec.get("type"):
@@ -266,7 +271,7 @@ def _follow(old: OperatorSchema, new: OperatorSchema, spec: OperatorSpec) -> tup
     if len(old.functions) != len(calls) or len(new.functions) != len(spec.calls):
         raise _RefusedError("functions of the user are called with all rows of a group")
     names = [call.get("field") if call.get("field") is not None else position for position, call in enumerate(calls)]
-    matches = _matched(old, new, spec)
+    matches = _match_by_call(old, new, spec)
     following = old.fields or len(calls)
     fields, messages = [], []
     for position, text in enumerate(new.functions):
@@ -286,7 +291,7 @@ def _follow(old: OperatorSchema, new: OperatorSchema, spec: OperatorSpec) -> tup
         messages.append("its functions are in another order")
     removed = set(range(len(calls))) - set(places)
     messages += [f"{old.functions[position]} is gone, and what it had counted" for position in sorted(removed)]
-    evolved_operator = repinned(new, _with_fields(spec, fields), following)
+    evolved_operator = new_operator_schema(new, _with_fields(spec, fields), following)
     _check_tables(old, evolved_operator, spec)
     return evolved_operator, messages
 
@@ -304,7 +309,7 @@ def _check_kind(before: OperatorSpec, now: OperatorSpec) -> None:
         raise _RefusedError("its functions have changed, and rows of groups may be kept, with what these read")
 
 
-def _matched(old: OperatorSchema, new: OperatorSchema, spec: OperatorSpec) -> dict[int, int]:
+def _match_by_call(old: OperatorSchema, new: OperatorSchema, spec: OperatorSpec) -> dict[int, int]:
     """Match the functions that stay: return the old position of each by its new position."""
     for texts in (old.functions, new.functions):
         for text, count in Counter(texts).items():
@@ -334,9 +339,11 @@ def _bare(text: str) -> str:
     return text
 
 
-def _differs(before: Mapping[str, Any], source: int, now: Mapping[str, Any], new: AggregateCall, at: int) -> str | None:
+def _differs(
+    before: Mapping[str, Any], source: int, now: Mapping[str, Any], new: AggregateCall, position: int
+) -> str | None:
     """Return why a function cannot use the state of an old one with the same call; None if it can."""
-    old, options = before["calls"][source], now["calls"][at]["options"]
+    old, options = before["calls"][source], now["calls"][position]["options"]
     was, is_ = old["function"], new.function
     if was != is_ or bool(old["distinct"]) != new.distinct or (old["filter"] is None) != (new.filter is None):
         return "is another function, or has another DISTINCT or FILTER, than in its checkpoint"
@@ -373,37 +380,37 @@ def _shown(dtype: DataType) -> str:
     return f"decimal({dtype.precision},{dtype.scale})" if dtype.name == "decimal" else dtype.name
 
 
-def _check_tables(old: OperatorSchema, made: OperatorSchema, spec: OperatorSpec) -> None:
+def _check_tables(old: OperatorSchema, evolved: OperatorSchema, spec: OperatorSpec) -> None:
     """Refuse functions whose state columns differ, and changes of the tables of distinct inputs."""
     calls = [msgspec.convert(call, AggregateCall) for call in old.spec["calls"]]
     distinct, new_distinct = (
         [text for text, call in zip(texts, calls_of, strict=True) if is_distinct(call)]
-        for texts, calls_of in ((old.functions, calls), (made.functions, spec.calls))
+        for texts, calls_of in ((old.functions, calls), (evolved.functions, spec.calls))
     )
     sides, new_sides = (
-        {name: table for name, table in schema.tables.items() if name != "main"} for schema in (old, made)
+        {name: table for name, table in schema.tables.items() if name != "main"} for schema in (old, evolved)
     )
     if distinct != new_distinct or sides != new_sides:
         raise _RefusedError(
             "functions of distinct inputs have come, gone, changed or moved: what inputs there were is known for all "
             "of them together"
         )
-    before, now = (msgspec.convert(schema.tables["main"], TableSchema) for schema in (old, made))
+    before, now = (msgspec.convert(schema.tables["main"], TableSchema) for schema in (old, evolved))
     columns, new_columns = _by_field(before), _by_field(now)
-    for call, text in zip(made.spec["calls"], made.functions, strict=True):
+    for call, text in zip(evolved.spec["calls"], evolved.functions, strict=True):
         field = str(call["field"])
         if field not in columns:
             continue
         pair = columns[field], new_columns[field]
         fits = len(pair[0]) == len(pair[1]) and all(
-            column.null == new_column.null and (column.kind, new_column.kind) in _FITS
+            column.null == new_column.null and (column.kind, new_column.kind) in _COMPATIBLE_KINDS
             for column, new_column in zip(*pair, strict=True)
         )
         if not fits:
             raise _RefusedError(f"{text} is of a wider type now, which keeps its state in another way")
 
 
-_FITS = frozenset({("word", "word"), ("wide", "wide"), ("bytes", "bytes"), ("word", "wide")})
+_COMPATIBLE_KINDS = frozenset({("word", "word"), ("wide", "wide"), ("bytes", "bytes"), ("word", "wide")})
 
 
 def _by_field(schema: TableSchema) -> dict[str, list[Column]]:
@@ -422,13 +429,13 @@ def _with_fields(spec: OperatorSpec, fields: Sequence[int | None]) -> OperatorSp
     return msgspec.structs.replace(spec, calls=calls)
 
 
-_HOW: Mapping[OnChangedState, Callable[..., tuple[OperatorSchema, list[str]]]] = {
-    "error": _varied,
-    "keep": _keep,
-    "evolve": _follow,
+_EVOLVE_BY_SETTING: Mapping[OnChangedState, Callable[..., tuple[OperatorSchema, list[str]]]] = {
+    "error": _evolve_variables,
+    "keep": _keep_functions,
+    "evolve": _match_functions,
 }
-_BUT: Mapping[OnChangedState, Callable[..., OperatorSchema]] = {
-    "error": _but_variables,
-    "keep": _but_texts,
-    "evolve": _but_functions,
+_COMPARABLE_BY_SETTING: Mapping[OnChangedState, Callable[..., OperatorSchema]] = {
+    "error": _with_old_variables,
+    "keep": _with_old_calls,
+    "evolve": _with_old_functions,
 }

@@ -22,17 +22,17 @@ from millpond.worker.client import drain
 
 log = logging.getLogger("millpond")
 
-_WITHOUT_CHECKPOINT = frozenset({"memory", "foreach", "foreachBatch", "console", "noop"})
+_SINKS_WITHOUT_CHECKPOINT = frozenset({"memory", "foreach", "foreachBatch", "console", "noop"})
 """Sinks that Spark lets run in a temporary checkpoint."""
 
 
-_REPEATING = frozenset({"foreach", "foreachBatch", "console", "noop", "kafka"})
+_SINKS_WITHOUT_LOG = frozenset({"foreach", "foreachBatch", "console", "noop", "kafka"})
 """Sinks that always run a planned batch again after a crash."""
 
-_LOGGING = frozenset({"parquet", "orc", "json", "csv", "text"})
+_SINKS_WITH_LOG = frozenset({"parquet", "orc", "json", "csv", "text"})
 """Sinks that log their batches below `_spark_metadata/` of their path, and skip logged batches."""
 
-_LOGGED = re.compile(r"_spark_metadata/(\d+)(\.compact)?")
+_SINK_LOG_ENTRY = re.compile(r"_spark_metadata/(\d+)(\.compact)?")
 
 
 def runs_planned(spark: SparkSession, sink: str, path: str | None, batch: int) -> bool:
@@ -44,15 +44,15 @@ def runs_planned(spark: SparkSession, sink: str, path: str | None, batch: int) -
         path: where a file sink writes.
         batch: the planned batch.
     """
-    if sink in _REPEATING:
+    if sink in _SINKS_WITHOUT_LOG:
         return True
-    if sink not in _LOGGING or path is None:
+    if sink not in _SINKS_WITH_LOG or path is None:
         return False
     try:
         names = [info.name for info in open_filesystem(Catalyst(spark).qualified(path)).list("_spark_metadata/")]
     except (MillpondError, OSError):  # a path that only Spark can read
         return False
-    return max((int(found[1]) for name in names if (found := _LOGGED.fullmatch(name))), default=-1) < batch
+    return max((int(found[1]) for name in names if (found := _SINK_LOG_ENTRY.fullmatch(name))), default=-1) < batch
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def choose_checkpoint(spark: SparkSession, sink: str, name: str | None, given: s
     named = named_checkpoint(spark, name or str(uuid.uuid4()), given)
     if named is not None:
         return CheckpointLocation(named)
-    if sink not in _WITHOUT_CHECKPOINT:
+    if sink not in _SINKS_WITHOUT_CHECKPOINT:
         return None
     temporary = tempfile.mkdtemp(prefix="temporary-millpond-")
     log.warning(

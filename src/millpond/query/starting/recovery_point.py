@@ -7,19 +7,19 @@ from collections.abc import Callable, Sequence
 
 from millpond.checkpoint.recovery import Recovery
 from millpond.errors import StateDamagedError, StateIncompatibleError, TransientError
+from millpond.humanize import counted
 from millpond.query.logs.query_logs import QueryLogs
-from millpond.words import counted
 
 log = logging.getLogger("millpond")
 
 
-def goes_on_with(recovery: Recovery, query_logs: QueryLogs) -> int:
+def recovery_version(recovery: Recovery, query_logs: QueryLogs) -> int:
     """Return the version that a start goes on with: after the last batch that Spark has committed, or before it."""
     committed = max(query_logs.last("commits"), query_logs.last("offsets") - 1)
     return committed + 1 if recovery.durable(committed + 1) else committed
 
 
-def begin(
+def write_base_and_find_replays(
     recovery: Recovery,
     query_logs: QueryLogs,
     plan: str = "",
@@ -49,8 +49,8 @@ def begin(
         TransientError: an earlier run has committed a batch meanwhile.
     """
     planned = query_logs.last("offsets")
-    committed = query_logs.next - 1
-    built_on, again = [committed + 1], []
+    committed = query_logs.next_batch - 1
+    built_on, replays = [committed + 1], []
     if not recovery.durable(committed + 1):
         missing = recovery.missing(committed)
         if missing:
@@ -78,24 +78,24 @@ def begin(
                 version=committed,
                 file=recovery.files.locate("generations/"),
             )
-        built_on, again = [committed], [committed]
+        built_on, replays = [committed], [committed]
     if planned > committed:
         # A sink that already has the planned batch skips it, and the state must not depend on that. State of that
         # batch can be used only if the same state schema made it: a changed query makes other state.
-        if not again and recovery.durable(planned + 1) and recovery.schema_number(planned + 1) == shape:
+        if not replays and recovery.durable(planned + 1) and recovery.schema_number(planned + 1) == shape:
             built_on.append(planned + 1)
         elif not runs_planned(planned):
-            again.append(planned)
+            replays.append(planned)
     if version is not None and built_on[0] != version:
-        raise still_going_on(recovery.files.url)  # the earlier run has committed a batch meanwhile
+        raise concurrent_run_error(recovery.files.url)  # the earlier run has committed a batch meanwhile
     recovery.write_base(built_on, plan, shape=shape, retain=retain)
     before, now = len(recovery.ranges(built_on[0])), recovery.partitions
     if built_on[0] and before != now:
         log.info("the state goes on in %s, each with its part of the %d before", counted(now, "partition"), before)
-    return again
+    return replays
 
 
-def still_going_on(checkpoint: str) -> TransientError:
+def concurrent_run_error(checkpoint: str) -> TransientError:
     """Return the error for a start while another run of the query goes on."""
     return TransientError(
         "An earlier run of the query was still going on while this one recovered.",

@@ -16,14 +16,14 @@ from millpond.slot.process.identity import Process, owner
 from millpond.slot.process.lifecycle import POLL_SECONDS, SlotDirectory
 from millpond.slot.process.queries import QueryRecord, canonical, record_query, remove_query
 from millpond.tasks.operator_task import OperatorTask
-from millpond.worker.client import DRAIN, drain, troubles
+from millpond.worker.client import DRAIN_SECONDS, commit_failures, drain
 
 log = logging.getLogger("millpond")
 
-_TRY = 5.0
+_RELEASE_TIMEOUT_SECONDS = 5.0
 """Seconds of one try to end a run in the slots: short, since the query may be started again meanwhile."""
 
-_PAUSE = 0.5
+_RELEASE_PAUSE_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -66,15 +66,15 @@ def _watch(query: StreamingQuery, directory: SlotDirectory, task: OperatorTask) 
     except Exception as error:  # the query failed, or the JVM is gone; either is reported elsewhere
         log.debug("the query has ended: %s", error)
     try:
-        while not release(task, _TRY):
-            time.sleep(_PAUSE)
+        while not release(task, _RELEASE_TIMEOUT_SECONDS):
+            time.sleep(_RELEASE_PAUSE_SECONDS)
     finally:
         _runs.pop(task.run, None)
         with suppress(OSError):
             remove_query(directory, task.key, task.run)
 
 
-def release(task: OperatorTask, timeout: float = DRAIN) -> bool:
+def release(task: OperatorTask, timeout: float = DRAIN_SECONDS) -> bool:
     """Make the slots of this host finish the commits of a run that has ended or will not begin, and release it.
 
     Args:
@@ -108,7 +108,7 @@ def await_commits(location: str) -> None:
             timeout = run.task.settings.commit_timeout
             run.watcher.join(timeout)
             if run.watcher.is_alive():
-                why = "".join(f" ({trouble})" for trouble in troubles(run.task))
+                why = "".join(f" ({trouble})" for trouble in commit_failures(run.task))
                 raise TransientError(
                     f"The last batches of the query, which has ended, are not durable after {timeout:.0f} s{why}.",
                     action="Read the state again when the store can be reached, or an older version of it.",
@@ -117,7 +117,7 @@ def await_commits(location: str) -> None:
                 )
 
 
-def end_with(context: SparkContext, task: OperatorTask) -> None:
+def end_slots_with_application(context: SparkContext, task: OperatorTask) -> None:
     """Make the slots of this host end with the Spark application; its JVM may live longer.
 
     Args:
@@ -128,10 +128,10 @@ def end_with(context: SparkContext, task: OperatorTask) -> None:
         _applications.add(task.application)
         directory = SlotDirectory.of(task)
         arguments = context, directory, owner(task.jvm)
-        threading.Thread(target=_end_with, args=arguments, name="millpond-ending", daemon=True).start()
+        threading.Thread(target=_await_application_end, args=arguments, name="millpond-ending", daemon=True).start()
 
 
-def _end_with(context: SparkContext, directory: SlotDirectory, user: Process) -> None:
+def _await_application_end(context: SparkContext, directory: SlotDirectory, user: Process) -> None:
     while context._jsc is not None:  # no call into the JVM, which may end at any time
         time.sleep(POLL_SECONDS)
     with suppress(OSError):

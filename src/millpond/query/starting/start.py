@@ -31,27 +31,27 @@ from millpond.files.backends.retry import SHORT_RETRY
 from millpond.files.locations.opening import join_url, open_filesystem
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.exchange.combining import Combination, Combinations
-from millpond.plan.exchange.workers import load_ahead, on_one_host, run_this_python
+from millpond.plan.exchange.workers import on_one_host, preload_workers, runs_driver_python
 from millpond.plan.reading.decision import Decision
 from millpond.plan.replay.fingerprint import fingerprint
 from millpond.query.logs.fork import check_fork
 from millpond.query.logs.garbage import collect_garbage
 from millpond.query.logs.ownership import Ownership, state_of_last_run
 from millpond.query.logs.query_logs import QueryLogs, RollBack
-from millpond.query.lookahead.runner import look_ahead, lookaheads
+from millpond.query.lookahead.runner import lookaheads, start_source_lookahead
 from millpond.query.starting.commits import watch_commits
-from millpond.query.starting.initial import forget_initial, write_initial
-from millpond.query.starting.recovery_point import begin, goes_on_with, still_going_on
-from millpond.query.starting.running import end_with, release, watch_run
-from millpond.query.starting.state_schema import Pinned, pin_query, settle, state_schema_of
+from millpond.query.starting.initial_state import remove_initial_when_committed, write_initial
+from millpond.query.starting.operator_metadata import update_operator_metadata
+from millpond.query.starting.recovery_point import concurrent_run_error, recovery_version, write_base_and_find_replays
+from millpond.query.starting.running import end_slots_with_application, release, watch_run
+from millpond.query.starting.state_schema import StartSchema, check_schema, state_schema_of, write_evolved_schema
 from millpond.query.starting.tasks import first_partitions, operator_task
-from millpond.query.starting.watching import note_watching
 from millpond.tasks.operator_task import OperatorTask
-from millpond.worker.client import drain, open_ahead, start_ahead
+from millpond.worker.client import drain, open_partitions, start_slots
 
 log = logging.getLogger("millpond")
 
-VERIFY = "spark.sql.streaming.checkpoint.verifyMetadataExists.enabled"
+VERIFY_METADATA = "spark.sql.streaming.checkpoint.verifyMetadataExists.enabled"
 """Setting with which Spark (since 4.2) refuses logs without the query's id; Millpond applies it to all versions."""
 
 Rewrite = Callable[[list[OperatorTask], int | None, Mapping[int, Combination]], DataFrame]
@@ -72,7 +72,7 @@ class Start:
         rewrite: makes the rewritten query from tasks, the number of Spark's state stores if its offset log has one, and
             the combinations of rows before the exchanges.
         combinations: the possible combinations.
-        around: session settings with which the rewritten query is planned and started.
+        session_settings: session settings with which the rewritten query is planned and started.
         runs_planned: whether the sink certainly runs this batch, planned and not committed, when the query starts.
     """
 
@@ -84,7 +84,7 @@ class Start:
     sink: str
     rewrite: Rewrite
     combinations: Combinations
-    around: dict[str, str]
+    session_settings: dict[str, str]
     runs_planned: Callable[[int], bool]
 
     def run(self, launch: Callable[[DataFrame], StreamingQuery]) -> StreamingQuery:
@@ -123,7 +123,7 @@ class _Startup:
         self.checkpoint_files = open_filesystem(self.checkpoint)
         check_fork(self.checkpoint, self.checkpoint_files)
         self.query_logs = QueryLogs(self.checkpoint_files)
-        if self.spark.conf.get(VERIFY, "true") == "true":
+        if self.spark.conf.get(VERIFY_METADATA, "true") == "true":
             self.query_logs.check_id()
         self.query_logs.check_offsets()
         self.query_id = self.query_logs.identify()
@@ -141,7 +141,7 @@ class _Startup:
         """Stop a run of the query in this application, wait for its commits, and pin the state schema."""
         if self.catalyst.runs(self.query_id) and self.query_logs.last("commits") >= 0:
             # Check first: a query that is refused must not stop the active run.
-            self._pin()
+            self._check_schema()
             self.catalyst.check_sink(self.start.sink)
         self.catalyst.stop_active_run(self.query_id)
         self.task = self._first_task()
@@ -149,21 +149,21 @@ class _Startup:
             drain(self.task)
         except MillpondError as error:
             log.warning("commits of an earlier run did not finish and will be repeated: %s", error)
-        load_ahead(self.context)
+        preload_workers(self.context)
         if self.local:
-            end_with(self.context, self.task)
-        if run_this_python(self.context):
-            start_ahead(self.task)
-        self.query_logs.forget_interrupted_start()
-        self.pinned = self._pin()
+            end_slots_with_application(self.context, self.task)
+        if runs_driver_python(self.context):
+            start_slots(self.task)
+        self.query_logs.delete_unfinished_entries()
+        self.schema_at_start = self._check_schema()
 
     def claim(self) -> None:
         """Claim the next generation: no earlier run of the query can commit from here on."""
-        self._claim(from_scratch=self.pinned.from_scratch)
+        self._claim(from_scratch=self.schema_at_start.from_scratch)
         self.roll_back = RollBack(self.checkpoint_files, self.query_logs, self.files, self.task.generation)
         self.roll_back.undo_interrupted()
         self.logged = self._logged()
-        if self.pinned.from_scratch and self.logged[0] >= 0:
+        if self.schema_at_start.from_scratch and self.logged[0] >= 0:
             raise TransientError(
                 "An earlier run of the query was still going on, and has committed its first batch meanwhile.",
                 action="See that it has ended (only one program may run a query), and start the query again.",
@@ -172,56 +172,64 @@ class _Startup:
 
     def recover(self) -> None:
         """Find the durable version that the generation builds on, and the batches that Spark has to run again."""
-        start, from_scratch = self.start, self.pinned.from_scratch
-        self.plan = fingerprint(self.catalyst, self.decision)
+        start, from_scratch = self.start, self.schema_at_start.from_scratch
+        self.plan_digest = fingerprint(self.catalyst, self.decision)
         version = None
-        pinned = self.pinned
+        schema_at_start = self.schema_at_start
         if not from_scratch:
-            version = goes_on_with(self.recovery, self.query_logs)
+            version = recovery_version(self.recovery, self.query_logs)
             changed = self.settings.on_changed_state
-            pinned = settle(self.files, self.recovery, version, pinned, self.specs, changed)
-        self.shape = pinned.shape or 0
-        self.specs = pinned.specs(self.specs)
-        self.again = begin(
+            schema_at_start = write_evolved_schema(
+                self.files, self.recovery, version, schema_at_start, self.specs, changed
+            )
+        self.schema_number = schema_at_start.number or 0
+        self.specs = schema_at_start.specs(self.specs)
+        self.replays = write_base_and_find_replays(
             self.recovery,
             self.query_logs,
-            self.plan,
+            self.plan_digest,
             even_if_changed=self.settings.on_changed_replay == "run",
             runs_planned=start.runs_planned,
-            shape=self.shape,
+            shape=self.schema_number,
             retain=self.settings.state_retain,
             version=version,
             titles=[operator.name for operator in self.schema.operators],
         )
         if from_scratch:
             # After the base: if the start fails before this, neither query sees state of the other.
-            overwrite_schema(self.files, pinned.query)
+            overwrite_schema(self.files, schema_at_start.query)
         if self.logged[1] >= 0:
-            note_watching(self.checkpoint_files, self.decision.operators)
+            update_operator_metadata(self.checkpoint_files, self.decision.operators)
 
     def replay(self) -> None:
         """Make Spark run batches again whose state is not durable, without the sink."""
-        first = self.again[0] if self.again else self.query_logs.next
+        first = self.replays[0] if self.replays else self.query_logs.next_batch
         if first == 0:
-            self.task = write_initial(self.catalyst, self.decision, self.task, self.files, self.start.around)
+            self.task = write_initial(self.catalyst, self.decision, self.task, self.files, self.start.session_settings)
         self._open_ahead(first)
-        for batch in self.again:
+        for batch in self.replays:
             log.info("state lags behind Spark's commit log: batch %d runs again, without the sink", batch)
-            with self.roll_back.again(batch):
+            with self.roll_back.replaying(batch):
                 self._replay(batch)
-        if self.again and self.logged != self._logged():
-            raise still_going_on(self.checkpoint)
+        if self.replays and self.logged != self._logged():
+            raise concurrent_run_error(self.checkpoint)
 
     def launch(self, launch: Callable[[DataFrame], StreamingQuery]) -> StreamingQuery:
         """Start the rewritten query into the real sink."""
         if self.start.sync_reason is not None:
             if self.settings.commit_mode is None:
                 log.warning("every batch waits for its commit (commit.mode=sync): %s", self.start.sync_reason)
-            if self.again:
+            if self.replays:
                 # The run may see other rows in a repeated batch than the replay: it needs its own generation.
                 self._claim()
-                begin(self.recovery, self.query_logs, self.plan, shape=self.shape, retain=self.settings.state_retain)
-                self._open_ahead(self.query_logs.next)
+                write_base_and_find_replays(
+                    self.recovery,
+                    self.query_logs,
+                    self.plan_digest,
+                    shape=self.schema_number,
+                    retain=self.settings.state_retain,
+                )
+                self._open_ahead(self.query_logs.next_batch)
         self.tasks = self._tasks(self.task)
         return launch(self._rewritten(self.tasks))
 
@@ -229,21 +237,23 @@ class _Startup:
         """Start the threads that accompany the query: hints, commit checks, garbage collection."""
         if self.local:
             watch_run(query, self.task)
-        look_ahead(query, self.spark, self.decision, self.tasks, self.checkpoint_files, self.start.around)
+        start_source_lookahead(
+            query, self.spark, self.decision, self.tasks, self.checkpoint_files, self.start.session_settings
+        )
         watch_commits(query, self.task)
-        forget_initial(query, self.task, self.files, self.query_logs)
+        remove_initial_when_committed(query, self.task, self.files, self.query_logs)
         retained = max(self.settings.state_retain, self._retained_batches())
         collect_garbage(query, self.files, self.task.generation, self.query_logs, retained)
 
-    def _pin(self) -> Pinned:
-        return pin_query(
+    def _check_schema(self) -> StartSchema:
+        return check_schema(
             self.files,
             self.query_logs,
             self.checkpoint_files,
             self.schema,
             self.specs,
             changed=self.settings.on_changed_state,
-            left=len(self.decision.theirs),
+            on_spark=len(self.decision.on_spark),
         )
 
     def _claim(self, *, from_scratch: bool = False) -> None:
@@ -266,8 +276,8 @@ class _Startup:
 
     def _open_ahead(self, version: int) -> None:
         """Make the slots open the state of the first batch while Spark plans it."""
-        if version and run_this_python(self.context):
-            open_ahead(self._tasks(self.task), version)
+        if version and runs_driver_python(self.context):
+            open_partitions(self._tasks(self.task), version)
 
     def _retained_batches(self) -> int:
         return int(self.spark.conf.get("spark.sql.streaming.minBatchesToRetain", "100") or 100)
@@ -308,16 +318,16 @@ class _Startup:
         ]
         # A wait for the commit of an operator above covers these: the committer writes a version as a whole.
         lagging = msgspec.structs.replace(first.settings, commit_mode="async")
-        for index in self.decision.covered:
+        for index in self.decision.feeding_state:
             tasks[index] = msgspec.structs.replace(tasks[index], settings=lagging)
         return tasks
 
     def _rewritten(self, tasks: list[OperatorTask]) -> DataFrame:
         no_data = any(
-            operator.needs_no_data_batches or operator.due_by_processing_time for operator in self.decision.ours
+            operator.needs_no_data_batches or operator.due_by_processing_time for operator in self.decision.on_millpond
         )
         # The number of Spark's state stores matters only if Spark has to run no-data batches.
-        stores = self.query_logs.stores() if no_data else None
+        stores = self.query_logs.store_partitions() if no_data else None
         return self.start.rewrite(tasks, stores, self.start.combinations.of(self.specs))
 
     def _replay(self, batch: int) -> None:
@@ -328,7 +338,7 @@ class _Startup:
         """
         sync = msgspec.structs.replace(self.task.settings, commit_mode="sync")
         tasks = self._tasks(msgspec.structs.replace(self.task, settings=sync))
-        frame = self.catalyst.in_own_session(self._rewritten(tasks), self.start.around)
+        frame = self.catalyst.in_own_session(self._rewritten(tasks), self.start.session_settings)
         query = (
             frame.writeStream.format("noop")
             .outputMode(self.decision.output_mode)

@@ -30,16 +30,16 @@ from millpond.checkpoint.state_schema import (
 from millpond.conf import KEY_GROUP_BITS, OnChangedState
 from millpond.errors import StateDamagedError, StateIncompatibleError
 from millpond.files.backends.filesystem import FileSystem, MissingFileError
+from millpond.humanize import counted
 from millpond.operators.kinds.registry import state_tables
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.changelog.between import between_schemas
 from millpond.plan.reading.decision import Decision
-from millpond.plan.shown import state_columns
+from millpond.plan.state_column_names import state_column_names
 from millpond.query.logs.query_logs import QueryLogs, is_rolled_back
-from millpond.query.starting.evolution import evolved, lasting, named, repinned
-from millpond.query.starting.missing import missing
+from millpond.query.starting.evolution import evolve_schema, new_operator_schema, persistent_spec, with_state_names
+from millpond.query.starting.missing_state import missing_state_error
 from millpond.spec.kinds.union import OperatorSpec
-from millpond.words import counted
 
 log = logging.getLogger("millpond")
 
@@ -51,42 +51,42 @@ def state_schema_of(decision: Decision, catalyst: Catalyst) -> StateSchema:
         decision: the operators on Millpond.
         catalyst: of the user's session.
     """
-    columns = state_columns(decision.root)
+    columns = state_column_names(decision.root)
     aggregates = {one.operator.index for one in decision.root.walk() if one.operator and one.node.kind == "Aggregate"}
     operators = tuple(
         OperatorSchema(
             name=operator.title,
-            spec=lasting(operator.spec),
+            spec=persistent_spec(operator.spec),
             tables={name: plain(table.schema) for name, table in state_tables(operator.spec).items()},
             functions=operator.functions,
             columns=columns.get(index, ()),
             aliased=index in aggregates,
         )
-        for index, operator in enumerate(decision.ours)
+        for index, operator in enumerate(decision.on_millpond)
         if operator.spec is not None
     )
     return StateSchema(1 << KEY_GROUP_BITS, operators, between_schemas(catalyst, decision))
 
 
-class Pinned(NamedTuple):
+class StartSchema(NamedTuple):
     """The state schema of a query at its start.
 
     Attributes:
         query: the state schema.
-        shape: its number; None if the query has changed: `settle` decides once the version to go on with is known.
+        number: its number; None if the query has changed: `write_evolved_schema` decides at the recovery version.
         from_scratch: whether the query begins without state of earlier starts, because no batch was committed.
     """
 
     query: StateSchema
-    shape: int | None = 0
+    number: int | None = 0
     from_scratch: bool = False
 
     def specs(self, specs: Sequence[OperatorSpec]) -> list[OperatorSpec]:
         """Return the specs of its operators, with the state's names of functions."""
-        return [named(spec, schema) for spec, schema in zip(specs, self.query.operators, strict=True)]
+        return [with_state_names(spec, schema) for spec, schema in zip(specs, self.query.operators, strict=True)]
 
 
-def pin_query(
+def check_schema(
     files: FileSystem,
     query_logs: QueryLogs,
     checkpoint_files: FileSystem,
@@ -94,8 +94,8 @@ def pin_query(
     specs: Sequence[OperatorSpec],
     *,
     changed: OnChangedState = "error",
-    left: int = 0,
-) -> Pinned:
+    on_spark: int = 0,
+) -> StartSchema:
     """Write the query's state schema, or check that the existing one matches the query or can evolve to it.
 
     While Spark has committed no batch, another query may take over the checkpoint. A planned batch then runs with the
@@ -108,7 +108,7 @@ def pin_query(
         query: the state schema of the query.
         specs: its operators.
         changed: the reaction to a changed query (`spark.millpond.onChangedState`).
-        left: the number of operators with state on Spark.
+        on_spark: the number of operators with state on Spark.
 
     Raises:
         StateIncompatibleError: the checkpoint belongs to another query, or to Spark's own state store; or the state has
@@ -117,22 +117,22 @@ def pin_query(
     """
     nothing_done = query_logs.last("commits") < 0 and not is_rolled_back(checkpoint_files)
     try:
-        shape, query = _pin(
-            files, query_logs, checkpoint_files, query, specs, "error" if nothing_done else changed, left
+        number, query = _match_or_write(
+            files, query_logs, checkpoint_files, query, specs, "error" if nothing_done else changed, on_spark
         )
     except StateIncompatibleError:
         if not nothing_done:
             raise
-        _see_nothing_done(files, checkpoint_files)
+        _check_nothing_committed(files, checkpoint_files)
         log.warning("another query was started on this checkpoint and committed nothing: this one takes its place")
-        return Pinned(query, from_scratch=True)
+        return StartSchema(query, from_scratch=True)
     from_scratch = nothing_done and query_logs.last("offsets") < 0
     if from_scratch:
-        _see_nothing_done(files, checkpoint_files)
-    return Pinned(query, shape, from_scratch)
+        _check_nothing_committed(files, checkpoint_files)
+    return StartSchema(query, number, from_scratch)
 
 
-def _see_nothing_done(files: FileSystem, checkpoint_files: FileSystem) -> None:
+def _check_nothing_committed(files: FileSystem, checkpoint_files: FileSystem) -> None:
     """Check that the state is not newer than a first batch that was never committed.
 
     Raises:
@@ -150,14 +150,14 @@ def _see_nothing_done(files: FileSystem, checkpoint_files: FileSystem) -> None:
         )
 
 
-def settle(
+def write_evolved_schema(
     files: FileSystem,
     recovery: Recovery,
     version: int,
-    pinned: Pinned,
+    schema_at_start: StartSchema,
     specs: Sequence[OperatorSpec],
     changed: OnChangedState,
-) -> Pinned:
+) -> StartSchema:
     """Write the state schema of a changed query, for a run that goes on with a version.
 
     The state schema has the number of the run's generation, so that no other run writes it. It is written before the
@@ -167,79 +167,80 @@ def settle(
         files: the `millpond/` folder of the state.
         recovery: the recovery of the run.
         version: the version that the run goes on with.
-        pinned: the state schema of the query.
+        schema_at_start: the state schema of the query.
         specs: its operators.
-        changed: as for `pin_query`.
+        changed: as for `check_schema`.
 
     Raises:
         StateIncompatibleError: the query that made the version cannot evolve to this one.
     """
     made_by = recovery.schema_number(version)
-    if pinned.shape is not None:
-        if version and made_by not in read_schemas(files, pinned.shape):
+    if schema_at_start.number is not None:
+        if version and made_by not in read_schemas(files, schema_at_start.number):
             raise StateIncompatibleError(
                 "The version that the query goes on with was made by the query as it was changed to at another time.",
                 action="Start the query as it was then, or set spark.millpond.onChangedState to 'evolve'.",
                 version=version,
                 file=files.locate(schema_name(made_by)),
             )
-        return pinned
+        return schema_at_start
     before = read_schema(files, made_by)
-    result = evolved(before, made_by, pinned.query, specs, changed)
+    result = evolve_schema(before, made_by, schema_at_start.query, specs, changed)
     if isinstance(result, list):
         raise schema_mismatch_error(
-            result, files.locate(schema_name(made_by)), follows=may_evolve(before, pinned.query)
+            result, files.locate(schema_name(made_by)), follows=may_evolve(before, schema_at_start.query)
         )
     if with_old_aliases(before, result.query) == before:
         log.warning("the query is again what made version %d of its state, and goes on with that", version)
-        return Pinned(before, made_by)
+        return StartSchema(before, made_by)
     assert recovery.generation is not None
     number = recovery.generation.number
     write_document(files, schema_name(number), result.query)
-    log.warning("the query has changed, and its state follows:\n  %s", "\n  ".join(result.said or ["as it is"]))
-    return Pinned(result.query, number)
+    log.warning("the query has changed, and its state follows:\n  %s", "\n  ".join(result.messages or ["as it is"]))
+    return StartSchema(result.query, number)
 
 
-def _pin(
+def _match_or_write(
     files: FileSystem,
     query_logs: QueryLogs,
     checkpoint_files: FileSystem,
     query: StateSchema,
     specs: Sequence[OperatorSpec],
     changed: OnChangedState,
-    left: int,
+    on_spark: int,
 ) -> tuple[int | None, StateSchema]:
     """Return the state schema and its number; None as number if it has changed and the state may evolve."""
-    shape, before = 0, None
+    number, before = 0, None
     with suppress(
         MissingFileError, StateDamagedError
     ):  # a first start died while writing it: `write_or_check_schema` reports it
-        shape = newest_schema(files)
-        before = read_schema(files, shape)
+        number = newest_schema(files)
+        before = read_schema(files, number)
     if before is not None and len(before.operators) == len(specs):
         operators = [
-            repinned(operator, named(spec, old), old.fields)
+            new_operator_schema(operator, with_state_names(spec, old), old.fields)
             for operator, spec, old in zip(query.operators, specs, before.operators, strict=True)
         ]
         as_named = msgspec.structs.replace(query, operators=tuple(operators))
         unmoved = all(old.functions == new.functions for old, new in zip(before.operators, operators, strict=True))
         if (changed != "evolve" or unmoved) and not compare(before, as_named):
             if before != (before := with_new_columns(before, query)):
-                write_document(files, schema_name(shape), before)
-            return shape, before
+                write_document(files, schema_name(number), before)
+            return number, before
         if changed != "error" or any(spec.facts.variables_may_change for spec in specs):
-            # The newest schema may have no committed batch. Only `settle` knows which schema made the state.
+            # The newest schema may have no committed batch: only the recovery version tells which schema made it.
             tries = [
-                evolved(schema, number, query, specs, changed) for number, schema in read_schemas(files, shape).items()
+                evolve_schema(schema, number, query, specs, changed)
+                for number, schema in read_schemas(files, number).items()
             ]
             if isinstance(tries[0], list) and all(isinstance(attempt, list) for attempt in tries):
                 raise schema_mismatch_error(
-                    tries[0], files.locate(schema_name(shape)), follows=may_evolve(before, query)
+                    tries[0], files.locate(schema_name(number)), follows=may_evolve(before, query)
                 )
             return None, query
     if not files.exists(QUERY_FILE) and query_logs.last("commits") >= 0:
-        raise missing(
-            files, query_logs, checkpoint_files, query, left if any(spec.facts.stateful for spec in specs) else None
+        raise missing_state_error(
+            files, query_logs, checkpoint_files, query, on_spark if any(spec.facts.stateful for spec in specs) else None
         )
     write_or_check_schema(files, query)
     return 0, query

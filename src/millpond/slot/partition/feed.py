@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from millpond.layout import HashRange
 from millpond.slot.partition.attempt_lock import Attempt
-from millpond.tasks.block_references import in_passes, open_references
+from millpond.tasks.block_references import open_references, split_into_passes
 from millpond.tasks.operator_task import OperatorTask
 from millpond.tasks.rows import strip_markers
 
@@ -64,13 +64,13 @@ class Feed:
         yield rows.select([0, *range(self._first, last)])
 
     def passes(self, wanted: Callable[[int], int]) -> Iterator[tuple[HashRange | None, pa.RecordBatch]]:
-        """Yield the rows, in passes (see `in_passes`) if they are in files, which can be read in any order."""
+        """Yield the rows, in passes (see `split_into_passes`) if they are in files, which can be read in any order."""
         batches = iter(self)
         first = next(batches, None)
         if first is None:
             return
         batches = chain([first], batches)
         if self._in_files:
-            yield from in_passes(batches, wanted)
+            yield from split_into_passes(batches, wanted)
         else:
             yield from ((None, rows) for rows in batches)

@@ -14,7 +14,7 @@ import pyarrow as pa
 from millpond.checkpoint.formats.manifest import PartitionManifest, seal
 from millpond.errors import TransientError
 from millpond.layout import HashRange, Words
-from millpond.metrics import DURABLE, reducer
+from millpond.metrics import DURABLE_METRICS, reducer
 from millpond.operators.kinds.registry import open_operator
 from millpond.operators.processors.calls import CallsUserCode, HasInitialState
 from millpond.operators.protocol import AdoptsSparkState, Combining, Times
@@ -284,7 +284,7 @@ class Partition:
             input_checksum=seen.value,
             input_rows=rows,
             rows={name: delta.rows for name, delta in deltas.items()},
-            metrics={name: round(figures[name]) for name in DURABLE if name in figures},
+            metrics={name: round(figures[name]) for name in DURABLE_METRICS if name in figures},
             shape=self.query.checkpoint.base.shape,
         )
         # Written before it is submitted: the file survives this process, and the next slot adopts and commits it.

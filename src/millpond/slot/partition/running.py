@@ -19,7 +19,7 @@ from millpond.files.backends.retry import LONG_RETRY
 from millpond.files.locations.counted import CountedFiles
 from millpond.files.locations.hedged import HedgedFiles
 from millpond.files.locations.opening import on_disk
-from millpond.metrics import TIERS, WAITING, request_cost
+from millpond.metrics import TIER_METRICS, WAITING, request_cost
 from millpond.operators.processors.calls import CallsUserCode
 from millpond.slot.partition.copies import CopiesFolder, claim_copies, remove_old_copies
 from millpond.slot.partition.remote_compaction import RemoteCompaction
@@ -28,7 +28,7 @@ from millpond.slot.prefetch.switch import HintSwitch
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import Account, MemoryBudget
 from millpond.stores.runs.run_store import RunStore
-from millpond.tasks.block_references import exchange_folder, forget_batches
+from millpond.tasks.block_references import delete_batches_before, exchange_folder
 from millpond.tasks.offset_log import Planned, planned
 from millpond.tasks.operator_task import OperatorTask
 
@@ -181,7 +181,9 @@ class RunningQuery:
         if self._counted is not None and self._hedged is not None:
             tiers = self.runs.stats()
             tiers["remote_blocks"] += self.append_files.remote_blocks
-            now |= self._counted.counts() | {name: tiers[name] for name in TIERS} | {"hedges": self._hedged.hedges}
+            now |= (
+                self._counted.counts() | {name: tiers[name] for name in TIER_METRICS} | {"hedges": self._hedged.hedges}
+            )
         with self._lock:
             before, self._reported = self._reported, {name: float(value) for name, value in now.items()}
             new = {name: value - before.get(name, 0.0) for name, value in self._reported.items()}
@@ -220,7 +222,7 @@ class RunningQuery:
     def forget_batches(self, below: int) -> None:
         """Remove the exchanged rows of earlier batches in the background."""
         if self.task.exchange == "local":
-            self.resources.writers.submit(forget_batches, self._exchange, below)
+            self.resources.writers.submit(delete_batches_before, self._exchange, below)
 
     def close(self) -> None:
         """Release everything. Versions that are not durable stay in the sealed files, for the next run to adopt."""

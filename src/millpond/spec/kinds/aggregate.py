@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 
 import msgspec
 
-from millpond.metrics import OBSERVED
+from millpond.metrics import ADAPTIVE_METRICS
 from millpond.spec.calls import (
     EVENT_TIME_WINDOWS,
     describe_calls,
@@ -202,7 +202,7 @@ class AggregateSpec(Spec, frozen=True, tag="aggregate"):
     @property
     def extra_metrics(self) -> tuple[str, ...]:
         """Additional metrics that slots report for the operator."""
-        return OBSERVED if self.adaptive else ()
+        return ADAPTIVE_METRICS if self.adaptive else ()
 
     @property
     def access_pattern(self) -> AccessPattern:

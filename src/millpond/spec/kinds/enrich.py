@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, Self
 
 import msgspec
 
-from millpond.metrics import LOOKUPS
+from millpond.metrics import LOOKUP_METRICS
 from millpond.spec.operators import Field
 from millpond.spec.protocol import AccessPattern, ChangelogError, KindFacts, Spec
 from millpond.spec.traits import Trait, columns_trait
@@ -146,7 +146,7 @@ class EnrichSpec(Spec, frozen=True, tag="enrich"):
     @property
     def extra_metrics(self) -> tuple[str, ...]:
         """Additional metrics that slots report for the operator."""
-        return LOOKUPS
+        return LOOKUP_METRICS
 
     @property
     def unsupported_values(self) -> str | None:

@@ -7,12 +7,12 @@ from typing import Any, ClassVar, Self
 
 import msgspec
 
+from millpond.humanize import duration
 from millpond.spec.calls import EMITS_ONCE
 from millpond.spec.functions import INPUT_TYPE, unsupported_value
 from millpond.spec.operators import Field
 from millpond.spec.protocol import AccessPattern, ChangelogError, KindFacts, Spec
 from millpond.spec.traits import Trait, columns_trait, lag_trait
-from millpond.words import length
 
 FROM_TIME = -(1 << 16)
 """Place of a side's column that is its event time (see `JoinSide.places`)."""
@@ -73,7 +73,7 @@ class JoinSide(msgspec.Struct, frozen=True):
 
 
 def _until(milliseconds: int | None) -> str:
-    return "for ever" if milliseconds is None else f"until the watermark is {length(-milliseconds * 1000)} past them"
+    return "for ever" if milliseconds is None else f"until the watermark is {duration(-milliseconds * 1000)} past them"
 
 
 class JoinSpec(Spec, frozen=True, tag="join"):
@@ -245,6 +245,6 @@ def _range(earliest: int | None, latest: int | None) -> str:
     """Describe the range of the left time relative to the right time."""
     if earliest is None and latest is None:
         return "of any times"
-    least = "any time" if earliest is None else length(earliest)
-    most = "any time" if latest is None else length(latest)
+    least = "any time" if earliest is None else duration(earliest)
+    most = "any time" if latest is None else duration(latest)
     return f"whose left time is from {least} to {most} after the right one"

@@ -7,12 +7,12 @@ from typing import Self
 
 import msgspec
 
+from millpond.humanize import counted
 from millpond.spec.calls import describe_calls, result_fields
 from millpond.spec.kinds.ordered_rows import OrderedRows
 from millpond.spec.operators import OP, AggregateCall, Field
 from millpond.spec.protocol import AccessPattern
 from millpond.spec.traits import Trait
-from millpond.words import counted
 
 
 class OverSpec(OrderedRows, frozen=True, tag="over"):

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import msgspec
 
 from millpond.errors import UsageError
-from millpond.metrics import PROCESSORS
+from millpond.metrics import PROCESSOR_METRICS
 from millpond.spec.calls import EMITS_ONCE
 from millpond.spec.functions import INPUT_TYPE
 from millpond.spec.operators import EventTime, Field
@@ -319,7 +319,7 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
     @property
     def extra_metrics(self) -> tuple[str, ...]:
         """Additional metrics that slots report for the operator."""
-        return PROCESSORS
+        return PROCESSOR_METRICS
 
     @property
     def unsupported_values(self) -> str | None:

@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 
 import msgspec
 
-from millpond.metrics import READ_AHEAD
+from millpond.metrics import LIST_METRICS
 from millpond.spec.calls import (
     EMITS_ONCE,
     EVENT_TIME_WINDOWS,
@@ -140,7 +140,7 @@ class SessionSpec(Spec, frozen=True, tag="session"):
     @property
     def extra_metrics(self) -> tuple[str, ...]:
         """Additional metrics that slots report for the operator."""
-        return READ_AHEAD if self.keeps_rows else ()
+        return LIST_METRICS if self.keeps_rows else ()
 
     @property
     def access_pattern(self) -> AccessPattern:

@@ -15,13 +15,13 @@ from millpond.worker.processors.asynchronous.base import row_by_row, yields
 from millpond.worker.processors.asynchronous.controller import Controller, Task
 from millpond.worker.processors.asynchronous.variables import AwaitedHandle
 from millpond.worker.processors.handle import Handle
-from millpond.worker.processors.processor import Running, counted_keys
-from millpond.worker.processors.rows import ROWS_PER_BATCH, calls
+from millpond.worker.processors.processor import RunningProcessor, counted_keys
+from millpond.worker.processors.rows import ROWS_PER_BATCH, row_iterators
 
 _MAX_QUEUED_ROWS = 4 * ROWS_PER_BATCH  # output rows that may wait for those of earlier keys
 
 
-class AwaitingRunning(Running):
+class AsyncRunningProcessor(RunningProcessor):
     """A running asynchronous processor, for one partition and batch.
 
     Args:
@@ -35,8 +35,8 @@ class AwaitingRunning(Running):
         self._in_flight = in_flight
         self._single = row_by_row(self._processor)
 
-    def _shown(self, handle: Handle) -> Any:
-        self._controller = Controller(handle.place, self, self._in_flight, _MAX_QUEUED_ROWS)
+    def _user_handle(self, handle: Handle) -> Any:
+        self._controller = Controller(handle.current_key, self, self._in_flight, _MAX_QUEUED_ROWS)
         return AwaitedHandle(handle)
 
     def _with_initial(
@@ -45,7 +45,7 @@ class AwaitingRunning(Running):
         assert self._initial is not None
         call = self._processor.handleInitialState
         with self._pieces(tables) as pieces:
-            groups = self._initial.lasting(*counted_keys(tables), pieces)
+            groups = self._initial.retained_groups(*counted_keys(tables), pieces)
             tasks = (
                 (position, key, map(call, repeat(key), rows, repeat(times)))
                 for position, (key, rows) in enumerate(groups)
@@ -57,15 +57,15 @@ class AwaitingRunning(Running):
     ) -> Iterator[pa.RecordBatch]:
         call = self._processor.handleInputRow if self._single else self._processor.handleInputRows
 
-        def given(key: Any, rows: Iterator[Any]) -> Iterable[Any]:
+        def parts_of(key: Any, rows: Iterator[Any]) -> Iterable[Any]:
             if self._single:
                 return rows
-            return calls(key, rows) if self._input.odd else (rows,)
+            return row_iterators(key, rows) if self._input.may_have_nan else (rows,)
 
         with self._pieces(tables) as pieces:
-            groups = enumerate(self._input.lasting(*counted_keys(tables), pieces))
+            groups = enumerate(self._input.retained_groups(*counted_keys(tables), pieces))
             tasks = (
-                (position, key, map(call, repeat(key), given(key, rows), repeat(times)))
+                (position, key, map(call, repeat(key), parts_of(key, rows), repeat(times)))
                 for position, (key, rows) in groups
             )
             yield from self._run(call, tasks)
@@ -85,4 +85,4 @@ class AwaitingRunning(Running):
 
     def _run(self, call: Any, tasks: Iterator[Task]) -> Iterator[pa.RecordBatch]:
         for _ in self._controller.run(tasks, self._results, yields=yields(call)):
-            yield from self._taken()
+            yield from self._output()

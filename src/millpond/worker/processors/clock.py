@@ -23,7 +23,7 @@ def zoneless(dtype: DataType) -> DataType:
     return dtype
 
 
-def on_the_clock(array: pa.Array, zone: str) -> pa.Array:
+def to_local_times(array: pa.Array, zone: str) -> pa.Array:
     """Convert a column of timestamps, also inside structs, to local times without time zone.
 
     Args:
@@ -34,7 +34,7 @@ def on_the_clock(array: pa.Array, zone: str) -> pa.Array:
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         return pc.local_timestamp(array.cast(pa.timestamp(kind.unit, zone)))
     if pa.types.is_struct(kind) and kind.num_fields:
-        parts = [on_the_clock(array.field(position), zone) for position in range(kind.num_fields)]
+        parts = [to_local_times(array.field(position), zone) for position in range(kind.num_fields)]
         fields = [pa.field(field.name, part.type) for field, part in zip(kind, parts, strict=True)]
         return pa.StructArray.from_arrays(parts, fields=fields, mask=array.is_null())
     return array

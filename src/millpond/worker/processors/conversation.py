@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from millpond.slot.process.connection import Connection
 from millpond.slot.process.messages import Call, Called, Fetch
-from millpond.worker.processors.processor import Running
+from millpond.worker.processors.processor import RunningProcessor
 
 
 class StateFetcher:
@@ -27,12 +27,12 @@ class StateFetcher:
         self._connection = connection
         self.failed: BaseException | None = None
 
-    def __call__(self, table: str, asked: pa.RecordBatch) -> pa.Array:
+    def __call__(self, table: str, keys: pa.RecordBatch) -> pa.Array:
         """Fetch parts of the variable of a table (see `operators.processors.calls.FetchState`)."""
         self.check()
         try:
             self._connection.send(Fetch(table))
-            self._connection.send_table(asked)
+            self._connection.send_table(keys)
             return self._connection.receive_table().column(0)
         except BaseException as error:
             self.failed = error
@@ -44,7 +44,7 @@ class StateFetcher:
             raise self.failed
 
 
-def answer(connection: Connection, call: Call, running: Running, place: str) -> None:
+def answer(connection: Connection, call: Call, running: RunningProcessor, place: str) -> None:
     """Receive the tables of a call, call the processor, and send its output and its state changes.
 
     While user code runs, the slot's heartbeats wait in the socket; those that do not fit are dropped.
@@ -55,11 +55,11 @@ def answer(connection: Connection, call: Call, running: Running, place: str) -> 
         running: the processor; its `ask` is an `StateFetcher`.
         place: operator, partition and batch, for the note on errors of user code.
     """
-    asking = running.ask
-    assert isinstance(asking, StateFetcher)
+    fetcher = running.ask
+    assert isinstance(fetcher, StateFetcher)
     tables = {name: connection.receive_table() for name in call.tables}
     output = running.call(call, tables)
-    while (batch := _next(output, running, asking, place)) is not None:
+    while (batch := _next_output(output, running, fetcher, place)) is not None:
         connection.send_table(batch)  # with its schema: requests since the last batch have sent another one
     changes = running.changes()
     connection.send(Called([name for name, _ in changes]))
@@ -67,8 +67,8 @@ def answer(connection: Connection, call: Call, running: Running, place: str) -> 
         connection.send_table(table)
 
 
-def _next(
-    output: Iterator[pa.RecordBatch], running: Running, asking: StateFetcher, place: str
+def _next_output(
+    output: Iterator[pa.RecordBatch], running: RunningProcessor, fetcher: StateFetcher, place: str
 ) -> pa.RecordBatch | None:
     """Return the next output batch. Any exception of user code, even `SystemExit`, gets a note and ends the task.
 
@@ -76,11 +76,11 @@ def _next(
     """
     try:
         batch = next(output, None)
-        asking.check()
+        fetcher.check()
         return batch
     except BaseException as error:
-        if asking.failed is not None:
-            raise asking.failed from None
+        if fetcher.failed is not None:
+            raise fetcher.failed from None
         key = "" if running.key is None else f", key {running.key!r}"
         error.add_note(
             f"This processor was called by Millpond for {place}{key}. "

@@ -20,9 +20,9 @@ from pyspark.sql.types import ArrayType, BooleanType, MapType, NullType, StructF
 
 from millpond.errors import UsageError
 from millpond.tasks.limits import rows_per_batch
-from millpond.worker.processors.rows import ROWS_PER_BATCH, Pieces, Typed, unequal
+from millpond.worker.processors.rows import ROWS_PER_BATCH, Pieces, Typed, has_nan
 
-_LARGEST = (1 << 31) - 1  # bytes of a column: most Arrow types have 32-bit offsets
+_MAX_COLUMN_BYTES = (1 << 31) - 1  # bytes of a column: most Arrow types have 32-bit offsets
 
 Cut = Callable[[int, int], pd.DataFrame]
 """Returns the frame of the rows between two positions."""
@@ -38,10 +38,10 @@ class Frames:
         conf: Spark's `RunnerConf`.
 
     Attributes:
-        odd: whether keys may contain NaN, which pandas also uses for null numbers.
+        may_have_nan: whether keys may contain NaN, which pandas also uses for null numbers.
     """
 
-    odd = True
+    may_have_nan = True
 
     def __init__(self, columns: StructType, keys: Sequence[int], values: Sequence[int], conf: Any) -> None:
         self._typed = Typed(columns, conf.timezone)
@@ -53,7 +53,7 @@ class Frames:
         self._indexes: dict[int, pd.RangeIndex] = {}
 
     def groups(self, keys: Sequence[pa.Array], counts: list[int], pieces: Pieces) -> Iterator[tuple[Any, Any]]:
-        """Yield each key and its frames, of one row each if the key has a NaN (see `rows.calls`).
+        """Yield each key and its frames, of one row each if the key has a NaN (see `rows.row_iterators`).
 
         Args:
             keys: columns of the keys.
@@ -68,13 +68,13 @@ class Frames:
         most = rows_per_batch(typed, self._conf)
         if ends[-1] > typed.num_rows:
             key = next(key_values)
-            yield key, self._streamed(typed, pieces, 1 if unequal(key) else most)
+            yield key, self._streamed(typed, pieces, 1 if has_nan(key) else most)
             return
         cut = self._cut(series)
         for key, (start, stop) in zip(key_values, pairwise(ends), strict=True):
-            yield key, _cuts(cut, range(start, stop, 1 if unequal(key) else most))
+            yield key, _cuts(cut, range(start, stop, 1 if has_nan(key) else most))
 
-    lasting = groups
+    retained_groups = groups
 
     def _streamed(self, first: pa.RecordBatch, others: Iterator[pa.RecordBatch], most: int) -> Iterator[pd.DataFrame]:
         """Yield the frames of one key, all of equal length except the last.
@@ -92,8 +92,8 @@ class Frames:
         return self._cut(self._series(batch))
 
     def _cut(self, series: list[pd.Series]) -> Cut:
-        frame = self._whole(series)
-        return self._chosen(series) if frame is None else self._sliced(frame)
+        frame = self._sliceable(series)
+        return self._built_per_key(series) if frame is None else self._sliced(frame)
 
     def _series(self, batch: pa.RecordBatch) -> list[pd.Series]:
         from pyspark.sql.conversion import ArrowBatchTransformer
@@ -103,7 +103,7 @@ class Frames:
         )
         return series
 
-    def _whole(self, series: list[pd.Series]) -> pd.DataFrame | None:
+    def _sliceable(self, series: list[pd.Series]) -> pd.DataFrame | None:
         """Return all rows as one frame if its slices have the types that separate frames would have; else None."""
         columns = {}
         for position in self._values:
@@ -130,7 +130,7 @@ class Frames:
 
         return cut
 
-    def _chosen(self, series: list[pd.Series]) -> Cut:
+    def _built_per_key(self, series: list[pd.Series]) -> Cut:
         rows = pd.concat(series, axis=1)
 
         def cut(start: int, stop: int) -> pd.DataFrame:
@@ -161,7 +161,7 @@ def _whole_frames(pieces: Iterator[pa.RecordBatch], most: int) -> Iterator[pa.Re
             waiting = [together.slice(stop)]
         elif (
             max(sum(batch.column(position).nbytes for batch in waiting) for position in range(piece.num_columns))
-            > _LARGEST
+            > _MAX_COLUMN_BYTES
         ):
             raise UsageError(
                 "The rows of a key that make up one frame take more than 2 GB.",
@@ -188,14 +188,14 @@ def _named(columns: list[str]) -> tuple[str, ...]:
     return names
 
 
-class _Part(NamedTuple):
+class _Frame(NamedTuple):
     """A frame as it was when the processor yielded it."""
 
     names: pd.Index
     columns: list[Any]
     key: Any = None
 
-    def same(self, other: _Part) -> bool:
+    def same(self, other: _Frame) -> bool:
         """Return whether another frame has the same columns with the same types."""
         mine, others = ([column.dtype for column in part.columns] for part in (self, other))
         return mine == others and bool(self.names.equals(other.names))
@@ -209,19 +209,19 @@ class FrameResults:
         conf: Spark's `RunnerConf`.
 
     Attributes:
-        given: the frames.
-        owners: for each key, the number of frames up to its last one, and the key.
-        look: number of frames between two checks of `enough`.
+        items: the frames.
+        ends_by_key: for each key, the number of frames up to its last one, and the key.
+        check_every: number of frames between two checks of `enough`.
     """
 
-    look = 1
+    check_every = 1
 
     def __init__(self, shown: StructType, conf: Any) -> None:
         self._schema = StructType([StructField("_0", shown)])
         self._nested = any(isinstance(field.dataType, ArrayType | MapType | StructType) for field in shown.fields)
         self._conf = conf
-        self.given: list[_Part | pa.RecordBatch] = []
-        self.owners: list[tuple[int, Any]] = []
+        self.items: list[_Frame | pa.RecordBatch] = []
+        self.ends_by_key: list[tuple[int, Any]] = []
         self._rows = 0
 
     def append(self, frame: Any) -> None:
@@ -232,34 +232,34 @@ class FrameResults:
                 "pandas.DataFrame when the specified return type is StructType."
             )
         if self._nested or not frame.shape[1]:
-            self.given.append(self._batch(frame, cast=True))
+            self.items.append(self._batch(frame, cast=True))
         else:  # copied, as the user may change the frame before the next one
             columns = [frame._get_column_array(position).copy() for position in range(frame.shape[1])]
-            self.given.append(_Part(frame.columns, columns))
+            self.items.append(_Frame(frame.columns, columns))
         self._rows += len(frame)
 
     def empty(self) -> FrameResults:
         """Create an empty collection for the same output."""
         results = object.__new__(FrameResults)  # skips `__init__`, as there are many of them
         results._schema, results._nested, results._conf = self._schema, self._nested, self._conf
-        results.given, results.owners, results._rows = [], [], 0
+        results.items, results.ends_by_key, results._rows = [], [], 0
         return results
 
     def join(self, others: FrameResults) -> None:
         """Append other results and empty them."""
-        before = len(self.given)
-        self.given += others.given
-        self.owners += [(before + after, key) for after, key in others.owners]
+        before = len(self.items)
+        self.items += others.items
+        self.ends_by_key += [(before + after, key) for after, key in others.ends_by_key]
         self._rows += others._rows
-        others.given.clear()
-        others.owners.clear()
+        others.items.clear()
+        others.ends_by_key.clear()
         others._rows = 0
 
-    def take(self, results: Iterator[Any], key: Any) -> bool:
+    def collect(self, results: Iterator[Any], key: Any) -> bool:
         """Take frames of a key; return whether the output has enough rows for now and the key may have more."""
         for frame in results:
             self.append(frame)
-            self.owners.append((len(self.given), key))
+            self.ends_by_key.append((len(self.items), key))
             if self.enough:
                 return True
         return False
@@ -267,24 +267,24 @@ class FrameResults:
     @property
     def size(self) -> int:
         """Number of rows, or of frames if there are more of these."""
-        return max(self._rows, len(self.given))
+        return max(self._rows, len(self.items))
 
     @property
     def enough(self) -> bool:
         """Whether there are enough rows or frames for a batch."""
         return self.size >= ROWS_PER_BATCH
 
-    def taken(self, attach_context: Callable[[Any], None]) -> Iterator[pa.RecordBatch]:
+    def drain(self, attach_context: Callable[[Any], None]) -> Iterator[pa.RecordBatch]:
         """Yield all rows so far; call `attach_context` with the key before an error of its rows is raised."""
-        parts, start = self.given, 0
-        for stop, key in self.owners:
+        parts, start = self.items, 0
+        for stop, key in self.ends_by_key:
             parts[start:stop] = [
-                part._replace(key=key) if isinstance(part, _Part) else part for part in parts[start:stop]
+                part._replace(key=key) if isinstance(part, _Frame) else part for part in parts[start:stop]
             ]
             start = stop
-        self.given, self.owners, self._rows = [], [], 0
-        for run in _alike(parts):
-            if isinstance(run[0], _Part):
+        self.items, self.ends_by_key, self._rows = [], [], 0
+        for run in _runs_of_same_type(parts):
+            if isinstance(run[0], _Frame):
                 yield from self._together(run, attach_context)
             else:
                 yield from run
@@ -321,11 +321,11 @@ class FrameResults:
         return pa.RecordBatch.from_struct_array(converted.column(0))
 
 
-def _alike(parts: list[_Part | pa.RecordBatch]) -> Iterator[list[Any]]:
+def _runs_of_same_type(parts: list[_Frame | pa.RecordBatch]) -> Iterator[list[Any]]:
     """Yield runs of consecutive frames with the same columns and types; each other part on its own."""
     run: list[Any] = []
     for part in parts:
-        if run and not (isinstance(part, _Part) and isinstance(run[-1], _Part) and part.same(run[-1])):
+        if run and not (isinstance(part, _Frame) and isinstance(run[-1], _Frame) and part.same(run[-1])):
             yield run
             run = []
         run.append(part)
@@ -333,7 +333,7 @@ def _alike(parts: list[_Part | pa.RecordBatch]) -> Iterator[list[Any]]:
         yield run
 
 
-def _frame(parts: list[_Part]) -> pd.DataFrame:
+def _frame(parts: list[_Frame]) -> pd.DataFrame:
     """Concatenate frames with the same columns."""
     columns = {}
     for position, column in enumerate(zip(*(part.columns for part in parts), strict=True)):

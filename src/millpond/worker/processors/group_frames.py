@@ -22,7 +22,7 @@ from millpond.worker.processors.frames import Cut, FrameResults, Frames
 from millpond.worker.processors.rows import Pieces
 from millpond.worker.processors.state.columns import nulls
 
-_VARIANTS = 16
+_MAX_VARIANTS = 16
 """Maximum number of frames built from a call's rows for keys with nulls in different columns."""
 
 
@@ -79,7 +79,7 @@ class GroupFrames(Frames):
             position for position, column in enumerate(batch.columns) if column.null_count and self._varies(column.type)
         ]
         if not columns:
-            return self._sliced(self._made(batch))
+            return self._sliced(self._to_frame(batch))
         counts = [np.cumsum(batch.column(position).is_null().to_numpy(zero_copy_only=False)) for position in columns]
         before = [[0, *count.tolist()] for count in counts]
         cuts: dict[tuple[bool, ...], Cut] = {}
@@ -87,15 +87,15 @@ class GroupFrames(Frames):
         def cut(start: int, stop: int) -> pd.DataFrame:
             whole = tuple([count[start] == count[stop] for count in before])
             if whole not in cuts:
-                if len(cuts) == _VARIANTS:
-                    return self._made(batch.slice(start, stop - start))
+                if len(cuts) == _MAX_VARIANTS:
+                    return self._to_frame(batch.slice(start, stop - start))
                 filled = [position for position, is_whole in zip(columns, whole, strict=True) if is_whole]
-                cuts[whole] = self._sliced(self._made(_filled(batch, filled)))
+                cuts[whole] = self._sliced(self._to_frame(_filled(batch, filled)))
             return cuts[whole](start, stop)
 
         return cut
 
-    def _made(self, batch: pa.RecordBatch) -> pd.DataFrame:
+    def _to_frame(self, batch: pa.RecordBatch) -> pd.DataFrame:
         """Copy rows to a frame, which the user may change."""
         return pd.concat(self._series(batch), axis=1)
 
@@ -116,9 +116,9 @@ class GroupResults(FrameResults):
         self._names = shown.names
         self._by_name = conf.assign_cols_by_name
 
-    def take(self, results: Iterator[Any], key: Any) -> bool:
+    def collect(self, results: Iterator[Any], key: Any) -> bool:
         """Take frames of a key; return whether the output has enough rows for now and the key may have more."""
-        return super().take(filter(len, map(self._verified, results)), key)
+        return super().collect(filter(len, map(self._verified, results)), key)
 
     def _verified(self, result: Any) -> pd.DataFrame:
         if not isinstance(result, pd.DataFrame):
@@ -145,7 +145,7 @@ class GroupResults(FrameResults):
         return super()._batch(frame, cast)
 
 
-def given(results: Any) -> Iterator[Any]:
+def result_frames(results: Any) -> Iterator[Any]:
     """Return an iterator over the result of a call of the user's function.
 
     Raises:

@@ -21,16 +21,16 @@ from millpond.slot.process.messages import Call
 from millpond.spec.kinds.group_state import GroupStateSpec
 from millpond.spec.types import parse_type
 from millpond.tasks.user_processor import UserGroups
-from millpond.worker.processors.group_frames import GroupFrames, GroupResults, given
-from millpond.worker.processors.processor import Running, counted_keys, freeze
-from millpond.worker.processors.state.columns import built, in_pieces, stored
+from millpond.worker.processors.group_frames import GroupFrames, GroupResults, result_frames
+from millpond.worker.processors.processor import RunningProcessor, counted_keys, freeze
+from millpond.worker.processors.state.columns import from_stored, in_pieces, to_stored
 from millpond.worker.processors.state.refusals import null_field, refused
-from millpond.worker.processors.state.values import ZEROS, Form, Refused
+from millpond.worker.processors.state.values import ZEROS, Refused, ValueCodec
 
 _TIMEOUTS = {"none": "NoTimeout", "processing": "ProcessingTimeTimeout", "event": "EventTimeTimeout"}
 
 
-class RunningGroups(Running):
+class RunningGroups(RunningProcessor):
     """A running user function over groups, for one partition and batch.
 
     Args:
@@ -54,12 +54,14 @@ class RunningGroups(Running):
         self._function = fail_on_stopiteration(function)
         conf = RunnerConf(groups.conf)
         self._frames = GroupFrames(groups.columns, self._spec.keys, groups.values, conf)
-        self._results = GroupResults(groups.shown, conf)
-        self._form = Form(parse_type(self._spec.state))
+        self._results = GroupResults(groups.output_schema, conf)
+        self._codec = ValueCodec(parse_type(self._spec.state))
         self._type = groups.state
-        zeros = [ZEROS.get(inner.name) for _, inner in self._form.dtype.fields]
+        zeros = [ZEROS.get(inner.name) for _, inner in self._codec.dtype.fields]
         fields = enumerate(zip(groups.state, zeros, strict=True))
-        self._full = [(position, column.name, zero) for position, (column, zero) in fields if not column.nullable]
+        self._non_nullable = [
+            (position, column.name, zero) for position, (column, zero) in fields if not column.nullable
+        ]
         self._timeout = _TIMEOUTS[self._spec.time_mode]
         self._changed: list[tuple[int, Any, int | None]] = []
 
@@ -79,23 +81,23 @@ class RunningGroups(Running):
     def _called(
         self, call: Call, tables: Mapping[str, pa.RecordBatch], groups: Iterator[tuple[Any, Any]]
     ) -> Iterator[pa.RecordBatch]:
-        held = stored(tables[MAIN].column("value"))
+        stored_states = to_stored(tables[MAIN].column("value"))
         function, results = self._function, self._results
         for position, (key, frames) in enumerate(groups):
             self.key = key
-            state = self._state(held[position], call)
-            frames_given = given(function(key, frames, state))
-            while results.take(frames_given, key):
-                yield from self._taken()
-            self._note(position, held[position], state)
+            state = self._state(stored_states[position], call)
+            frames_of_key = result_frames(function(key, frames, state))
+            while results.collect(frames_of_key, key):
+                yield from self._output()
+            self._record_change(position, stored_states[position], state)
             if results.enough:
-                yield from self._taken()
-        yield from self._taken()
+                yield from self._output()
+        yield from self._output()
         self.key = None
 
-    def _state(self, held: Any, call: Call) -> GroupState:
+    def _state(self, stored_state: Any, call: Call) -> GroupState:
         """Create the state of a key, without its timeout, which Spark does not show either."""
-        shown = held if held is None or self._form.plain else self._form.shown(held)
+        shown = stored_state if stored_state is None or self._codec.plain else self._codec.to_user(stored_state)
         return GroupState(
             optionalValue=shown,
             batchProcessingTimeMs=call.processing,
@@ -103,7 +105,7 @@ class RunningGroups(Running):
             timeoutConf=self._timeout,
             hasTimedOut=call.phase == "timers",
             watermarkPresent=self._spec.marked,
-            defined=held is not None,
+            defined=stored_state is not None,
             updated=False,
             removed=False,
             timeoutTimestamp=GroupState.NO_TIMESTAMP,
@@ -111,20 +113,20 @@ class RunningGroups(Running):
             valueSchema=self._type,
         )
 
-    def _note(self, at: int, held: Any, state: GroupState) -> None:
+    def _record_change(self, at: int, stored_state: Any, state: GroupState) -> None:
         """Record the change of a key's state; nothing if neither the state nor a timeout was set or removed."""
         timeout = _milliseconds(state)
         if not (state._updated or state._removed or timeout is not None):
             return
         value = None
         if state._defined:
-            value = held if self._form.plain and not state._updated else self._kept(tuple(state._value))
+            value = stored_state if self._codec.plain and not state._updated else self._to_stored(tuple(state._value))
         self._changed.append((at, value, timeout))
 
-    def _kept(self, value: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _to_stored(self, value: tuple[Any, ...]) -> tuple[Any, ...]:
         try:
-            kept = value if self._form.kept(value) else self._form.converted(value)
-            for position, name, zero in self._full:
+            kept = value if self._codec.is_stored_form(value) else self._codec.converted(value)
+            for position, name, zero in self._non_nullable:
                 if kept[position] is None:
                     if zero is None:
                         raise Refused(null_field(position, name))
@@ -141,9 +143,13 @@ class RunningGroups(Running):
         """
         changed, self._changed = self._changed, []
 
-        def table(some: list[int]) -> pa.RecordBatch:
-            positions, values, timeouts = zip(*(changed[one] for one in some), strict=True)
-            columns = [pa.array(positions, pa.int64()), built(values, self._form.arrow), pa.array(timeouts, pa.int64())]
+        def table(keys: list[int]) -> pa.RecordBatch:
+            positions, values, timeouts = zip(*(changed[position] for position in keys), strict=True)
+            columns = [
+                pa.array(positions, pa.int64()),
+                from_stored(values, self._codec.arrow),
+                pa.array(timeouts, pa.int64()),
+            ]
             return pa.RecordBatch.from_arrays(columns, ["at", "value", "expiry"])
 
         pieces = in_pieces(table, list(range(len(changed))), "The group state")

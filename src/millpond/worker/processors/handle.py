@@ -16,21 +16,21 @@ from millpond.operators.processors.calls import Changes, FetchState
 from millpond.spec.kinds.processor import TIMERS, ProcessorSpec, TimeMode
 from millpond.worker.processors.state import refusals
 from millpond.worker.processors.state.columns import in_pieces
-from millpond.worker.processors.state.lists import HeldList
-from millpond.worker.processors.state.maps import HeldMap
+from millpond.worker.processors.state.lists import ListVariable
+from millpond.worker.processors.state.maps import MapVariable
 from millpond.worker.processors.state.refusals import refused
 from millpond.worker.processors.state.timers import Timers
-from millpond.worker.processors.state.variables import HeldValue, Place
+from millpond.worker.processors.state.variables import CurrentKey, ValueVariable
 
 _MODES: Mapping[TimeMode, str] = {"none": "NoTime", "processing": "ProcessingTime", "event": "EventTime"}
-_CALLED = {"value": "Value", "list": "List", "map": "Map"}
+_KIND_NAMES = {"value": "Value", "list": "List", "map": "Map"}
 _SPACES = "".join(map(chr, range(ord(" ") + 1)))  # as Java trims
-_HELD: Mapping[str, Any] = {"value": HeldValue, "list": HeldList, "map": HeldMap}
+_VARIABLE_CLASSES: Mapping[str, Any] = {"value": ValueVariable, "list": ListVariable, "map": MapVariable}
 
 
-_REGISTERED, _DELETED = "RegisterTimer.expiryTimestampMs", "DeleteTimer.expiryTimestampMs"
+_REGISTER_FIELD, _DELETE_FIELD = "RegisterTimer.expiryTimestampMs", "DeleteTimer.expiryTimestampMs"
 
-Made = Callable[[Any, str, "StructType | str", "StructType | str", int], Any]
+MakeVariable = Callable[[Any, str, "StructType | str", "StructType | str", int], Any]
 """Creates a variable from its kind, its name, the type of its values, that of its keys, and its time to live."""
 
 
@@ -41,20 +41,20 @@ class CheckedHandle(StatefulProcessorHandle):  # type: ignore[misc]
         state: stage of the processor's life.
     """
 
-    def __init__(self, mode: TimeMode, state: State, made: Made) -> None:
+    def __init__(self, mode: TimeMode, state: State, made: MakeVariable) -> None:
         self.state = state
-        self._made = made
+        self._make_variable = made
         self._mode = mode
         self._initial = state
         self._variables: dict[str, tuple[str, Any]] = {}
 
     def getValueState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> Any:
         """Declare a variable with one value per key; a value expires `ttlDurationMs` after it is written."""
-        return self._declared("value", stateName, schema, "", ttlDurationMs)
+        return self._checked_declaration("value", stateName, schema, "", ttlDurationMs)
 
     def getListState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> Any:
         """Declare a variable with a list per key; an element expires `ttlDurationMs` after it is written."""
-        return self._declared("list", stateName, schema, "", ttlDurationMs)
+        return self._checked_declaration("list", stateName, schema, "", ttlDurationMs)
 
     def getMapState(
         self,
@@ -64,16 +64,16 @@ class CheckedHandle(StatefulProcessorHandle):  # type: ignore[misc]
         ttlDurationMs: int | None = None,
     ) -> Any:
         """Declare a variable with a map per key; an entry expires `ttlDurationMs` after it is written."""
-        return self._declared("map", stateName, valueSchema, userKeySchema, ttlDurationMs)
+        return self._checked_declaration("map", stateName, valueSchema, userKeySchema, ttlDurationMs)
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         """Register a timer at a time in milliseconds."""
-        _milliseconds(expiryTimestampMs, _REGISTERED)
+        _milliseconds(expiryTimestampMs, _REGISTER_FIELD)
         self._check_timers("register timer", "register_timer")
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
         """Delete the timer at a time in milliseconds."""
-        _milliseconds(expiryTimestampMs, _DELETED)
+        _milliseconds(expiryTimestampMs, _DELETE_FIELD)
         self._check_timers("deleting timer", "delete_timer")
 
     def listTimers(self) -> Iterator[int]:
@@ -87,10 +87,12 @@ class CheckedHandle(StatefulProcessorHandle):  # type: ignore[misc]
         self._check_state(doing, "delete_if_exists")
         _check_name(stateName, doing, "remove_col_family")
 
-    def _declared(self, kind: Any, name: str, value: StructType | str, key: StructType | str, ttl: int | None) -> Any:
+    def _checked_declaration(
+        self, kind: Any, name: str, value: StructType | str, key: StructType | str, ttl: int | None
+    ) -> Any:
         doing = f"initializing {kind} state"
         if self._variables.get(name, ("",))[0] == kind:
-            raise refused(doing, f"{_CALLED[kind]} state {name} already exists")
+            raise refused(doing, f"{_KIND_NAMES[kind]} state {name} already exists")
         self._check_state(doing, f"get_{kind}_state")
         if name in self._variables:
             raise refused(doing, refusals.defined_twice(name))
@@ -100,7 +102,7 @@ class CheckedHandle(StatefulProcessorHandle):  # type: ignore[misc]
         if ttl_ms < 0:
             raise refused(doing, refusals.ttl_not_positive(name))
         _check_name(name, doing, "create_col_family")
-        variable = self._made(kind, name, value, key, ttl_ms)
+        variable = self._make_variable(kind, name, value, key, ttl_ms)
         self._variables[name] = (kind, variable)
         return variable
 
@@ -124,13 +126,13 @@ class Handle(CheckedHandle):
         ask: fetches parts of variables.
 
     Attributes:
-        place: position of the processor's current key.
+        current_key: position of the processor's current key.
         timers: timers of the keys of the call.
     """
 
     def __init__(self, spec: ProcessorSpec, now: int, ask: FetchState) -> None:
-        super().__init__(spec.time_mode, State.CREATED, self._held)
-        self.place = Place(ask)
+        super().__init__(spec.time_mode, State.CREATED, self._declare)
+        self.current_key = CurrentKey(ask)
         self.timers = Timers()
         self._timed = spec.timed
         self._known = {variable.name: variable for variable in spec.variables}
@@ -165,14 +167,14 @@ class Handle(CheckedHandle):
             held.end()
         return changed
 
-    def _held(self, kind: str, name: str, value: StructType | str, key: StructType | str, ttl_ms: int) -> Any:
+    def _declare(self, kind: str, name: str, value: StructType | str, key: StructType | str, ttl_ms: int) -> Any:
         variable = self._known.get(name)
         if variable is None or (variable.kind, variable.ttl_ms) != (kind, ttl_ms):
             raise UsageError(
                 f"The processor asks for a {kind} state {name!r} that it did not ask for when the query was started.",
                 action="Let init ask for the same variables each time.",
             )
-        state_variable = _HELD[kind](variable, self.place, self._now)
+        state_variable = _VARIABLE_CLASSES[kind](variable, self.current_key, self._now)
         state_variable.require(value, key)
         return state_variable
 
@@ -185,12 +187,12 @@ class Handle(CheckedHandle):
     def registerTimer(self, expiryTimestampMs: int) -> None:
         """Register a timer for the key at a time in milliseconds."""
         super().registerTimer(expiryTimestampMs)
-        self.timers.add(self._at("register timer"), _milliseconds(expiryTimestampMs, _REGISTERED))
+        self.timers.add(self._at("register timer"), _milliseconds(expiryTimestampMs, _REGISTER_FIELD))
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
         """Delete the key's timer at a time in milliseconds."""
         super().deleteTimer(expiryTimestampMs)
-        self.timers.remove(self._at("deleting timer"), _milliseconds(expiryTimestampMs, _DELETED))
+        self.timers.remove(self._at("deleting timer"), _milliseconds(expiryTimestampMs, _DELETE_FIELD))
 
     def listTimers(self) -> Iterator[int]:
         """Yield the times of the key's timers; they are read when the first is requested."""
@@ -198,10 +200,10 @@ class Handle(CheckedHandle):
         yield from self.timers.listed(self._at("listing timers"))
 
     def _at(self, doing: str) -> int:
-        if self.place.at is None:
+        if self.current_key.position is None:
             table = "$procTimers" if self._mode == "processing" else "$eventTimers"
             raise refused(doing, refusals.no_key(f"{table}_keyToTimestamp"))
-        return int(self.place.at)
+        return int(self.current_key.position)
 
 
 def _check_name(name: str, doing: str, operation: str) -> None:

@@ -25,15 +25,15 @@ from millpond.operators.processors.calls import COUNT, DUE, KEYS, ROWS, Changes,
 from millpond.slot.process.messages import Call
 from millpond.spec.types import DataType, parse_type
 from millpond.tasks.user_processor import UserProcessor
-from millpond.worker.processors.clock import on_the_clock, zoneless
+from millpond.worker.processors.clock import to_local_times, zoneless
 from millpond.worker.processors.frames import FrameResults, Frames
 from millpond.worker.processors.handle import Handle
-from millpond.worker.processors.rows import Pieces, RowResults, Rows, calls
-from millpond.worker.processors.state.columns import stored
-from millpond.worker.processors.state.values import Form
+from millpond.worker.processors.rows import Pieces, RowResults, Rows, row_iterators
+from millpond.worker.processors.state.columns import to_stored
+from millpond.worker.processors.state.values import ValueCodec
 
 
-class Running:
+class RunningProcessor:
     """A running processor, for one partition and batch.
 
     Args:
@@ -52,12 +52,12 @@ class Running:
         self.key: Any = None
         self._spec = processor.spec
         self._schema = pa.schema([(column.name, parse_type(column.type).arrow) for column in processor.spec.outputs])
-        self._processor = _loaded(processor.command)
+        self._processor = _load_processor(processor.command)
         self._handle: Handle | None = None
         conf = RunnerConf(processor.conf)
         self._zone = conf.timezone if processor.pandas else None
         key = DataType("struct", fields=tuple((field.name, parse_type(field.type)) for field in self._spec.key_fields))
-        self._key = Form(key if self._zone is None else zoneless(key))
+        self._key_codec = ValueCodec(key if self._zone is None else zoneless(key))
 
         def groups(columns: StructType, keys: Sequence[int], values: Sequence[int]) -> Rows | Frames:
             if processor.pandas:
@@ -65,7 +65,9 @@ class Running:
             return Rows(columns, keys, conf.timezone)
 
         self._results: RowResults | FrameResults
-        self._results = FrameResults(processor.shown, conf) if processor.pandas else RowResults(processor.shown)
+        self._results = (
+            FrameResults(processor.output_schema, conf) if processor.pandas else RowResults(processor.output_schema)
+        )
         self._input = groups(processor.columns, self._spec.keys, processor.values)
         first = processor.initial
         self._initial = None if first is None else groups(first.columns, first.keys, first.values)
@@ -92,16 +94,16 @@ class Running:
             handle.state = State.TIMER_PROCESSED if self._initial is None else State.DATA_PROCESSED
             fail_on_stopiteration(self._processor.close)()
             handle.state = State.CLOSED
-        yield from self._taken()
-        self.key = handle.place.at = None
+        yield from self._output()
+        self.key = handle.current_key.position = None
 
     def changes(self) -> Changes:
-        """Return the state changes of the last call (see `operators.processors.calls`)."""
+        """Return the state changes of the last call (see `operators.processors.row_iterators`)."""
         return self._handle.changes() if self._handle and self._handle.state is not State.CLOSED else []
 
     def _initialized(self, now: int) -> Handle:
         self._handle = Handle(self._spec, now, self.ask)
-        fail_on_stopiteration(self._processor.init)(self._shown(self._handle))
+        fail_on_stopiteration(self._processor.init)(self._user_handle(self._handle))
         self._handle.state = State.INITIALIZED
         return self._handle
 
@@ -114,13 +116,13 @@ class Running:
         call = fail_on_stopiteration(self._processor.handleInitialState)
         with self._pieces(tables) as pieces:
             for position, (key, rows) in enumerate(self._initial.groups(keys, counts, pieces)):
-                handle.place.at = position
+                handle.current_key.position = position
                 self.key = key
                 for part in rows:  # a row, or a frame
                     call(key, part, times)
         yield from ()
 
-    def _shown(self, handle: Handle) -> Any:
+    def _user_handle(self, handle: Handle) -> Any:
         """Return the handle that the user's code gets."""
         return handle
 
@@ -128,22 +130,22 @@ class Running:
         self, handle: Handle, times: TimerValues, tables: Mapping[str, pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
         keys, counts = counted_keys(tables)
-        place, results = handle.place, self._results
-        call, take = fail_on_stopiteration(self._processor.handleInputRows), results.take
-        odd = self._input.odd
+        current_key, results = handle.current_key, self._results
+        call, collect = fail_on_stopiteration(self._processor.handleInputRows), results.collect
+        may_have_nan = self._input.may_have_nan
         with self._pieces(tables) as pieces:
             for position, (key, rows) in enumerate(self._input.groups(keys, counts, pieces)):
-                place.at = position
+                current_key.position = position
                 self.key = key
-                for parts in calls(key, rows) if odd else (rows,):
+                for parts in row_iterators(key, rows) if may_have_nan else (rows,):
                     results_of_key = iter(call(key, parts, times))
-                    while take(results_of_key, key):
-                        yield from self._taken()
+                    while collect(results_of_key, key):
+                        yield from self._output()
                 if results.enough:
-                    yield from self._taken()
+                    yield from self._output()
 
     def _pieces(self, tables: Mapping[str, pa.RecordBatch]) -> closing[Pieces]:
-        """Return the rows of a call in pieces (see `calls`); on exit, no further pieces are fetched."""
+        """Return the rows of a call in pieces (see `row_iterators`); on exit, no further pieces are fetched."""
 
         def fetched() -> Pieces:
             piece = tables[ROWS]
@@ -163,30 +165,30 @@ class Running:
     ) -> Iterator[pa.RecordBatch]:
         call = fail_on_stopiteration(self._processor.handleExpiredTimer)
         for position, (key, due) in enumerate(self._due(tables)):
-            handle.place.at = position
+            handle.current_key.position = position
             self.key = key
             for time in due:
                 results_of_key = iter(call(key=key, timerValues=times, expiredTimerInfo=ExpiredTimerInfo(time)))
-                while self._results.take(results_of_key, key):
-                    yield from self._taken()
+                while self._results.collect(results_of_key, key):
+                    yield from self._output()
                 handle.timers.remove(position, time)
             if self._results.enough:
-                yield from self._taken()
+                yield from self._output()
 
     def _due(self, tables: Mapping[str, pa.RecordBatch]) -> Iterator[tuple[Any, list[int]]]:
         """Yield each key and the times of its due timers, in order."""
         keys, counts = counted_keys(tables)
         due = iter(tables[DUE].column("time").to_pylist())
         if self._zone is not None:
-            keys = [on_the_clock(key, self._zone) for key in keys]
-        key_values = zip(*map(stored, keys), strict=True) if keys else iter([()] * len(counts))
-        for key, number in zip(map(self._key.row, key_values), counts, strict=True):
+            keys = [to_local_times(key, self._zone) for key in keys]
+        key_values = zip(*map(to_stored, keys), strict=True) if keys else iter([()] * len(counts))
+        for key, number in zip(map(self._key_codec.row, key_values), counts, strict=True):
             yield key, list(islice(due, number))
 
-    def _taken(self) -> Iterator[pa.RecordBatch]:
+    def _output(self) -> Iterator[pa.RecordBatch]:
         """Yield all output so far."""
         key = self.key
-        for batch in self._results.taken(self._set_key):
+        for batch in self._results.drain(self._set_key):
             columns = [
                 column if column.type == field.type else column.cast(field.type)
                 for column, field in zip(batch.columns, self._schema, strict=True)
@@ -213,7 +215,7 @@ def freeze() -> None:
     gc.freeze()
 
 
-def _loaded(command: bytes) -> StatefulProcessor:
+def _load_processor(command: bytes) -> StatefulProcessor:
     """Return the processor that Spark's pickled function is bound to."""
     from pyspark.worker_util import read_command
 

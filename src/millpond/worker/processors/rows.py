@@ -10,12 +10,12 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import Row, StructType
 
-from millpond.worker.processors.state.columns import listed
+from millpond.worker.processors.state.columns import to_list
 
 ROWS_PER_BATCH = 10_000
 """Number of rows of an output batch."""
 
-_BLOCK = 10_000  # rows that are converted to Python objects at a time
+_BLOCK_ROWS = 10_000  # rows that are converted to Python objects at a time
 
 Pieces = Generator[pa.RecordBatch, None, None]
 """The rows of a call: of all its keys, or of its only key in several pieces."""
@@ -37,16 +37,16 @@ class Typed:
         return pa.RecordBatch.from_arrays(cast, schema=pa.schema(fields))
 
 
-def unequal(value: Any) -> bool:
+def has_nan(value: Any) -> bool:
     """Return whether a value contains NaN, so that Python finds it unequal to an identical one."""
     if isinstance(value, dict):
-        return any(map(unequal, value.values()))
+        return any(map(has_nan, value.values()))
     if isinstance(value, list | tuple):
-        return any(map(unequal, value))
+        return any(map(has_nan, value))
     return isinstance(value, float) and value != value
 
 
-def calls(key: Any, parts: Iterable[Any]) -> Iterator[Iterator[Any]]:
+def row_iterators(key: Any, parts: Iterable[Any]) -> Iterator[Iterator[Any]]:
     """Return the row iterators with which a processor is called for a key: one, or one per row if the key has a NaN.
 
     As in Spark, whose worker compares the keys of consecutive rows in Python.
@@ -55,7 +55,7 @@ def calls(key: Any, parts: Iterable[Any]) -> Iterator[Iterator[Any]]:
         key: the key.
         parts: its rows, or its frames, which have one row each if the key has a NaN.
     """
-    if not unequal(key):
+    if not has_nan(key):
         return iter((iter(parts),))
     return (iter((part,)) for part in parts)
 
@@ -69,14 +69,16 @@ class Rows:
         zone: the session's time zone.
 
     Attributes:
-        odd: whether keys may contain NaN.
+        may_have_nan: whether keys may contain NaN.
     """
 
     def __init__(self, columns: StructType, keys: Sequence[int], zone: str | None) -> None:
         self._typed = Typed(columns, zone)
         self._keys = keys
-        self.odd = any(kind in columns[position].dataType.json() for position in keys for kind in ("float", "double"))
-        self._row = _maker(Row(*columns.names))
+        self.may_have_nan = any(
+            kind in columns[position].dataType.json() for position in keys for kind in ("float", "double")
+        )
+        self._row = _row_maker(Row(*columns.names))
 
     def groups(self, keys: Sequence[pa.Array], counts: list[int], pieces: Pieces) -> Iterator[tuple[Any, Any]]:
         """Yield each key and its rows, which can be read only until the next key is requested.
@@ -99,7 +101,7 @@ class Rows:
         for _ in rows:
             pass
 
-    def lasting(self, keys: Sequence[pa.Array], counts: list[int], pieces: Pieces) -> Iterator[tuple[Any, Any]]:
+    def retained_groups(self, keys: Sequence[pa.Array], counts: list[int], pieces: Pieces) -> Iterator[tuple[Any, Any]]:
         """Yield each key and its rows, which stay readable when later keys are requested; arguments as for `groups`."""
         key_values = self._key_values(keys, counts)
         row = self._row
@@ -110,7 +112,7 @@ class Rows:
         block: list[Any] = []
         first = start = 0  # positions of the first rows of the block and of the key
         for key, count in zip(key_values, counts, strict=True):
-            if count > _BLOCK:
+            if count > _BLOCK_ROWS:
                 yield key, map(row, _tuples(typed.slice(start, count)))
             else:
                 if start + count > first + len(block):
@@ -124,19 +126,19 @@ class Rows:
     def _key_values(self, keys: Sequence[pa.Array], counts: list[int]) -> Iterator[tuple[Any, ...]]:
         if not keys:
             return iter([()] * len(counts))
-        return zip(*map(listed, self._typed(keys, self._keys).columns), strict=True)
+        return zip(*map(to_list, self._typed(keys, self._keys).columns), strict=True)
 
 
 def _tuples(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
-    for start in range(0, batch.num_rows, _BLOCK):
+    for start in range(0, batch.num_rows, _BLOCK_ROWS):
         yield from _block(batch, start)
 
 
 def _block(batch: pa.RecordBatch, start: int) -> Iterator[tuple[Any, ...]]:
-    return zip(*map(listed, batch.slice(start, _BLOCK).columns), strict=True)
+    return zip(*map(to_list, batch.slice(start, _BLOCK_ROWS).columns), strict=True)
 
 
-def _maker(names: Row) -> Callable[[tuple[Any, ...]], Row]:
+def _row_maker(names: Row) -> Callable[[tuple[Any, ...]], Row]:
     # Bypass `Row.__new__` and `Row.__setattr__`, which are slow Python code.
     new, assign = tuple.__new__, object.__setattr__
 
@@ -155,68 +157,68 @@ class RowResults:
         shown: schema of the output.
 
     Attributes:
-        given: the rows.
-        owners: for each key, the number of rows up to its last one, and the key.
-        look: number of rows between two checks of `enough`.
+        items: the rows.
+        ends_by_key: for each key, the number of rows up to its last one, and the key.
+        check_every: number of rows between two checks of `enough`.
     """
 
-    look = ROWS_PER_BATCH
+    check_every = ROWS_PER_BATCH
 
     def __init__(self, shown: StructType) -> None:
         self._schema = to_arrow_schema(shown, timezone="UTC")
         self._nested = any(pa.types.is_nested(kind) for kind in self._schema.types)
-        self.given: list[Any] = []
-        self.owners: list[tuple[int, Any]] = []
+        self.items: list[Any] = []
+        self.ends_by_key: list[tuple[int, Any]] = []
 
     @property
     def append(self) -> Callable[[Any], None]:
         """Function that takes a row."""
         if not self._nested:
-            return self.given.append
+            return self.items.append
         # Copied, as the user may change a list in the row before the next one.
-        return lambda row: self.given.append(row.asDict(True))
+        return lambda row: self.items.append(row.asDict(True))
 
     def empty(self) -> RowResults:
         """Create an empty collection for the same output."""
         results = object.__new__(RowResults)  # skips `__init__`, as there are many of them
-        results._schema, results._nested, results.given, results.owners = self._schema, self._nested, [], []
+        results._schema, results._nested, results.items, results.ends_by_key = self._schema, self._nested, [], []
         return results
 
     def join(self, others: RowResults) -> None:
         """Append other results and empty them."""
-        if not others.given:
+        if not others.items:
             return
-        before = len(self.given)
-        self.given += others.given
-        self.owners += [(before + after, key) for after, key in others.owners]
-        others.given.clear()
-        others.owners.clear()
+        before = len(self.items)
+        self.items += others.items
+        self.ends_by_key += [(before + after, key) for after, key in others.ends_by_key]
+        others.items.clear()
+        others.ends_by_key.clear()
 
-    def take(self, results: Iterator[Any], key: Any) -> bool:
+    def collect(self, results: Iterator[Any], key: Any) -> bool:
         """Take rows of a key; return whether the output has enough rows for now and the key may have more."""
-        before = len(self.given)
+        before = len(self.items)
         if self._nested:  # copied, as the user may change a list in a row before the next row
             results = (row.asDict(True) for row in results)
-        self.given.extend(islice(results, ROWS_PER_BATCH))
-        after = len(self.given)
+        self.items.extend(islice(results, ROWS_PER_BATCH))
+        after = len(self.items)
         if after > before:
-            self.owners.append((after, key))
+            self.ends_by_key.append((after, key))
         return after - before >= ROWS_PER_BATCH
 
     @property
     def size(self) -> int:
         """Number of rows."""
-        return len(self.given)
+        return len(self.items)
 
     @property
     def enough(self) -> bool:
         """Whether there are enough rows for a batch."""
-        return len(self.given) >= ROWS_PER_BATCH
+        return len(self.items) >= ROWS_PER_BATCH
 
-    def taken(self, attach_context: Callable[[Any], None]) -> Iterator[pa.RecordBatch]:
+    def drain(self, attach_context: Callable[[Any], None]) -> Iterator[pa.RecordBatch]:
         """Yield all rows so far; call `attach_context` with the key before an error of its rows is raised."""
-        rows, owners = self.given, self.owners
-        self.given, self.owners = [], []
+        rows, ends_by_key = self.items, self.ends_by_key
+        self.items, self.ends_by_key = [], []
         if not rows:
             return
         try:
@@ -224,7 +226,7 @@ class RowResults:
         except Exception:
             batches = []
             start = 0
-            for stop, key in owners:
+            for stop, key in ends_by_key:
                 attach_context(key)
                 batches.append(self._batch(rows[start:stop]))
                 start = stop

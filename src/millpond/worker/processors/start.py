@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from millpond.operators.processors.calls import FetchState
 from millpond.tasks.user_processor import UserGroups, UserProcessor
-from millpond.worker.processors.awaiting import AwaitingRunning
+from millpond.worker.processors.awaiting import AsyncRunningProcessor
 from millpond.worker.processors.groups import RunningGroups
-from millpond.worker.processors.processor import Running
+from millpond.worker.processors.processor import RunningProcessor
 
 
-def start_processor(processor: UserProcessor, ask: FetchState) -> Running:
+def start_processor(processor: UserProcessor, ask: FetchState) -> RunningProcessor:
     """Load and start a processor. As in Spark, each task has its own instance.
 
     Args:
@@ -19,5 +19,5 @@ def start_processor(processor: UserProcessor, ask: FetchState) -> Running:
     if isinstance(processor, UserGroups):
         return RunningGroups(processor, ask)
     if processor.in_flight is None:
-        return Running(processor, ask)
-    return AwaitingRunning(processor, ask, processor.in_flight)
+        return RunningProcessor(processor, ask)
+    return AsyncRunningProcessor(processor, ask, processor.in_flight)

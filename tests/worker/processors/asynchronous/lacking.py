@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from millpond.worker.processors import handle
-from millpond.worker.processors.state.lists import HeldList
-from millpond.worker.processors.state.maps import HeldMap
-from millpond.worker.processors.state.variables import Held, HeldValue
+from millpond.worker.processors.state.lists import ListVariable
+from millpond.worker.processors.state.maps import MapVariable
+from millpond.worker.processors.state.variables import StateVariable, ValueVariable
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Far:
 def make_far(monkeypatch: pytest.MonkeyPatch, far: Far) -> Far:
     """Let the state of processors lack things from now on."""
 
-    class Lacking(Held):
+    class Lacking(StateVariable):
         def begin(self, sent: Any, heads: Any = None) -> None:
             super().begin(sent, heads)
             self.known: dict[tuple[int, Any], bool] = {}
@@ -51,19 +51,19 @@ def make_far(monkeypatch: pytest.MonkeyPatch, far: Far) -> Far:
             self.known.update(dict.fromkeys(come, True))
 
         def there(self, key: Any = None) -> None:
-            assert self.known[self._place.at, key]
+            assert self.known[self._current_key.position, key]
 
-    class Value(Lacking, HeldValue):
+    class Value(Lacking, ValueVariable):
         def get(self) -> Any:
             self.there()
             return super().get()
 
-    class List(Lacking, HeldList):
+    class List(Lacking, ListVariable):
         def get(self) -> Any:
             self.there()
             yield from super().get()
 
-    class Map(Lacking, HeldMap):
+    class Map(Lacking, MapVariable):
         def getValue(self, key: Any) -> Any:
             self.there(key)
             return super().getValue(key)
@@ -84,5 +84,5 @@ def make_far(monkeypatch: pytest.MonkeyPatch, far: Far) -> Far:
             self.there()
             yield from super().values()
 
-    monkeypatch.setattr(handle, "_HELD", {"value": Value, "list": List, "map": Map})
+    monkeypatch.setattr(handle, "_VARIABLE_CLASSES", {"value": Value, "list": List, "map": Map})
     return far

@@ -277,7 +277,7 @@ def test_an_error_names_its_key_and_the_others_end(far: Far, raised: BaseExcepti
 
 def test_a_consumer_that_stops(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("millpond.worker.processors.rows.ROWS_PER_BATCH", 1)
-    monkeypatch.setattr("millpond.worker.processors.rows.RowResults.look", 1)
+    monkeypatch.setattr("millpond.worker.processors.rows.RowResults.check_every", 1)
     user = user_processor(Ending(ValueError("no")), in_flight=10)
     calls: Any = MiniSlot(user, 10)._calls(
         start_processor(user, unasked), "rows", {(key,): [(key, 1)] for key in "acd"}, -1, -1
@@ -378,7 +378,7 @@ def test_many_rows_of_a_key_and_keys_that_use_none(far: Far, monkeypatch: pytest
             if key[0] != "b":
                 yield Row(k=key[0], n=sum(row.v for row in rows))
 
-    monkeypatch.setattr("millpond.worker.processors.rows._BLOCK", 3)
+    monkeypatch.setattr("millpond.worker.processors.rows._BLOCK_ROWS", 3)
     rows = [("a", n) for n in range(7)] + [("b", 1), ("b", 2), ("c", 3), ("d", 4), ("e", 5), ("e", 6)]
     assert [row["n"] for row in slot(Some()).batch(rows)] == [21, 3, 4, 11]
 
@@ -392,7 +392,12 @@ def test_lists_that_are_changed_after_they_were_given_out(far: Far) -> None:
                 values.append(row.v)
                 yield Row(a=values)
 
-    assert slot(Growing(), shown="a array<bigint>").batch(ROWS) == [{"a": [1]}, {"a": [1, 4]}, {"a": [2]}, {"a": [3]}]
+    assert slot(Growing(), shown="a array<bigint>").batch(ROWS) == [
+        {"a": [1]},
+        {"a": [1, 4]},
+        {"a": [2]},
+        {"a": [3]},
+    ]
 
 
 def test_rows_that_do_not_fit_name_their_key(far: Far) -> None:

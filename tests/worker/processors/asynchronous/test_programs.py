@@ -61,7 +61,7 @@ def test_any_program(
     due = program[0][0][1] if program[0] else [("get",)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("millpond.worker.processors.rows.ROWS_PER_BATCH", piece)
-        patch.setattr("millpond.worker.processors.rows.RowResults.look", piece)
+        patch.setattr("millpond.worker.processors.rows.RowResults.check_every", piece)
         patch.setattr("millpond.worker.processors.awaiting._MAX_QUEUED_ROWS", room)
         sync = MiniSlot(user_processor(Sync(ttl, due), **shape), together=together)
         synchronous = [sync.batch(rows, processing=number * 10) for number, rows in enumerate(tables)]

@@ -79,7 +79,7 @@ class ExchangeForms:
         """Use a form for the batches that are planned from now on."""
         self._forms.put(exchange, form)
 
-    def forget(self, exchange: str) -> None:
+    def remove(self, exchange: str) -> None:
         """Remove an exchange whose query has ended."""
         self._forms.remove(exchange)
 

@@ -56,7 +56,7 @@ class AsyncStatefulProcessor(StatefulProcessor):  # type: ignore[misc]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.init = _refusing(cls.init)
+        cls.init = _refusing_spark(cls.init)
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: TimerValues) -> Any:
         """Process all rows of a key. Define it as `async def`, unless `handleInputRow` is defined.
@@ -97,7 +97,7 @@ class AsyncStatefulProcessor(StatefulProcessor):  # type: ignore[misc]
         """
 
 
-def _refusing(init: Callable[..., Any]) -> Callable[..., Any]:
+def _refusing_spark(init: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(init)
     def checked(self: AsyncStatefulProcessor, handle: StatefulProcessorHandle) -> Any:
         if type(handle) is StatefulProcessorHandle:  # Spark's own
@@ -171,5 +171,5 @@ def _asynchronous(function: Any) -> bool:
 def _undecorated(function: Any) -> Any:
     """Return the function that a call runs: the function itself if it is asynchronous, else the one that it wraps."""
     return inspect.unwrap(
-        function, stop=lambda one: inspect.isasyncgenfunction(one) or inspect.iscoroutinefunction(one)
+        function, stop=lambda function: inspect.isasyncgenfunction(function) or inspect.iscoroutinefunction(function)
     )

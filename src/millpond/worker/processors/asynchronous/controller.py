@@ -17,10 +17,10 @@ from typing import Any, Protocol, Self
 
 from millpond.errors import UsageError
 from millpond.worker.processors.asynchronous.foreign import NO_LOOP, refusal, without_loop
-from millpond.worker.processors.asynchronous.reads import Request, Wanted
-from millpond.worker.processors.state.variables import Held, Place
+from millpond.worker.processors.asynchronous.reads import MissingData, Request
+from millpond.worker.processors.state.variables import CurrentKey, StateVariable
 
-_CLOSINGS = 100
+_MAX_CLOSE_TRIES = 100
 """Number of times that a coroutine which keeps waiting is asked to end."""
 
 
@@ -28,14 +28,14 @@ class Results(Protocol):
     """Output of keys.
 
     Attributes:
-        given: the items.
-        owners: for each key with output, the number of items up to its last one, and the key.
-        look: number of items between two checks of `enough`.
+        items: the items.
+        ends_by_key: for each key with output, the number of items up to its last one, and the key.
+        check_every: number of items between two checks of `enough`.
     """
 
-    given: list[Any]
-    owners: list[tuple[int, Any]]
-    look: int
+    items: list[Any]
+    ends_by_key: list[tuple[int, Any]]
+    check_every: int
 
     @property
     def size(self) -> int:
@@ -79,23 +79,23 @@ class _Worker:
         coroutine: yields requests.
         results: output of its keys.
         size: size of the output when last seen.
-        at: position of the key for which it waits.
+        position: position of the key for which it waits.
         key: that key.
         wanted: the data for which it waits.
-        left: unfinished generators of the user's code.
+        dropped: unfinished generators of the user's code.
         state: `full`: it waits for room; `done`: it takes no more keys.
     """
 
-    __slots__ = ("at", "coroutine", "key", "left", "results", "size", "state", "wanted")
+    __slots__ = ("coroutine", "dropped", "key", "position", "results", "size", "state", "wanted")
 
     def __init__(self, results: Results) -> None:
         self.coroutine: Coroutine[Any, None, bool]
         self.results = results
         self.size = 0
-        self.at: int | None = None
+        self.position: int | None = None
         self.key: Any = None
-        self.wanted: list[Wanted] = []
-        self.left: list[AsyncGenerator[Any, None]] = []
+        self.wanted: list[MissingData] = []
+        self.dropped: list[AsyncGenerator[Any, None]] = []
         self.state = ""
 
 
@@ -103,28 +103,28 @@ class Controller:
     """Drives the coroutines of one processor.
 
     Args:
-        place: position of the processor's current key, for its state.
+        current_key: position of the processor's current key, for its state.
         focus: receives the key that is being processed.
         limit: maximum number of reads that wait at a time; most keys have one.
         room: approximate number of rows that may wait for those of earlier keys; beyond it only the first key runs.
     """
 
-    def __init__(self, place: Place, focus: Focus, limit: int, room: int) -> None:
-        self._place = place
+    def __init__(self, current_key: CurrentKey, focus: Focus, limit: int, room: int) -> None:
+        self._current_key = current_key
         self._focus = focus
         self._limit = limit
         self._room = room
         self._tasks: Iterator[Task] = iter(())
-        self._left: list[AsyncGenerator[Any, None]] = []  # of the current worker
+        self._dropped: list[AsyncGenerator[Any, None]] = []  # of the current worker
         self._reset()
 
     def _reset(self) -> None:
         self._workers: deque[_Worker] = deque()  # in key order; the first one is not done
         self._ready: deque[_Worker] = deque()
         self._waiting: list[_Worker] = []
-        self._wanted = 0
-        self._full = 0
-        self._behind = 0
+        self._pending_reads = 0
+        self._full_workers = 0
+        self._rows_behind = 0
         self._ended = False
 
     def run(self, tasks: Iterable[Task], results: Results, *, yields: bool) -> Iterator[None]:
@@ -143,11 +143,11 @@ class Controller:
         """
         self._tasks = iter(tasks)
         self._reset()
-        with _abandoned(self._left_over):
+        with _collect_dropped(self._add_dropped):
             try:
                 while (worker := self._next(results, yields)) is not None:
                     self._step(worker)
-                    self._behind += worker.results.size - worker.size
+                    self._rows_behind += worker.results.size - worker.size
                     worker.size = worker.results.size
                     while self._workers and self._workers[0].state:
                         self._in_order(results)
@@ -162,14 +162,14 @@ class Controller:
         If too many rows wait for earlier keys, only the first worker runs.
         """
         # Too many rows wait for those of the first key: run only its worker.
-        if self._behind >= self._room:
+        if self._rows_behind >= self._room:
             first = self._workers[0]
             if first not in self._ready:
                 self._fetch()
             self._ready.remove(first)
             return first
         if not self._ready:
-            if not self._ended and not self._full and self._wanted < self._limit:
+            if not self._ended and not self._full_workers and self._pending_reads < self._limit:
                 worker = _Worker(results.empty())
                 worker.coroutine = self._work(worker) if yields else self._await(worker)
                 self._workers.append(worker)
@@ -179,10 +179,10 @@ class Controller:
 
     def _step(self, worker: _Worker) -> None:
         """Run a worker until it has to wait."""
-        if worker.at is not None:
-            self._place.at, self._focus.key = worker.at, worker.key
-            if worker.left:
-                self._left, worker.left = worker.left, self._left
+        if worker.position is not None:
+            self._current_key.position, self._focus.key = worker.position, worker.key
+            if worker.dropped:
+                self._dropped, worker.dropped = worker.dropped, self._dropped
         try:
             request = worker.coroutine.send(None)
         except StopIteration as end:
@@ -193,36 +193,36 @@ class Controller:
             if str(error) == NO_LOOP:
                 raise without_loop(error, self._focus.key).with_traceback(error.__traceback__) from error
             raise
-        worker.at, worker.key = self._place.at, self._focus.key
-        if self._left:
+        worker.position, worker.key = self._current_key.position, self._focus.key
+        if self._dropped:
             # Generators that were dropped while the worker ran are closed in its next turn.
-            worker.left, self._left = self._left, []
+            worker.dropped, self._dropped = self._dropped, []
         if type(request) is not Request:
             self._refuse(worker, request)
         elif request.wanted:
             worker.wanted = request.wanted
-            self._wanted += len(request.wanted)
+            self._pending_reads += len(request.wanted)
             self._waiting.append(worker)
         else:
             worker.state = "full"
-            self._full += 1
+            self._full_workers += 1
 
     def _in_order(self, results: Results) -> None:
         """Take the rows of the first worker, which is done or has many rows."""
         first = self._workers[0]
         results.join(first.results)
-        self._behind -= first.size
+        self._rows_behind -= first.size
         first.size = 0
         if first.state == "done":
             self._workers.popleft()
         else:
             first.state = ""
-            self._full -= 1
+            self._full_workers -= 1
             self._ready.append(first)
 
     def _fetch(self) -> None:
         """Fetch all missing data: one request per variable, with single map keys apart from whole maps."""
-        groups: dict[tuple[int, bool], tuple[Held, list[tuple[int, Any]]]] = {}
+        groups: dict[tuple[int, bool], tuple[StateVariable, list[tuple[int, Any]]]] = {}
         for worker in self._waiting:
             for held, at, key in worker.wanted:
                 groups.setdefault((id(held), key is None), (held, []))[1].append((at, key))
@@ -231,40 +231,45 @@ class Controller:
             held.fetch(wanted)
         self._ready.extend(self._waiting)
         self._waiting = []
-        self._wanted = 0
+        self._pending_reads = 0
 
     # coroutines of workers -------------------------------------------------------------------------------------
 
     async def _work(self, worker: _Worker) -> bool:
         """Process keys whose records yield rows until one had to wait; return whether there are no more keys."""
-        place, focus, results = self._place, self._focus, worker.results
-        append, given, owners, look = results.append, results.given, results.owners, results.look
+        current_key, focus, results = self._current_key, self._focus, worker.results
+        append, items, ends_by_key, check_every = (
+            results.append,
+            results.items,
+            results.ends_by_key,
+            results.check_every,
+        )
         owned = 0
         record: AsyncIterable[Any]
         for position, key, records in self._tasks:
-            place.at, focus.key = position, key
+            current_key.position, focus.key = position, key
             for record in records:
                 async for row in record:
                     append(row)
-                    if len(given) >= look and results.enough:
-                        owners.append((len(given), key))
+                    if len(items) >= check_every and results.enough:
+                        ends_by_key.append((len(items), key))
                         await _ROOM
-                        owned = len(given)
-                if self._left:
-                    await self._close_left()
-            if len(given) > owned:
-                owned = len(given)
-                owners.append((owned, key))
-            if worker.at is not None:
+                        owned = len(items)
+                if self._dropped:
+                    await self._close_dropped()
+            if len(items) > owned:
+                owned = len(items)
+                ends_by_key.append((owned, key))
+            if worker.position is not None:
                 return False
         return True
 
     async def _await(self, worker: _Worker) -> bool:
         """Process keys whose records yield nothing until one had to wait; return whether there are no more keys."""
-        place, focus = self._place, self._focus
+        current_key, focus = self._current_key, self._focus
         record: Awaitable[Any]
         for position, key, records in self._tasks:
-            place.at, focus.key = position, key
+            current_key.position, focus.key = position, key
             for record in records:
                 result = await record
                 if result is not None:
@@ -272,18 +277,18 @@ class Controller:
                         f"The processor returned {type(result).__qualname__} for key {key!r}.",
                         action="Let it give rows out with yield, one by one, or return nothing.",
                     )
-                if self._left:
-                    await self._close_left()
-            if worker.at is not None:
+                if self._dropped:
+                    await self._close_dropped()
+            if worker.position is not None:
                 return False
         return True
 
-    async def _close_left(self) -> None:
-        while self._left:
-            await self._left.pop().aclose()
+    async def _close_dropped(self) -> None:
+        while self._dropped:
+            await self._dropped.pop().aclose()
 
-    def _left_over(self, generator: AsyncGenerator[Any, None]) -> None:
-        self._left.append(generator)
+    def _add_dropped(self, generator: AsyncGenerator[Any, None]) -> None:
+        self._dropped.append(generator)
 
     # errors and end -------------------------------------------------------------------------------------------
 
@@ -304,14 +309,14 @@ class Controller:
         self._close_now()
         for worker in self._workers:
             if worker.state != "done":
-                self._place.at, self._left = worker.at, worker.left
+                self._current_key.position, self._dropped = worker.position, worker.dropped
                 _end(worker.coroutine)
                 self._close_now()
         self._reset()
 
     def _close_now(self) -> None:
-        while self._left:
-            closing = self._left.pop().aclose()
+        while self._dropped:
+            closing = self._dropped.pop().aclose()
             with suppress(Exception):
                 closing.send(None)
                 _end(closing)
@@ -337,12 +342,12 @@ class Ended(BaseException):
 def _end(coroutine: Coroutine[Any, Any, Any]) -> None:
     """End a coroutine; its cleanup code runs as far as it does not wait."""
     with suppress(Exception, Ended):
-        for _ in range(_CLOSINGS):
+        for _ in range(_MAX_CLOSE_TRIES):
             coroutine.throw(Ended())
 
 
 @contextmanager
-def _abandoned(take: Any) -> Iterator[None]:
+def _collect_dropped(take: Any) -> Iterator[None]:
     """Have `take` called with asynchronous generators that are dropped before their end."""
     before = sys.get_asyncgen_hooks()
     sys.set_asyncgen_hooks(firstiter=None, finalizer=take)

@@ -48,7 +48,7 @@ def _name(given: Any, record: Any) -> str:
     """Return the name of the awaited object: the outermost one outside the processor's module, else the innermost."""
     own, kind = _module(record), type(given)
     name = foreign = f"{kind.__module__.removeprefix('_')}.{kind.__qualname__}"
-    while (record := _following(record)) is not None:
+    while (record := _awaited_by(record)) is not None:
         module = _module(record)
         if module is None:  # written in C
             return foreign
@@ -58,7 +58,7 @@ def _name(given: Any, record: Any) -> str:
     return name
 
 
-def _following(record: Any) -> Any:
+def _awaited_by(record: Any) -> Any:
     """Return the object that a coroutine or generator awaits."""
     return next((awaited for name in _NEXT if (awaited := getattr(record, name, None)) is not None), None)
 

@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequen
 from typing import Any, Protocol
 
 from millpond.errors import UsageError
-from millpond.worker.processors.state.variables import Held, Place
+from millpond.worker.processors.state.variables import CurrentKey, StateVariable
 
-Wanted = tuple[Held, int, Any]
+MissingData = tuple[StateVariable, int, Any]
 """Data that was not sent with the call: the variable, the position of the key in the call, and a map key. The map key
 is None for all data of the key."""
 
@@ -27,7 +27,7 @@ class Request:
 
     __slots__ = ("wanted",)
 
-    def __init__(self, wanted: list[Wanted]) -> None:
+    def __init__(self, wanted: list[MissingData]) -> None:
         self.wanted = wanted
 
 
@@ -36,11 +36,11 @@ class Source(Protocol):
 
     Attributes:
         held: the variable whose state may be missing; None if it never is.
-        place: position of the processor's current key.
+        current_key: position of the processor's current key.
     """
 
-    held: Held | None
-    place: Place
+    held: StateVariable | None
+    current_key: CurrentKey
 
 
 class Read:
@@ -63,14 +63,14 @@ class Read:
         source = self._source
         held = source.held
         if held is not None:
-            at, key = source.place.at, self._key
+            at, key = source.current_key.position, self._key
             while at is not None and held.lacks(at, key):
                 yield Request([(held, at, key)])
         return self.now()
 
-    def lacking(self) -> list[Wanted]:
+    def lacking(self) -> list[MissingData]:
         """Return the data that must be fetched first."""
-        held, at = self._source.held, self._source.place.at
+        held, at = self._source.held, self._source.current_key.position
         if held is None or at is None or not held.lacks(at, self._key):
             return []
         return [(held, at, self._key)]
@@ -96,22 +96,22 @@ class Parts(Read):
         self._each = each
 
     async def __aiter__(self) -> AsyncIterator[Any]:
-        await self._there()
+        await self._await_data()
         for part in self._each():
             yield part
 
     @types.coroutine
-    def _there(self) -> Generator[Request, None, None]:
+    def _await_data(self) -> Generator[Request, None, None]:
         while lacking := self.lacking():
             yield Request(lacking)
 
 
 @types.coroutine
-def _nothing() -> Generator[Any, None, None]:
+def _exhausted() -> Generator[Any, None, None]:
     yield from ()
 
 
-DONE = _nothing()
+DONE = _exhausted()
 """Result of a write, which has taken effect. An exhausted generator can be awaited any number of times."""
 DONE.close()
 
@@ -133,7 +133,7 @@ class Gathered:
             yield Request(lacking)
         return self.now()
 
-    def lacking(self) -> list[Wanted]:
+    def lacking(self) -> list[MissingData]:
         """Return the data that must be fetched first."""
         return [wanted for read in self._reads for wanted in read.lacking()]
 

@@ -13,9 +13,9 @@ from pyspark.sql.streaming.stateful_processor import ListState, MapState, Statef
 from pyspark.sql.types import StructType
 
 from millpond.worker.processors.asynchronous.reads import DONE, Parts, Read
-from millpond.worker.processors.state.lists import HeldList
-from millpond.worker.processors.state.maps import HeldMap
-from millpond.worker.processors.state.variables import Held, HeldValue, Place
+from millpond.worker.processors.state.lists import ListVariable
+from millpond.worker.processors.state.maps import MapVariable
+from millpond.worker.processors.state.variables import CurrentKey, StateVariable, ValueVariable
 
 
 class _Awaited:
@@ -23,23 +23,23 @@ class _Awaited:
 
     Args:
         held: the synchronous variable.
-        place: position of the processor's current key.
+        current_key: position of the processor's current key.
 
     Attributes:
         held: the variable; None if its data is always sent with the call.
-        place: position of the processor's current key.
+        current_key: position of the processor's current key.
     """
 
-    def __init__(self, held: Held, place: Place) -> None:
-        self.held = None if type(held).lacks is Held.lacks else held
-        self.place = place
+    def __init__(self, held: StateVariable, current_key: CurrentKey) -> None:
+        self.held = None if type(held).lacks is StateVariable.lacks else held
+        self.current_key = current_key
 
 
 class AwaitedValue(_Awaited, ValueState):  # type: ignore[misc]
     """A variable with one value per key."""
 
-    def __init__(self, held: HeldValue, place: Place) -> None:
-        super().__init__(held, place)
+    def __init__(self, held: ValueVariable, current_key: CurrentKey) -> None:
+        super().__init__(held, current_key)
         self._value = held
         self._get, self._update = held.get, held.update
 
@@ -65,10 +65,10 @@ class AwaitedValue(_Awaited, ValueState):  # type: ignore[misc]
 class AwaitedList(_Awaited, ListState):  # type: ignore[misc]
     """A variable with a list per key."""
 
-    def __init__(self, held: HeldList, place: Place) -> None:
-        super().__init__(held, place)
+    def __init__(self, held: ListVariable, current_key: CurrentKey) -> None:
+        super().__init__(held, current_key)
         self._list = held
-        self._exists = Sent(place)
+        self._exists = Sent(current_key)
 
     def exists(self) -> Read:
         """Read whether the key has a list."""
@@ -102,10 +102,10 @@ class AwaitedList(_Awaited, ListState):  # type: ignore[misc]
 class AwaitedMap(_Awaited, MapState):  # type: ignore[misc]
     """A variable with a map per key."""
 
-    def __init__(self, held: HeldMap, place: Place) -> None:
-        super().__init__(held, place)
+    def __init__(self, held: MapVariable, current_key: CurrentKey) -> None:
+        super().__init__(held, current_key)
         self._map = held
-        self._exists = Sent(place)
+        self._exists = Sent(current_key)
 
     def exists(self) -> Read:
         """Read whether the key has a map."""
@@ -151,21 +151,21 @@ class Sent:
     """Source of data that is always sent with the call: timers, and whether a key has anything.
 
     Args:
-        place: position of the processor's current key.
+        current_key: position of the processor's current key.
     """
 
-    __slots__ = ("held", "place")
+    __slots__ = ("current_key", "held")
 
-    def __init__(self, place: Place) -> None:
-        self.held: Held | None = None
-        self.place = place
+    def __init__(self, current_key: CurrentKey) -> None:
+        self.held: StateVariable | None = None
+        self.current_key = current_key
 
 
 class AwaitedHandle(StatefulProcessorHandle):  # type: ignore[misc]
     """Handle of an asynchronous processor.
 
     Args:
-        handle: the synchronous handle, which has the current key's position (`place`).
+        handle: the synchronous handle, which has the current key's position (`current_key`).
     """
 
     def __init__(self, handle: Any) -> None:
@@ -173,11 +173,11 @@ class AwaitedHandle(StatefulProcessorHandle):  # type: ignore[misc]
 
     def getValueState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> AwaitedValue:
         """Declare a variable with one value per key; a value expires `ttlDurationMs` after it is written."""
-        return AwaitedValue(self._handle.getValueState(stateName, schema, ttlDurationMs), self._handle.place)
+        return AwaitedValue(self._handle.getValueState(stateName, schema, ttlDurationMs), self._handle.current_key)
 
     def getListState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> AwaitedList:
         """Declare a variable with a list per key; an element expires `ttlDurationMs` after it is written."""
-        return AwaitedList(self._handle.getListState(stateName, schema, ttlDurationMs), self._handle.place)
+        return AwaitedList(self._handle.getListState(stateName, schema, ttlDurationMs), self._handle.current_key)
 
     def getMapState(
         self,
@@ -188,7 +188,7 @@ class AwaitedHandle(StatefulProcessorHandle):  # type: ignore[misc]
     ) -> AwaitedMap:
         """Declare a variable with a map per key; an entry expires `ttlDurationMs` after it is written."""
         held = self._handle.getMapState(stateName, userKeySchema, valueSchema, ttlDurationMs)
-        return AwaitedMap(held, self._handle.place)
+        return AwaitedMap(held, self._handle.current_key)
 
     def registerTimer(self, expiryTimestampMs: int) -> Awaitable[None]:
         """Register a timer for the key at a time in milliseconds."""
@@ -202,7 +202,7 @@ class AwaitedHandle(StatefulProcessorHandle):  # type: ignore[misc]
 
     def listTimers(self) -> Parts:
         """Read the times of the key's timers, as they are when the first one is requested."""
-        return Parts(Sent(self._handle.place), self._handle.listTimers)
+        return Parts(Sent(self._handle.current_key), self._handle.listTimers)
 
     def deleteIfExists(self, stateName: str) -> Awaitable[None]:
         """Delete a state variable of earlier runs."""

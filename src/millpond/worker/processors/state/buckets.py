@@ -10,34 +10,34 @@ from collections.abc import Callable
 from math import ceil
 from typing import Any
 
-from millpond.worker.processors.state.parts import LARGEST, Head
+from millpond.worker.processors.state.parts import MAX_SENT_BYTES, Head
 
-MOST = 64
+MAX_ENTRIES = 64
 """Maximum number of a map's entries that travel with every call, and the maximum average per bucket."""
 
-_SPARSE = 4  # buckets are merged when they are this many times emptier than the maximum
-_BUCKETS = 1 << 15  # maximum number per map
+_MERGE_FACTOR = 4  # buckets are merged when they are this many times emptier than the maximum
+_MAX_BUCKETS = 1 << 15  # maximum number per map
 
 
-def bucket(hash_: int, stop: int) -> int:
+def bucket_of(hash_: int, stop: int) -> int:
     """Return the bucket of a key's hash, out of `stop` buckets."""
     number = hash_ & (2 * _level(stop) - 1)
     return number if number < stop else number & (_level(stop) - 1)
 
 
-def enough(stop: int, count: int, size: int) -> int:
+def bucket_count(stop: int, count: int, size: int) -> int:
     """Return the target number of buckets for `count` entries of `size` bytes, given the current number `stop`."""
-    full = max(count / MOST, size / LARGEST)
+    full = max(count / MAX_ENTRIES, size / MAX_SENT_BYTES)
     if full > stop:
         wanted = ceil(full)
-    elif full * _SPARSE < stop:
-        wanted = ceil(full * _SPARSE)
+    elif full * _MERGE_FACTOR < stop:
+        wanted = ceil(full * _MERGE_FACTOR)
     else:
         return stop
-    return max(1, min(wanted, count, _BUCKETS))
+    return max(1, min(wanted, count, _MAX_BUCKETS))
 
 
-def moved(stop: int, wanted: int) -> set[int]:
+def moved_buckets(stop: int, wanted: int) -> set[int]:
     """Return the existing buckets whose entries move when the number changes from `stop` to `wanted`."""
     split = {_buddy(number) for number in range(stop, wanted)}
     joined = {affected for number in range(wanted, stop) for affected in (number, _buddy(number))}
@@ -73,7 +73,7 @@ class Buckets:
         self.wanted = head.stop
         self.touched: set[int] = set()
 
-    def settle(self, places: dict[Any, int], *, estimated: bool) -> None:
+    def place_written(self, places: dict[Any, int], *, estimated: bool) -> None:
         """Move written entries to their buckets, and determine the target number of buckets.
 
         Afterwards the head's bytes are those of all unchanged buckets.
@@ -98,8 +98,8 @@ class Buckets:
             before = round(head.entries * len(settled) / head.stop)
         self.touched |= settled
         count = max(after, head.entries - before + after)
-        self.wanted = enough(head.stop, count, head.bytes * count // max(1, head.entries))
-        seen = len(self.touched | moved(head.stop, self.wanted))
+        self.wanted = bucket_count(head.stop, count, head.bytes * count // max(1, head.entries))
+        seen = len(self.touched | moved_buckets(head.stop, self.wanted))
         self.head = head._replace(entries=count, bytes=head.bytes * (head.stop - seen) // head.stop)
 
     def resize(self, hashed: Callable[[Any], int]) -> None:
@@ -111,7 +111,9 @@ class Buckets:
         loaded, stop = self.loaded, self.head.stop
         for number in range(stop, self.wanted):
             old = loaded[_buddy(number)]
-            new = {identity: entry for identity, entry in old.items() if bucket(hashed(entry[0]), number + 1) == number}
+            new = {
+                identity: entry for identity, entry in old.items() if bucket_of(hashed(entry[0]), number + 1) == number
+            }
             for identity in new:
                 del old[identity]
             loaded[number] = new

@@ -16,8 +16,8 @@ from millpond.errors import UsageError
 
 T = TypeVar("T")
 
-_MOST = (1 << 31) - 1  # total number of items of a column's lists: Arrow has 32-bit offsets
-_LARGEST = (1 << 31) - 1  # bytes of a column: most Arrow types have 32-bit offsets
+_MAX_ITEMS = (1 << 31) - 1  # total number of items of a column's lists: Arrow has 32-bit offsets
+_MAX_COLUMN_BYTES = (1 << 31) - 1  # bytes of a column: most Arrow types have 32-bit offsets
 
 
 class TooLarge(Exception):
@@ -55,7 +55,7 @@ def in_pieces(make: Callable[[list[int]], T], keys: list[int], whose: str) -> It
             yield piece
 
 
-def listed(array: pa.Array) -> list[Any]:
+def to_list(array: pa.Array) -> list[Any]:
     """Convert a column of a non-nested type like `to_pylist`, but faster through NumPy where possible."""
     kind = array.type
     if array.null_count == 0 and (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
@@ -65,21 +65,21 @@ def listed(array: pa.Array) -> list[Any]:
     return list(array.to_pylist())
 
 
-def stored(array: pa.Array) -> list[Any]:
+def to_stored(array: pa.Array) -> list[Any]:
     """Convert a column to the values that Spark stores."""
     kind = array.type
     if pa.types.is_struct(kind):
-        values: list[Any] = list(zip(*map(stored, array.flatten()), strict=True)) or [()] * len(array)
+        values: list[Any] = list(zip(*map(to_stored, array.flatten()), strict=True)) or [()] * len(array)
     elif pa.types.is_map(kind):
         values = _parts(array, lambda start, stop: list(_pairs(array, start, stop)))
     elif pa.types.is_list(kind):
-        values = _parts(array, lambda start, stop: stored(array.values.slice(start, stop - start)))
+        values = _parts(array, lambda start, stop: to_stored(array.values.slice(start, stop - start)))
     elif pa.types.is_date(kind):
-        return listed(array.view(pa.int32()))
+        return to_list(array.view(pa.int32()))
     elif pa.types.is_timestamp(kind):
-        return listed(array.view(pa.int64()))
+        return to_list(array.view(pa.int64()))
     else:
-        return listed(array)
+        return to_list(array)
     for position in nulls(array):
         values[position] = None
     return values
@@ -105,11 +105,11 @@ def _parts(array: pa.Array, read: Any) -> list[Any]:
 
 
 def _pairs(array: pa.MapArray, start: int, stop: int) -> Any:
-    keys, items = (stored(part.slice(start, stop - start)) for part in (array.keys, array.items))
+    keys, items = (to_stored(part.slice(start, stop - start)) for part in (array.keys, array.items))
     return zip(keys, items, strict=True)
 
 
-def built(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+def from_stored(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Build a column from values that Spark stores.
 
     Raises:
@@ -120,7 +120,7 @@ def built(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         count = kind.num_fields
         nothing = (None,) * count
         flat = list(chain.from_iterable([value or nothing for value in values] if is_null else values))
-        arrays = [built(flat[position::count], field.type) for position, field in enumerate(kind)]
+        arrays = [from_stored(flat[position::count], field.type) for position, field in enumerate(kind)]
         if not arrays:
             return pa.array([None if value is None else {} for value in values], kind)
         return pa.StructArray.from_arrays(
@@ -134,15 +134,15 @@ def built(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         mask = None if is_null is None else pa.array(is_null)
         if pa.types.is_map(kind):
             flat = list(chain.from_iterable(parts))
-            arrays = [built(flat[0::2], kind.key_type), built(flat[1::2], kind.item_type)]
+            arrays = [from_stored(flat[0::2], kind.key_type), from_stored(flat[1::2], kind.item_type)]
             return pa.MapArray.from_arrays(places, *arrays, type=kind, mask=mask)
-        return pa.ListArray.from_arrays(places, built(parts, kind.value_type), type=kind, mask=mask)
+        return pa.ListArray.from_arrays(places, from_stored(parts, kind.value_type), type=kind, mask=mask)
     if pa.types.is_date(kind):
         return pa.array(values, pa.int32()).view(kind)
     if pa.types.is_timestamp(kind):
         return pa.array(values, pa.int64()).view(kind)
     array = pa.array(values, kind)
-    if isinstance(array, pa.ChunkedArray) or array.nbytes > _LARGEST:
+    if isinstance(array, pa.ChunkedArray) or array.nbytes > _MAX_COLUMN_BYTES:
         raise TooLarge
     return array
 
@@ -154,6 +154,6 @@ def offsets(counts: Iterable[int]) -> pa.Array:
         TooLarge: there are too many items.
     """
     ends = list(accumulate(counts, initial=0))
-    if ends[-1] > _MOST:
+    if ends[-1] > _MAX_ITEMS:
         raise TooLarge
     return pa.array(ends, pa.int32())

@@ -16,14 +16,14 @@ from pyspark.sql.streaming.stateful_processor import ListState
 
 from millpond.layout import NEVER
 from millpond.spec.kinds.processor import Variable
-from millpond.worker.processors.state.columns import built, stored
-from millpond.worker.processors.state.parts import Head, HeldParts, Pieces
+from millpond.worker.processors.state.columns import from_stored, to_stored
+from millpond.worker.processors.state.parts import Head, PartedVariable, Pieces
 from millpond.worker.processors.state.refusals import empty_list, no_key, refused
-from millpond.worker.processors.state.variables import Changes, Place
+from millpond.worker.processors.state.variables import Changes, CurrentKey
 
-_MOST = 256  # maximum number of elements that travel with every call
-_PART = 64 << 10  # approximate bytes of a part
-_LONGEST = 4096  # maximum number of elements of a part
+_MAX_SENT_ELEMENTS = 256  # maximum number of elements that travel with every call
+_PART_BYTES = 64 << 10  # approximate bytes of a part
+_MAX_PART_ELEMENTS = 4096  # maximum number of elements of a part
 
 
 class _Elements:
@@ -53,11 +53,11 @@ class _Elements:
         return self.head is not None and self.head.first < self.head.stop
 
 
-class HeldList(HeldParts, ListState):  # type: ignore[misc]
+class ListVariable(PartedVariable, ListState):  # type: ignore[misc]
     """A variable with a list per key."""
 
-    def __init__(self, variable: Variable, place: Place, now: int) -> None:
-        self._hold(variable, place, now)
+    def __init__(self, variable: Variable, current_key: CurrentKey, now: int) -> None:
+        self._declare(variable, current_key, now)
 
     def exists(self) -> bool:
         """Return whether the key has a list."""
@@ -71,28 +71,28 @@ class HeldList(HeldParts, ListState):  # type: ignore[misc]
             return
         cell = self._cell(doing)
         values = tuple(cell.values)
-        show = None if self._form.plain else self._form.shown
+        show = None if self._codec.plain else self._codec.to_user
         if cell.parted:
-            self._need_all(cell.head)
+            self._fetch_all_if_small(cell.head)
             for elements in [cell.before] if cell.before is not None else self._streamed(cell, doing):
                 yield from elements if show is None else map(show, elements)
         yield from values if show is None else map(show, values)
 
     def put(self, newState: list[tuple[Any, ...]]) -> None:
         """Replace the key's list."""
-        values = self._given(newState)
+        values = self._checked(newState)
         cell = self._cell("updating value state")
         cell.clear()
         self._append(cell, values)
 
     def appendValue(self, newState: tuple[Any, ...]) -> None:
         """Append an element to the key's list."""
-        value = self._taken(newState, "updating value state")
+        value = self._from_user(newState, "updating value state")
         self._append(self._cell("updating value state"), [value])
 
     def appendList(self, newState: list[tuple[Any, ...]]) -> None:
         """Append elements to the key's list."""
-        values = self._given(newState)
+        values = self._checked(newState)
         self._append(self._cell("updating value state"), values)
 
     def clear(self) -> None:
@@ -100,17 +100,17 @@ class HeldList(HeldParts, ListState):  # type: ignore[misc]
         cell = self._cell("clearing value state")
         if cell.values or cell.parted:
             cell.clear()
-            self.changed.add(self._place.at)
+            self.changed.add(self._current_key.position)
 
     def lacks(self, at: int, key: Any | None) -> bool:
-        """See `Held`."""
+        """See `StateVariable`."""
         if self.deleted:
             return False
         cell = self._of(at)
         return cell.parted and cell.before is None and self._is_small(cell.head)
 
     def fetch(self, wanted: Sequence[tuple[int, Any | None]]) -> None:
-        """See `Held`."""
+        """See `StateVariable`."""
         cells = {at: self._of(at) for at, _ in wanted if self.lacks(at, None)}
         for cell in cells.values():
             cell.before = []
@@ -138,53 +138,53 @@ class HeldList(HeldParts, ListState):  # type: ignore[misc]
                 if self._sent is not sent:  # the call has ended while the user kept the iterator
                     raise refused(doing, no_key(self.variable.name))
 
-    def _given(self, values: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-        taken = [self._taken(value, "updating value state") for value in values]
+    def _checked(self, values: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        taken = [self._from_user(value, "updating value state") for value in values]
         if not taken:
             raise refused("updating value state", empty_list(self.variable.name))
         return taken
 
     def _append(self, cell: _Elements, values: list[tuple[Any, ...]]) -> None:
         cell.values += values
-        if self._lives:
+        if self._has_ttl:
             cell.expiries += repeat(self._expiry, len(values))
-        self.changed.add(self._place.at)
+        self.changed.add(self._current_key.position)
 
     def _columns(self, parts: pa.StructArray) -> list[list[Any]]:
-        return [stored(column) for column in parts.flatten()] if self._lives else [stored(parts)]
+        return [to_stored(column) for column in parts.flatten()] if self._has_ttl else [to_stored(parts)]
 
     def _made(self, columns: list[list[Any]] | None, head: Head | None) -> _Elements:
         if columns is None:
             return _Elements([], [], None)
-        return _Elements(columns[0], columns[-1] if self._lives else [], head)
+        return _Elements(columns[0], columns[-1] if self._has_ttl else [], head)
 
     def changes(self, at: list[int]) -> Changes:
-        """See `Held`."""
+        """See `StateVariable`."""
         cells = [self._cells[position] for position in at]
         counts = [len(cell.values) for cell in cells]
         expiries = [expiry for cell in cells for expiry in cell.expiries]
-        values = built([value for cell in cells for value in cell.values], self._form.arrow)
+        values = from_stored([value for cell in cells for value in cell.values], self._codec.arrow)
         lists, firsts = self._lists(counts, {"value": values}, expiries)
         pieces = []
-        if wide := self._oversized(lists, counts, _MOST):
-            for number in wide:
+        if oversized := self._oversized(lists, counts, _MAX_SENT_ELEMENTS):
+            for number in oversized:
                 pieces.append(self._cut(at[number], cells[number], lists.slice(number, 1).flatten()))
                 firsts[number] = NEVER
-            is_wide = pa.array([number in wide for number in range(len(at))])
-            lists = pc.if_else(is_wide, pa.scalar(None, lists.type), lists)
+            is_oversized = pa.array([number in oversized for number in range(len(at))])
+            lists = pc.if_else(is_oversized, pa.scalar(None, lists.type), lists)
         heads = [cell.head if cell.parted else None for cell in cells]
-        return self._together(at, lists, firsts, heads, pieces)
+        return self._combine(at, lists, firsts, heads, pieces)
 
     def _cut(self, at: int, cell: _Elements, elements: pa.Array) -> Pieces:
         """Cut the elements of a cell into parts."""
         count, size = len(elements), elements.nbytes
-        most = max(1, min(_LONGEST, count * _PART // max(1, size)))
+        most = max(1, min(_MAX_PART_ELEMENTS, count * _PART_BYTES // max(1, size)))
         starts = range(0, count, most)
         ends = pa.array([*starts, count], pa.int32())
         kind = pa.list_(pa.field("element", elements.type))
         head = cell.head or Head(0, 0, 0, 0, 0)
         firsts, latest = [NEVER] * len(starts), NEVER
-        if self._lives:
+        if self._has_ttl:
             firsts = [min(cell.expiries[start : start + most]) for start in starts]
             latest = max(head.expiry, *cell.expiries)
         cell.head = Head(head.first, head.stop + len(starts), 0, head.bytes + size, latest)

@@ -21,14 +21,14 @@ from pyspark.sql.types import Row
 from millpond.layout import NEVER
 from millpond.spec.kinds.processor import Variable
 from millpond.spec.types import parse_type
-from millpond.worker.processors.state.buckets import MOST, Buckets, bucket, enough, moved
-from millpond.worker.processors.state.columns import built, stored
-from millpond.worker.processors.state.parts import AT_ONCE, Head, HeldParts, Pieces
+from millpond.worker.processors.state.buckets import MAX_ENTRIES, Buckets, bucket_count, bucket_of, moved_buckets
+from millpond.worker.processors.state.columns import from_stored, to_stored
+from millpond.worker.processors.state.parts import MAX_FETCH_BYTES, Head, PartedVariable, Pieces
 from millpond.worker.processors.state.refusals import refused
-from millpond.worker.processors.state.values import Form, Refused
-from millpond.worker.processors.state.variables import Changes, Place
+from millpond.worker.processors.state.values import Refused, ValueCodec
+from millpond.worker.processors.state.variables import Changes, CurrentKey
 
-_MANY = 4  # sorted insertion of new keys is used if there are at least this many times more old keys
+_INSORT_RATIO = 4  # sorted insertion of new keys is used if there are at least this many times more old keys
 _ENTRIES_PER_READ = 512  # entries of a large map that are converted to Python objects together
 
 
@@ -50,7 +50,7 @@ class _Entries(dict[Any, tuple[Any, Any, int]]):
         if self.fresh and len(self) > 1:
             entries = [(identity, entry) for identity, entry in self.items() if identity not in self.fresh]
             added = [(identity, self[identity]) for identity in self.fresh]
-            if len(added) * _MANY <= len(entries):
+            if len(added) * _INSORT_RATIO <= len(entries):
                 for addition in added:
                     insort(entries, addition, key=lambda pair: ordering(pair[1][0]))
             else:
@@ -60,13 +60,13 @@ class _Entries(dict[Any, tuple[Any, Any, int]]):
         self.fresh.clear()
 
 
-class HeldMap(HeldParts, MapState):  # type: ignore[misc]
+class MapVariable(PartedVariable, MapState):  # type: ignore[misc]
     """A variable with a map per key."""
 
-    def __init__(self, variable: Variable, place: Place, now: int) -> None:
-        self._hold(variable, place, now)
-        self._key = Form(parse_type(variable.key))
-        self._identity = self._key.identity
+    def __init__(self, variable: Variable, current_key: CurrentKey, now: int) -> None:
+        self._declare(variable, current_key, now)
+        self._key_codec = ValueCodec(parse_type(variable.key))
+        self._identity = self._key_codec.identity
 
     def exists(self) -> bool:
         """Return whether the key has a map."""
@@ -75,14 +75,14 @@ class HeldMap(HeldParts, MapState):  # type: ignore[misc]
             return bool(cell)
         if any(entry[1] is not None for entry in cell.written.values()):
             return True
-        if not self._lives and cell.head.entries > len(cell.written):
+        if not self._has_ttl and cell.head.entries > len(cell.written):
             return True
         return next(self._merged(cell), None) is not None
 
     def getValue(self, key: tuple[Any, ...]) -> Row | None:
         """Return the value of a key of the map, None if there is none. Unlike other values of state it is a `Row`."""
         entry = self._entry(key, "getting value")
-        return None if entry is None else self._form.row(entry[1])
+        return None if entry is None else self._codec.row(entry[1])
 
     def containsKey(self, key: tuple[Any, ...]) -> bool:
         """Return whether the map has a key."""
@@ -92,7 +92,7 @@ class HeldMap(HeldParts, MapState):  # type: ignore[misc]
         """Set the value of a key of the map."""
         doing = "updating map state value"
         identity, kept = self._identify(key, doing)
-        entry = kept, self._taken(value, doing), self._expiry
+        entry = kept, self._from_user(value, doing), self._expiry
         cell = self._cell(doing)
         if type(cell) is Buckets:
             cell.written[identity] = entry
@@ -100,23 +100,23 @@ class HeldMap(HeldParts, MapState):  # type: ignore[misc]
             if identity not in cell:
                 cell.fresh.add(identity)
             cell[identity] = entry
-        self.changed.add(self._place.at)
+        self.changed.add(self._current_key.position)
 
     def iterator(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
         """Yield the map's entries in order, as they are when the first one is requested."""
-        show, show_key = self._form.shown, self._key.shown
+        show, show_key = self._codec.to_user, self._key_codec.to_user
         for key, value, _ in self._arranged():
             yield show_key(key), show(value)
 
     def keys(self) -> Iterator[tuple[Any, ...]]:
         """Yield the map's keys in order, as they are when the first one is requested."""
-        show = self._key.shown
+        show = self._key_codec.to_user
         for key, _, _ in self._arranged():
             yield show(key)
 
     def values(self) -> Iterator[tuple[Any, ...]]:
         """Yield the map's values in key order, as they are when the first one is requested."""
-        show = self._form.shown
+        show = self._codec.to_user
         for _, value, _ in self._arranged():
             yield show(value)
 
@@ -127,20 +127,20 @@ class HeldMap(HeldParts, MapState):  # type: ignore[misc]
         cell = self._cell(doing)
         if type(cell) is Buckets:
             cell.written[identity] = kept, None, 0
-            self.changed.add(self._place.at)
+            self.changed.add(self._current_key.position)
         elif cell.pop(identity, None) is not None:
             cell.fresh.discard(identity)
-            self.changed.add(self._place.at)
+            self.changed.add(self._current_key.position)
 
     def clear(self) -> None:
         """Remove the key's map."""
         cell = self._cell("clearing map state")
         if cell or type(cell) is Buckets:
-            self._cells[self._place.at] = self._made(None, None)
-            self.changed.add(self._place.at)
+            self._cells[self._current_key.position] = self._made(None, None)
+            self.changed.add(self._current_key.position)
 
     def lacks(self, at: int, key: Any | None) -> bool:
-        """See `Held`."""
+        """See `StateVariable`."""
         if self.deleted:
             return False
         cell = self._of(at)
@@ -152,7 +152,7 @@ class HeldMap(HeldParts, MapState):  # type: ignore[misc]
         return identity not in cell.written and self._number(kept, cell) not in cell.loaded
 
     def fetch(self, wanted: Sequence[tuple[int, Any | None]]) -> None:
-        """See `Held`."""
+        """See `StateVariable`."""
         numbers: dict[tuple[int, int], None] = {}
         for at, key in wanted:
             cell = self._of(at)
@@ -182,26 +182,28 @@ class HeldMap(HeldParts, MapState):  # type: ignore[misc]
         number = self._number(kept, cell)
         if number not in cell.loaded:
             # Prefetch the next buckets too if many have been used.
-            if (run := min(len(cell.loaded) // 2, AT_ONCE // max(1, cell.head.part_bytes))) > 1:
+            if (run := min(len(cell.loaded) // 2, MAX_FETCH_BYTES // max(1, cell.head.part_bytes))) > 1:
                 following = ((number + step) % cell.head.stop for step in range(min(run, cell.head.stop)))
-                self._load([(self._place.at, candidate) for candidate in following if candidate not in cell.loaded])
+                self._load(
+                    [(self._current_key.position, candidate) for candidate in following if candidate not in cell.loaded]
+                )
             else:
-                self._need(key, identity, cell.head.part_bytes)
+                self._fetch_if_missing(key, identity, cell.head.part_bytes)
         return cell.loaded[number].get(identity)
 
     def _number(self, key: tuple[Any, ...], cell: Buckets) -> int:
-        return bucket(crc32(self._key.ordering(key)), cell.head.stop)
+        return bucket_of(crc32(self._key_codec.ordering(key)), cell.head.stop)
 
     def require(self, value: Any, key: Any) -> None:
         """Refuse nulls in non-nullable fields of the user's schemas."""
         super().require(value, key)
-        self._key.require(key)
+        self._key_codec.require(key)
 
     def _identify(self, key: tuple[Any, ...], doing: str) -> tuple[Any, tuple[Any, ...]]:
         """Return the identity of a key of the map, and the stored form of the key."""
-        if not self._key.kept(key):
+        if not self._key_codec.is_stored_form(key):
             try:
-                key = self._key.taken(key)
+                key = self._key_codec.from_user(key)
             except Refused as error:
                 raise refused(doing, str(error)) from None
         return (key if self._identity is None else self._identity(key)), key
@@ -212,13 +214,13 @@ class HeldMap(HeldParts, MapState):  # type: ignore[misc]
         cell = self._cell("getting map state")
         if type(cell) is Buckets:
             return self._merged(cell)
-        cell.arrange(self._key.ordering)
+        cell.arrange(self._key_codec.ordering)
         return list(cell.values())
 
     def _merged(self, cell: Buckets) -> Iterator[tuple[Any, Any, int]]:
         """Yield the current entries of all buckets in order."""
-        self._need_all(cell.head)
-        at, hidden, ordering = self._place.at, set(cell.written), self._key.ordering
+        self._fetch_all_if_small(cell.head)
+        at, hidden, ordering = self._current_key.position, set(cell.written), self._key_codec.ordering
         known = [entry for entry in cell.written.values() if entry[1] is not None]
         for bucket_entries in cell.loaded.values():
             known += [entry for identity, entry in bucket_entries.items() if identity not in hidden]
@@ -230,10 +232,10 @@ class HeldMap(HeldParts, MapState):  # type: ignore[misc]
     def _stream(self, lists: pa.ListArray, hidden: set[Any]) -> Iterator[Any]:
         """Yield the entries of some buckets in order, each with its sort key; entries become Python objects late."""
         parts = lists.flatten()
-        columns = [stored(column) for column in (parts.field(0), parts.field(parts.type.num_fields - 1))]
-        orders = list(map(self._key.ordering, columns[0]))
+        columns = [to_stored(column) for column in (parts.field(0), parts.field(parts.type.num_fields - 1))]
+        orders = list(map(self._key_codec.ordering, columns[0]))
         identities = columns[0] if self._identity is None else orders
-        live = [expiry > self._now for expiry in columns[1]] if self._lives else repeat(True)
+        live = [expiry > self._now for expiry in columns[1]] if self._has_ttl else repeat(True)
         kept = [i for i, (key, lives) in enumerate(zip(identities, live, strict=False)) if lives and key not in hidden]
         kept.sort(key=orders.__getitem__)
         ordered = [orders[position] for position in kept]
@@ -248,7 +250,7 @@ class HeldMap(HeldParts, MapState):  # type: ignore[misc]
         return entries()
 
     def _columns(self, parts: pa.StructArray) -> list[list[Any]]:
-        return [stored(column) for column in parts.flatten()]
+        return [to_stored(column) for column in parts.flatten()]
 
     def _made(self, columns: list[list[Any]] | None, head: Head | None) -> _Entries | Buckets:
         if head is not None and head.expiry > self._now:
@@ -256,28 +258,28 @@ class HeldMap(HeldParts, MapState):  # type: ignore[misc]
         if columns is None:
             return _Entries()
         keys, values = columns[:2]
-        expiries = columns[2] if self._lives else repeat(NEVER)
+        expiries = columns[2] if self._has_ttl else repeat(NEVER)
         identities = keys if self._identity is None else map(self._identity, keys)
         return _Entries(zip(identities, zip(keys, values, expiries, strict=False), strict=True))
 
     # changes ------------------------------------------------------------------------------------------------
 
     def changes(self, at: list[int]) -> Changes:
-        """See `Held`."""
+        """See `StateVariable`."""
         cells = self._cells
-        self._settle([position for position in at if type(cells[position]) is Buckets])
+        self._place_written([position for position in at if type(cells[position]) is Buckets])
         small = [position for position in at if type(cells[position]) is _Entries]
         for position in small:
-            if len(cells[position]) > MOST:
-                self._share_out(position, 0)
+            if len(cells[position]) > MAX_ENTRIES:
+                self._divide(position, 0)
         small = [position for position in small if type(cells[position]) is _Entries]
         for position in small:
-            cells[position].arrange(self._key.ordering)
+            cells[position].arrange(self._key_codec.ordering)
         counts = [len(cells[position]) for position in small]
         lists, firsts = self._built(counts, [cells[position] for position in small])
-        if wide := self._oversized(lists, counts, MOST):
+        if wide := self._oversized(lists, counts, MAX_ENTRIES):
             for number in wide:
-                self._share_out(small[number], lists.slice(number, 1).nbytes)
+                self._divide(small[number], lists.slice(number, 1).nbytes)
             small_numbers = [number for number in range(len(small)) if number not in wide]
             lists, firsts = (
                 lists.take(pa.array(small_numbers, pa.int64())),
@@ -289,27 +291,27 @@ class HeldMap(HeldParts, MapState):  # type: ignore[misc]
         heads = [None] * len(small) + [cells[position].head for position in large]
         if large:
             lists = pa.concat_arrays([lists, pa.nulls(len(large), lists.type)])
-        return self._together(small + large, lists, firsts + [NEVER] * len(large), heads, pieces)
+        return self._combine(small + large, lists, firsts + [NEVER] * len(large), heads, pieces)
 
     def _built(self, counts: list[int], maps: Iterable[_Entries]) -> tuple[pa.ListArray, list[int]]:
         flat = list(chain.from_iterable(entry for entries in maps for entry in entries.values()))
         keys, values, expiries = flat[0::3], flat[1::3], flat[2::3]
-        columns = {"key": built(keys, self._key.arrow), "value": built(values, self._form.arrow)}
+        columns = {"key": from_stored(keys, self._key_codec.arrow), "value": from_stored(values, self._codec.arrow)}
         return self._lists(counts, columns, expiries)
 
-    def _share_out(self, at: int, size: int) -> None:
+    def _divide(self, at: int, size: int) -> None:
         """Divide a map into buckets; `size` is its size in bytes, 0 if unknown."""
         entries = self._cells[at]
-        stop = enough(1, len(entries), size)
+        stop = bucket_count(1, len(entries), size)
         # Not `self._expiry`: entries of an earlier run may expire later.
-        latest = max(expiry for _, _, expiry in entries.values()) if self._lives else NEVER
+        latest = max(expiry for _, _, expiry in entries.values()) if self._has_ttl else NEVER
         cell = self._cells[at] = Buckets(Head(0, stop, len(entries), 0, latest))
         cell.loaded = {number: _Entries() for number in range(stop)}
         for identity, entry in entries.items():
             cell.loaded[self._number(entry[0], cell)][identity] = entry
         cell.touched = set(cell.loaded)
 
-    def _settle(self, large: list[int]) -> None:
+    def _place_written(self, large: list[int]) -> None:
         """Move written entries to their buckets, and adjust the number of buckets."""
         cells = [self._cells[position] for position in large]
         places = [
@@ -323,16 +325,16 @@ class HeldMap(HeldParts, MapState):  # type: ignore[misc]
             ]
         )
         for cell, places_of_cell in zip(cells, places, strict=True):
-            cell.settle(places_of_cell, estimated=self._lives)
+            cell.place_written(places_of_cell, estimated=self._has_ttl)
         self._load(
             [
                 (position, number)
                 for position, cell in zip(large, cells, strict=True)
-                for number in sorted(moved(cell.head.stop, cell.wanted) - cell.loaded.keys())
+                for number in sorted(moved_buckets(cell.head.stop, cell.wanted) - cell.loaded.keys())
             ]
         )
         for position, cell in zip(large, cells, strict=True):
-            cell.resize(lambda key: crc32(self._key.ordering(key)))
+            cell.resize(lambda key: crc32(self._key_codec.ordering(key)))
             if cell.head.stop == 1:
                 entries = self._cells[position] = _Entries(cell.loaded[0])
                 entries.fresh.update(entries)
@@ -351,7 +353,7 @@ class HeldMap(HeldParts, MapState):  # type: ignore[misc]
         lists, firsts = self._built(list(map(len, changed)), changed)
         start = 0
         for cell, numbers_of_cell in zip(cells, numbers, strict=True):
-            latest = self._expiry if self._lives else NEVER
+            latest = self._expiry if self._has_ttl else NEVER
             size = lists.slice(start, len(numbers_of_cell)).nbytes
             cell.head = cell.head._replace(bytes=max(0, cell.head.bytes + size), expiry=max(cell.head.expiry, latest))
             start += len(numbers_of_cell)

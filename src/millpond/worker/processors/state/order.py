@@ -18,7 +18,7 @@ from millpond.spec.types import LONG_DECIMAL, DataType
 _WORD = struct.Struct("<Q")
 _PLACE = struct.Struct("<II")
 _EXACT = Context(prec=76)
-_NOTHING = b"\0" * 8
+_NULL_WORD = b"\0" * 8
 _FIXED = {
     "boolean": "?",
     "tinyint": "b",
@@ -58,13 +58,13 @@ def _row(dtype: DataType) -> Bytes:
             if value is None:
                 nulls |= 1 << number
             if width:
-                words.append(_NOTHING if value is None else encode(value).ljust(8, b"\0"))
+                words.append(_NULL_WORD if value is None else encode(value).ljust(8, b"\0"))
             elif value is None and not reserved:
-                words.append(_NOTHING)
+                words.append(_NULL_WORD)
             else:
                 encoded = b"" if value is None else encode(value)
                 words.append(_PLACE.pack(len(encoded), offset))
-                variable.append(_filled(encoded, reserved))
+                variable.append(_padded(encoded, reserved))
                 offset += len(variable[-1])
         return b"".join([nulls.to_bytes(bits, "little"), *words, *variable])
 
@@ -89,10 +89,10 @@ def _array(dtype: DataType) -> Bytes:
             else:
                 encoded = encode(value)
                 places.append(_PLACE.pack(len(encoded), offset))
-                variable.append(_filled(encoded, 0))
+                variable.append(_padded(encoded, 0))
                 offset += len(variable[-1])
         head = _WORD.pack(len(values)) + nulls.to_bytes(bits, "little")
-        return head + _filled(b"".join(places), 0) + b"".join(variable)
+        return head + _padded(b"".join(places), 0) + b"".join(variable)
 
     return made
 
@@ -148,5 +148,5 @@ def _decimal(scale: int, short: bool) -> Bytes:
     return made
 
 
-def _filled(encoded: bytes, least: int) -> bytes:
+def _padded(encoded: bytes, least: int) -> bytes:
     return encoded.ljust(max(least, 8 * math.ceil(len(encoded) / 8)), b"\0")

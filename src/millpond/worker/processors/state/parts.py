@@ -19,21 +19,21 @@ import pyarrow.compute as pc
 from millpond.layout import NEVER
 from millpond.spec.kinds.processor import HEAD, Variable
 from millpond.spec.types import parse_type
-from millpond.worker.processors.state.columns import bounds, built, nulls, offsets, stored
-from millpond.worker.processors.state.variables import Changes, Held, Place
+from millpond.worker.processors.state.columns import bounds, from_stored, nulls, offsets, to_stored
+from millpond.worker.processors.state.variables import Changes, CurrentKey, StateVariable
 
-LARGEST = 8 << 10
+MAX_SENT_BYTES = 8 << 10
 """Approximate bytes of a key's state in one variable that travel with every call; a larger state is divided into
 parts."""
 
-AT_ONCE = 256 << 10
+MAX_FETCH_BYTES = 256 << 10
 """Maximum bytes that are fetched at once because they may be needed."""
 
 _HEAD = parse_type(HEAD).arrow
 _KEYS_PER_READ = 512  # keys that are converted together
-_PORTION = 4 << 20  # bytes per request
-_PARTS = 4096  # maximum number of parts per request
-_OFTEN = 3  # requests for the same thing, from which it is also prefetched for later keys
+_REQUEST_BYTES = 4 << 20  # bytes per request
+_MAX_PARTS_PER_REQUEST = 4096  # maximum number of parts per request
+_PREFETCH_AFTER = 3  # requests for the same thing, from which it is also prefetched for later keys
 
 
 class Head(NamedTuple):
@@ -67,33 +67,33 @@ class Pieces(NamedTuple):
     expiries: list[int]
 
 
-class HeldParts(Held):
+class PartedVariable(StateVariable):
     """Base of lists and maps.
 
     A cell holds the state of a key. It is made of columns: those of its items, and with a time to live their times of
     expiry last.
     """
 
-    def _hold(self, variable: Variable, place: Place, now: int) -> None:
-        super()._hold(variable, place, now)
+    def _declare(self, variable: Variable, current_key: CurrentKey, now: int) -> None:
+        super()._declare(variable, current_key, now)
         self._cells: dict[int, Any] = {}  # by position, of keys that were used and of some beside them
         self._heads: dict[int, Head] = {}  # by position, of keys with parts
         self._large: list[int] = []  # positions of keys with parts
-        self._asked: dict[Any, int] = {}  # number of requests for the same thing
+        self._request_counts: dict[Any, int] = {}  # number of requests for the same thing
 
     def begin(self, sent: pa.Array | None, heads: pa.StructArray | None = None) -> None:
         """Start a call with the state of its keys, and the heads of those with parts."""
         super().begin(sent, heads)
         self._cells = {}
         self._heads = (
-            {} if heads is None else {position: Head(*head) for position, head in enumerate(stored(heads)) if head}
+            {} if heads is None else {position: Head(*head) for position, head in enumerate(to_stored(heads)) if head}
         )
         self._large = list(self._heads)
 
     def _cell(self, doing: str) -> Any:
         """Return the current key's cell."""
         try:
-            return self._cells[self._place.at]
+            return self._cells[self._current_key.position]
         except KeyError:
             return self._of(self._at(doing))
 
@@ -118,7 +118,7 @@ class HeldParts(Held):
         """Yield the columns of each list without expired items; None for null."""
         places = bounds(lists)
         columns = self._columns(lists.values.slice(places[0], places[-1] - places[0]))
-        live = [expiry > self._now for expiry in columns[-1]] if self._lives else []
+        live = [expiry > self._now for expiry in columns[-1]] if self._has_ttl else []
         null_lists = set(nulls(lists))
         for number, (begin, end) in enumerate(pairwise(places)):
             columns_of_list = None
@@ -151,29 +151,32 @@ class HeldParts(Held):
             wanted: positions of keys and numbers of parts.
             size: approximate bytes per part.
         """
-        most = max(1, min(_PARTS, _PORTION // max(1, size)))
+        most = max(1, min(_MAX_PARTS_PER_REQUEST, _REQUEST_BYTES // max(1, size)))
         for start in range(0, len(wanted), most):
             requested = wanted[start : start + most]
             columns = [pa.array(column, pa.int64()) for column in zip(*requested, strict=True)]
-            yield requested, self._place.ask(self.variable.parts, pa.RecordBatch.from_arrays(columns, ["at", "part"]))
+            yield (
+                requested,
+                self._current_key.ask(self.variable.parts, pa.RecordBatch.from_arrays(columns, ["at", "part"])),
+            )
 
-    def _need(self, key: Any, told: Any, size: int) -> None:
+    def _fetch_if_missing(self, key: Any, identity: Any, size: int) -> None:
         """Fetch missing data of the current key, and after repeated requests that of later keys too.
 
         `key` is as for `lacks`, the second argument is the identity of that key, and `size` the approximate bytes of
         the data.
         """
-        position = self._place.at
+        position = self._current_key.position
         if not self.lacks(position, key):
             return
-        if len(self._asked) >= _PARTS:
-            self._asked.clear()
-        times = self._asked[told] = self._asked.get(told, 0) + 1
+        if len(self._request_counts) >= _MAX_PARTS_PER_REQUEST:
+            self._request_counts.clear()
+        times = self._request_counts[identity] = self._request_counts.get(identity, 0) + 1
         wanted = [(position, key)]
         # Repeated requests suggest that later keys need the same: prefetch it for twice as many keys each time.
-        if times >= _OFTEN:
+        if times >= _PREFETCH_AFTER:
             begin = bisect_right(self._large, position)
-            most = min(1 << min(times, 8), AT_ONCE // max(1, size))
+            most = min(1 << min(times, 8), MAX_FETCH_BYTES // max(1, size))
             wanted += [
                 (following, key) for following in self._large[begin : begin + most] if self.lacks(following, key)
             ]
@@ -182,12 +185,12 @@ class HeldParts(Held):
     @staticmethod
     def _is_small(head: Head) -> bool:
         """Return whether all parts of a key are small enough to be fetched at once."""
-        return head.bytes <= AT_ONCE
+        return head.bytes <= MAX_FETCH_BYTES
 
-    def _need_all(self, head: Head) -> None:
+    def _fetch_all_if_small(self, head: Head) -> None:
         """Fetch all parts of the current key if they are small enough."""
         if self._is_small(head):
-            self._need(None, None, head.bytes)
+            self._fetch_if_missing(None, None, head.bytes)
 
     # changes ------------------------------------------------------------------------------------------------
 
@@ -205,7 +208,7 @@ class HeldParts(Held):
             A list per key, null if it has no items, and the time at which the first of each expires.
         """
         firsts = [NEVER] * len(counts)
-        if self._lives:
+        if self._has_ttl:
             columns["expiry"] = pa.array(expiries, pa.int64())
             ends = accumulate(counts)
             firsts = [min(expiries[end - n : end], default=NEVER) for n, end in zip(counts, ends, strict=True)]
@@ -225,13 +228,13 @@ class HeldParts(Held):
             counts: number of items per list.
             most: maximum number of items.
         """
-        wide = [number for number, count in enumerate(counts) if count > most]
-        if lists.nbytes > max(LARGEST, sum(counts) * LARGEST // most):
+        oversized = [number for number, count in enumerate(counts) if count > most]
+        if lists.nbytes > max(MAX_SENT_BYTES, sum(counts) * MAX_SENT_BYTES // most):
             sizes = ((number, lists.slice(number, 1).nbytes) for number, count in enumerate(counts) if count > 1)
-            wide = sorted({*wide, *(number for number, size in sizes if size > LARGEST)})
-        return wide
+            oversized = sorted({*oversized, *(number for number, size in sizes if size > MAX_SENT_BYTES)})
+        return oversized
 
-    def _together(
+    def _combine(
         self, at: list[int], values: pa.ListArray, firsts: list[int], heads: list[Head | None], pieces: list[Pieces]
     ) -> Changes:
         """Combine the changes of rows, heads and parts."""
@@ -248,4 +251,4 @@ class HeldParts(Held):
                 pa.array([expiry for piece in pieces for expiry in piece.expiries], pa.int64()),
             ]
             parts = pa.RecordBatch.from_arrays(columns, ["at", "part", "value", "expiry"])
-        return Changes(at, values, firsts, built(heads, _HEAD) if any(heads) else None, parts)
+        return Changes(at, values, firsts, from_stored(heads, _HEAD) if any(heads) else None, parts)

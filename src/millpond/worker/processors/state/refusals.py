@@ -9,9 +9,9 @@ from pyspark.errors import PySparkRuntimeError
 _CANNOT = "STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID"
 
 
-def refused(doing: str, said: str) -> PySparkRuntimeError:
-    """Create the error of a failed operation on state; `said` is Spark's text after `Error …: `."""
-    return PySparkRuntimeError(f"Error {doing}: {said}")
+def refused(doing: str, text: str) -> PySparkRuntimeError:
+    """Create the error of a failed operation on state; `text` is Spark's text after `Error …: `."""
+    return PySparkRuntimeError(f"Error {doing}: {text}")
 
 
 def no_key(state: str) -> str:
@@ -69,9 +69,9 @@ def ttl_not_positive(name: str) -> str:
 
 def empty_list(name: str) -> str:
     """Text for an empty list."""
-    said = f"Cannot write empty list values to State Store for StateName {name}."
+    text = f"Cannot write empty list values to State Store for StateName {name}."
     return (
-        f"[ILLEGAL_STATE_STORE_VALUE.EMPTY_LIST_VALUE] Illegal value provided to the State Store {said} SQLSTATE: 42601"
+        f"[ILLEGAL_STATE_STORE_VALUE.EMPTY_LIST_VALUE] Illegal value provided to the State Store {text} SQLSTATE: 42601"
     )
 
 

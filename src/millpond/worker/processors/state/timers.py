@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from millpond.layout import NEVER
-from millpond.worker.processors.state.columns import built, stored
+from millpond.worker.processors.state.columns import from_stored, to_stored
 from millpond.worker.processors.state.variables import Changes
 
 _TIMES = pa.list_(pa.field("element", pa.int64()))
@@ -29,7 +29,7 @@ class Timers:
     def of(self, at: int) -> set[int]:
         """Return the times of a key."""
         if self._times is None:
-            self._times = [set(times or ()) for times in stored(self._sent)]
+            self._times = [set(times or ()) for times in to_stored(self._sent)]
         return self._times[at]
 
     def add(self, at: int, time: int) -> None:
@@ -55,4 +55,4 @@ class Timers:
         positions = sorted(self._changed)
         times = [sorted(self.of(position)) for position in positions]
         firsts = [due[0] if due else NEVER for due in times]
-        return Changes(positions, built([due or None for due in times], _TIMES), firsts)
+        return Changes(positions, from_stored([due or None for due in times], _TIMES), firsts)

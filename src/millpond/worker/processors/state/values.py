@@ -30,16 +30,16 @@ from millpond.worker.processors.state.schemas import spark_type
 
 _BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 _EXACT = Context(prec=76, rounding=ROUND_HALF_UP)
-_READ = frozenset(
+_JVM_TYPES = frozenset(
     [type(None), bool, int, float, str, bytes, bytearray, list, tuple, dict, set, frozenset, dt.date, dt.timedelta]
 )
 """Types whose values Spark's JVM reads unchanged."""
-_NAMED = object()
+_PICKLED_BY_NAME = object()
 """Placeholder for a class or function, which is pickled by name: the JVM reads an object of no Spark type."""
 ZEROS = {"float": 0.0, "double": 0.0, "boolean": False}
 ZEROS |= dict.fromkeys([*_BITS, "date", "timestamp", "timestamp_ntz"], 0)
 """Replacement of null where the binary format has no null: in map keys and non-nullable fields."""
-_LONE = re.compile("[\ud800-\udfff]")
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 Convert = Callable[[Any], Any]
 
@@ -48,7 +48,7 @@ class Refused(Exception):
     """Spark refuses a value; the message is Spark's."""
 
 
-class Form:
+class ValueCodec:
     """Conversion of a variable's values, which are tuples of a struct's fields.
 
     The stored form is Spark's: numbers for dates and times, tuples for structs.
@@ -65,10 +65,10 @@ class Form:
         self.plain = all(_shown(inner) is None for _, inner in dtype.fields)
         self._spark: StructType = spark_type(dtype)
         self._shown = [_shown(inner) for _, inner in dtype.fields]
-        self._taken = _taken(dtype)
+        self._from_user = _from_user(dtype)
         self._normalized = _normalized()
         self._strict: list[tuple[int, str]] = []
-        self.kept = _kept(dtype)
+        self.is_stored_form = _stored_form_check(dtype)
 
     def require(self, schema: Any) -> None:
         """Refuse nulls in non-nullable fields of the user's schema."""
@@ -77,9 +77,9 @@ class Form:
                 (position, field.name) for position, field in enumerate(schema.fields) if not field.nullable
             ]
         if self._strict:
-            self.kept = lambda value: False
+            self.is_stored_form = lambda value: False
 
-    def taken(self, value: Any) -> tuple[Any, ...]:
+    def from_user(self, value: Any) -> tuple[Any, ...]:
         """Convert a value from the user to its stored form.
 
         Raises:
@@ -93,13 +93,13 @@ class Form:
         Raises:
             Refused: Spark refuses it.
         """
-        stored: tuple[Any, ...] = self._taken(self._spark.toInternal(value))
+        stored: tuple[Any, ...] = self._from_user(self._spark.toInternal(value))
         for position, name in self._strict:
             if stored[position] is None:
                 raise Refused(null_field(position, name))
         return stored
 
-    def shown(self, kept: tuple[Any, ...]) -> tuple[Any, ...]:
+    def to_user(self, kept: tuple[Any, ...]) -> tuple[Any, ...]:
         """Convert a stored value to what a user gets, with new objects where they are mutable."""
         return tuple(
             [
@@ -110,7 +110,7 @@ class Form:
 
     def row(self, kept: tuple[Any, ...]) -> Row:
         """Convert a stored value to a `Row` with field names."""
-        return _create_row(self._spark.names, list(self.shown(kept)))
+        return _create_row(self._spark.names, list(self.to_user(kept)))
 
     @cached_property
     def arrow(self) -> pa.DataType:
@@ -141,9 +141,9 @@ def _normalized() -> Convert:
 # values that are stored unchanged -------------------------------------------------------------------------------
 
 
-def _kept(dtype: DataType) -> Convert:
+def _stored_form_check(dtype: DataType) -> Convert:
     """Return a fast check whether a value is stored unchanged; it is false where that is uncertain."""
-    checks: list[Any] = [_certain(inner) for _, inner in dtype.fields]
+    checks: list[Any] = [_is_certainly_stored(inner) for _, inner in dtype.fields]
     if None in checks:
         return lambda value: False
     count = len(checks)
@@ -157,13 +157,15 @@ def _kept(dtype: DataType) -> Convert:
     return kept
 
 
-def _certain(dtype: DataType) -> Convert | None:
+def _is_certainly_stored(dtype: DataType) -> Convert | None:
     if dtype.name in _BITS:
         high = 1 << (_BITS[dtype.name] - 1)
         low = -high
         return lambda value: (type(value) is int and low <= value < high) or value is None
     if dtype.name == "string":
-        return lambda value: (type(value) is str and (value.isascii() or not _LONE.search(value))) or value is None
+        return lambda value: (
+            (type(value) is str and (value.isascii() or not _LONE_SURROGATE.search(value))) or value is None
+        )
     kind = {"boolean": bool, "double": float}.get(dtype.name)
     return kind and (lambda value: type(value) is kind or value is None)
 
@@ -174,16 +176,16 @@ def _certain(dtype: DataType) -> Convert | None:
 def _read(value: Any) -> Any:
     """Return what the JVM reads when a value is unpickled."""
     kind = type(value)
-    if kind in _READ or (kind in (dt.datetime, dt.time) and value.tzinfo is None):
+    if kind in _JVM_TYPES or (kind in (dt.datetime, dt.time) and value.tzinfo is None):
         return value
     if kind is Decimal and (value.is_finite() or str(value) == "NaN"):
         return value if value.is_finite() else math.nan
     pickle.dumps(value, pickle.HIGHEST_PROTOCOL)  # raises for values that cannot be pickled, as in Spark
     if isinstance(value, type | FunctionType | BuiltinFunctionType):
-        return _NAMED
+        return _PICKLED_BY_NAME
     made = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
     if isinstance(made, str):
-        return _NAMED
+        return _PICKLED_BY_NAME
     function, arguments, attributes = (*made, None)[:3]
     plain = function is copyreg.__newobj__ and len(arguments) == 1  # type: ignore[attr-defined]
     if not plain or not isinstance(attributes, dict | None):
@@ -191,14 +193,14 @@ def _read(value: Any) -> Any:
     return {"__class__": f"{kind.__module__}.{kind.__qualname__}"} | (attributes or {})
 
 
-def _taken(dtype: DataType) -> Convert:
+def _from_user(dtype: DataType) -> Convert:
     make = _make(dtype)
 
-    def taken(value: Any) -> Any:
+    def from_user(value: Any) -> Any:
         read = _read(value)
         return None if read is None else make(read)
 
-    return taken
+    return from_user
 
 
 def _make(dtype: DataType) -> Convert:
@@ -227,7 +229,7 @@ def _make(dtype: DataType) -> Convert:
 
 
 def _struct(dtype: DataType) -> Convert:
-    fields = [_taken(inner) for _, inner in dtype.fields]
+    fields = [_from_user(inner) for _, inner in dtype.fields]
 
     def make(value: Any) -> Any:
         if not isinstance(value, tuple):
@@ -240,7 +242,7 @@ def _struct(dtype: DataType) -> Convert:
 
 
 def _array(dtype: DataType) -> Convert:
-    element = _taken(dtype.fields[0][1])
+    element = _from_user(dtype.fields[0][1])
 
     def make(value: Any) -> Any:
         if isinstance(value, bytes | bytearray):
@@ -251,7 +253,7 @@ def _array(dtype: DataType) -> Convert:
 
 
 def _map(dtype: DataType) -> Convert:
-    key, item = (_taken(inner) for _, inner in dtype.fields)
+    key, item = (_from_user(inner) for _, inner in dtype.fields)
     zero = ZEROS.get(dtype.fields[0][1].name)
 
     def make(value: Any) -> Any:
@@ -311,7 +313,7 @@ def _text(value: Any) -> str:
     if value is None:
         return "null"
     if isinstance(value, str):
-        return _LONE.sub("\ufffd", value)
+        return _LONE_SURROGATE.sub("\ufffd", value)
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | Decimal):
@@ -329,7 +331,7 @@ def _text(value: Any) -> str:
         return f"[{', '.join(_text(_read(item)) for item in value)}]"
     if isinstance(value, dict) and len(value) < 2:
         return "{" + ", ".join(f"{_text(_read(k))}={_text(_read(v))}" for k, v in value.items()) + "}"
-    kind = "a class or function" if value is _NAMED else type(value).__qualname__
+    kind = "a class or function" if value is _PICKLED_BY_NAME else type(value).__qualname__
     raise Refused(f"{kind} has no text that a string field could keep.")
 
 
@@ -361,16 +363,16 @@ def _shown(dtype: DataType) -> Convert | None:
         convert: Convert = spark_type(dtype).fromInternal
         return convert
     if dtype.name == "struct":
-        return Form(dtype).row
+        return ValueCodec(dtype).row
     if dtype.name == "array":
-        show = _or_nothing(dtype.fields[0][1])
+        show = _null_safe(dtype.fields[0][1])
         return lambda values: list(map(show, values)) if show else list(values)
     if dtype.name == "map":
-        key, item = (_or_nothing(inner) or (lambda value: value) for _, inner in dtype.fields)
+        key, item = (_null_safe(inner) or (lambda value: value) for _, inner in dtype.fields)
         return lambda pairs: {key(k): item(v) for k, v in pairs}
     return None
 
 
-def _or_nothing(dtype: DataType) -> Convert | None:
+def _null_safe(dtype: DataType) -> Convert | None:
     show = _shown(dtype)
     return show and (lambda value: None if value is None else show(value))

@@ -17,23 +17,23 @@ from millpond.layout import NEVER
 from millpond.operators.processors.calls import FetchState
 from millpond.spec.kinds.processor import Variable
 from millpond.spec.types import parse_type
-from millpond.worker.processors.state.columns import built, stored
+from millpond.worker.processors.state.columns import from_stored, to_stored
 from millpond.worker.processors.state.refusals import no_key, not_initialized, refused
-from millpond.worker.processors.state.values import Form, Refused
+from millpond.worker.processors.state.values import Refused, ValueCodec
 
 
-class Place:
+class CurrentKey:
     """Position of the processor's current key.
 
     Attributes:
-        at: position of the key in the call; None between keys.
+        position: position of the key in the call; None between keys.
         ask: fetches parts of variables of the call's keys.
     """
 
-    __slots__ = ("ask", "at")
+    __slots__ = ("ask", "position")
 
     def __init__(self, ask: FetchState) -> None:
-        self.at: Any = None
+        self.position: Any = None
         self.ask = ask
 
 
@@ -61,12 +61,12 @@ class Changes(NamedTuple):
         return pa.RecordBatch.from_arrays(columns, ["at", "value", "expiry", "head"][: len(columns)])
 
 
-class Held:
+class StateVariable:
     """Base of state variables of all kinds.
 
     Args:
         variable: its declaration.
-        place: position of the processor's current key.
+        current_key: position of the processor's current key.
         now: the batch's processing time, by which items expire, in milliseconds.
 
     Attributes:
@@ -75,23 +75,23 @@ class Held:
             that iterating over a list or map yields nothing.
     """
 
-    def _hold(self, variable: Variable, place: Place, now: int) -> None:
+    def _declare(self, variable: Variable, current_key: CurrentKey, now: int) -> None:
         self.variable = variable
         self._stateName = variable.name
-        self._place = place
+        self._current_key = current_key
         self._now = now
-        self._lives = bool(variable.ttl_ms)
+        self._has_ttl = bool(variable.ttl_ms)
         self._expiry = min(now + variable.ttl_ms, NEVER) if variable.ttl_ms else NEVER
-        self._form = Form(parse_type(variable.value))
-        self._kept = self._form.kept
+        self._codec = ValueCodec(parse_type(variable.value))
+        self._is_stored_form = self._codec.is_stored_form
         self._sent: pa.Array | None = None
         self.changed: set[int] = set()
         self.deleted = False
 
     def require(self, value: Any, key: Any) -> None:
         """Refuse nulls in non-nullable fields of the user's schemas."""
-        self._form.require(value)
-        self._kept = self._form.kept
+        self._codec.require(value)
+        self._is_stored_form = self._codec.is_stored_form
 
     def begin(self, sent: pa.Array | None, heads: pa.StructArray | None = None) -> None:
         """Start a call with the state of its keys, and the heads of those with parts."""
@@ -124,28 +124,28 @@ class Held:
         """Return the changes of some keys, before the call ends; called again with fewer keys if they are too large."""
 
     def _at(self, doing: str) -> int:
-        position: int | None = self._place.at
+        position: int | None = self._current_key.position
         if self.deleted:
             raise refused(doing, not_initialized(self.variable.kind, self.variable.name))
         if position is None or self._sent is None:
             raise refused(doing, no_key(self.variable.name))
         return position
 
-    def _taken(self, value: Any, doing: str) -> tuple[Any, ...]:
+    def _from_user(self, value: Any, doing: str) -> tuple[Any, ...]:
         """Convert a value from the user to its stored form."""
-        if self._kept(value):
+        if self._is_stored_form(value):
             return value  # type: ignore[no-any-return]
         try:
-            return self._form.taken(value)
+            return self._codec.from_user(value)
         except Refused as error:
             raise refused(doing, str(error)) from None
 
 
-class HeldValue(Held, ValueState):  # type: ignore[misc]
+class ValueVariable(StateVariable, ValueState):  # type: ignore[misc]
     """A variable with one value per key."""
 
-    def __init__(self, variable: Variable, place: Place, now: int) -> None:
-        self._hold(variable, place, now)
+    def __init__(self, variable: Variable, current_key: CurrentKey, now: int) -> None:
+        self._declare(variable, current_key, now)
         self._values: Any = None  # values of all keys of the call; None until first used in the call
 
     def begin(self, sent: pa.Array | None, heads: pa.StructArray | None = None) -> None:
@@ -156,25 +156,25 @@ class HeldValue(Held, ValueState):  # type: ignore[misc]
     def exists(self) -> bool:
         """Return whether the key has a value."""
         try:
-            return self._values[self._place.at] is not None
+            return self._values[self._current_key.position] is not None
         except TypeError:
             return self._read("checking value state exists") is not None
 
     def get(self) -> tuple[Any, ...] | None:
         """Return the key's value; None if it has none."""
         try:
-            value = self._values[self._place.at]
+            value = self._values[self._current_key.position]
         except TypeError:
             value = self._read("getting value state")
-        if value is None or self._form.plain:
+        if value is None or self._codec.plain:
             return value  # type: ignore[no-any-return]
-        return self._form.shown(value)
+        return self._codec.to_user(value)
 
     def update(self, newValue: tuple[Any, ...]) -> None:
         """Set the key's value."""
-        position = self._place.at
-        if not self._kept(newValue):
-            newValue = self._taken(newValue, "updating value state")
+        position = self._current_key.position
+        if not self._is_stored_form(newValue):
+            newValue = self._from_user(newValue, "updating value state")
         try:
             self._values[position] = newValue
         except TypeError:
@@ -185,8 +185,8 @@ class HeldValue(Held, ValueState):  # type: ignore[misc]
     def clear(self) -> None:
         """Remove the key's value."""
         if self._read("clearing value state") is not None:
-            self._values[self._place.at] = None
-            self.changed.add(self._place.at)
+            self._values[self._current_key.position] = None
+            self.changed.add(self._current_key.position)
 
     def _read(self, doing: str) -> Any:
         position = self._at(doing)
@@ -197,20 +197,20 @@ class HeldValue(Held, ValueState):  # type: ignore[misc]
     def _whole(self, sent: Any) -> list[Any]:
         if sent.null_count == len(sent):
             return [None] * len(sent)
-        if not self._lives:
-            return stored(sent)
-        values, expiries = map(stored, sent.flatten())
+        if not self._has_ttl:
+            return to_stored(sent)
+        values, expiries = map(to_stored, sent.flatten())
         return [
             None if expiry is None or expiry <= self._now else value
             for value, expiry in zip(values, expiries, strict=True)
         ]
 
     def changes(self, at: list[int]) -> Changes:
-        """See `Held`."""
+        """See `StateVariable`."""
         values = [self._values[position] for position in at]
-        array = built(values, self._form.arrow)
+        array = from_stored(values, self._codec.arrow)
         expiries = [self._expiry] * len(at)
-        if self._lives:
+        if self._has_ttl:
             mask = pa.array([value is None for value in values], pa.bool_())
             fields = [pa.field("value", array.type), pa.field("expiry", pa.int64())]
             array = pa.StructArray.from_arrays([array, pa.array(expiries, pa.int64())], fields=fields, mask=mask)

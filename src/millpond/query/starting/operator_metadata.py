@@ -12,35 +12,35 @@ from millpond.files.backends.filesystem import FileSystem
 from millpond.plan.reading.decision import Operator
 
 _FOLDER = "state/0/_metadata/"
-_NOTE = f"{_FOLDER}metadata"
+_METADATA = f"{_FOLDER}metadata"
 _CHECKSUM = f"{_FOLDER}.metadata.crc"
-_NAME = b'"operatorName":"dedupe"'
-_NOTED = (
+_DEDUPLICATION_NAME = b'"operatorName":"dedupe"'
+_DEDUPLICATION_METADATA = (
     b'v1\n{"operatorInfo":{"operatorId":0,"operatorName":"dedupe"},'
     b'"stateStoreInfo":[{"storeName":"default","numColsPrefixKey":0,"numPartitions":1}]}'
 )
 
 
-def note_watching(files: FileSystem, operators: Iterable[Operator]) -> None:
+def update_operator_metadata(files: FileSystem, operators: Iterable[Operator]) -> None:
     """Update Spark's operator metadata to the current query, if all stateful operators run on Millpond.
 
     Args:
         files: the checkpoint location of a query that has planned a batch.
         operators: the operators of the query.
     """
-    ours = tuple(operators)
-    if any(operator.spec is None or operator.due_by_processing_time for operator in ours):
+    all_operators = tuple(operators)
+    if any(operator.spec is None or operator.due_by_processing_time for operator in all_operators):
         return  # Spark checks its own operators; a query by processing time has another one, which it always has
     names = {info.name for info in files.list(_FOLDER)}
-    noted = _NOTE in names and _NAME in files.get(_NOTE)
-    wanted = any(operator.needs_no_data_batches for operator in ours)
-    if noted == wanted:
+    recorded = _METADATA in names and _DEDUPLICATION_NAME in files.get(_METADATA)
+    needed = any(operator.needs_no_data_batches for operator in all_operators)
+    if recorded == needed:
         return
     for name in (
         _CHECKSUM,
-        _NOTE,
+        _METADATA,
     ):  # first the checksum: Hadoop's local file system refuses a file that does not match it
         if name in names:
             files.delete(name)
-    if wanted:
-        files.put(_NOTE, [_NOTED])
+    if needed:
+        files.put(_METADATA, [_DEDUPLICATION_METADATA])

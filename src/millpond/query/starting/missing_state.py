@@ -9,18 +9,18 @@ from millpond.checkpoint.state_schema import QUERY_FILE, StateSchema
 from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleError
 from millpond.files.backends.filesystem import FileSystem
 from millpond.files.locations.opening import join_url, open_filesystem, same_place
+from millpond.humanize import counted
 from millpond.query.logs.ownership import state_of_last_run
 from millpond.query.logs.query_logs import QueryLogs
-from millpond.words import counted
 
 _FOLDER = "millpond/"
-_ANEW = "start with a new checkpointLocation, which reads the source from its beginning"
-_STORES = re.compile(r"state/(\d+)/\d+/(?!_metadata/)")
+_NEW_CHECKPOINT = "start with a new checkpointLocation, which reads the source from its beginning"
+_SPARK_STATE_FILE = re.compile(r"state/(\d+)/\d+/(?!_metadata/)")
 """State files of an operator on Spark, without Spark's metadata about operators."""
 
 
-def missing(
-    files: FileSystem, query_logs: QueryLogs, checkpoint_files: FileSystem, query: StateSchema, left: int | None
+def missing_state_error(
+    files: FileSystem, query_logs: QueryLogs, checkpoint_files: FileSystem, query: StateSchema, on_spark: int | None
 ) -> StateDamagedError | StateIncompatibleError:
     """Return the error for a start without `query.json` after Spark has committed batches.
 
@@ -29,13 +29,13 @@ def missing(
         query_logs: Spark's logs in the checkpoint.
         checkpoint_files: the checkpoint.
         query: the state schema of the query that starts.
-        left: the number of operators with state on Spark; None if no operator of the query has state.
+        on_spark: the number of operators with state on Spark; None if no operator of the query has state.
     """
     operators = ", ".join(repr(operator.name) for operator in query.operators)
     done = f"Spark has committed {counted(query_logs.last('commits') + 1, 'batch', 'batches')} ({checkpoint_files.url})"
     elsewhere = state_of_last_run(checkpoint_files)
     if elsewhere is not None and not same_place(join_url(elsewhere, _FOLDER), files.url):
-        if _is_there(elsewhere):
+        if _has_state(elsewhere):
             return StateIncompatibleError(
                 f"{done}, but there is no state here: the last run had it at {elsewhere}.",
                 action="Set spark.millpond.state.location as it was, or to where that folder lies now.",
@@ -51,11 +51,13 @@ def missing(
     if files.list("commits/") or generations_with_base(files):
         return StateDamagedError(
             f"{done}, and the file {QUERY_FILE}, which says what the state of {operators} looks like, is gone.",
-            action=f"Put it back from a backup of the checkpoint, or {_ANEW}.",
+            action=f"Put it back from a backup of the checkpoint, or {_NEW_CHECKPOINT}.",
             file=files.locate(QUERY_FILE),
         )
-    native_operators = {match[1] for info in checkpoint_files.list("state/") if (match := _STORES.match(info.name))}
-    if elsewhere is None and (left is None or len(native_operators) > left):
+    native_operators = {
+        match[1] for info in checkpoint_files.list("state/") if (match := _SPARK_STATE_FILE.match(info.name))
+    }
+    if elsewhere is None and (on_spark is None or len(native_operators) > on_spark):
         return StateIncompatibleError(
             f"{done}, but there is no state of Millpond's: the checkpoint was made by Spark's own state store.",
             action="Take it over (millpond.import_checkpoint), start with a new checkpointLocation, or go on with "
@@ -67,13 +69,13 @@ def missing(
     return StateDamagedError(
         f"{done}, and the state of {operators} that they made is gone: there is nothing at {files.url}.",
         action=f"Put that folder back as it was after batch {last}, or the whole checkpoint from one backup; {moved}or "
-        f"{_ANEW}.",
+        f"{_NEW_CHECKPOINT}.",
         version=last + 1,
         file=files.url,
     )
 
 
-def _is_there(location: str) -> bool:
+def _has_state(location: str) -> bool:
     """Return whether a location has state; True if that cannot be determined."""
     try:
         return open_filesystem(join_url(location, _FOLDER)).exists(QUERY_FILE)

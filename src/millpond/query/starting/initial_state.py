@@ -12,25 +12,25 @@ from millpond.errors import MillpondError
 from millpond.files.backends.filesystem import FileSystem
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.exchange.initial_state import initial_state
-from millpond.plan.exchange.workers import map_in_arrow, named
+from millpond.plan.exchange.workers import map_in_arrow, named_function
 from millpond.plan.reading.decision import Decision
 from millpond.plan.reading.processor import InitialReading, ProcessorReading
 from millpond.query.logs.query_logs import QueryLogs
-from millpond.tasks.initial_state import Portion, forget, write_list
+from millpond.tasks.initial_state import Portion, delete_initial_state, write_list
 from millpond.tasks.operator_task import OperatorTask
 from millpond.worker.initial_state import WRITTEN, InitialWrite
 
 log = logging.getLogger("millpond")
 
-_FEW_ROWS = {"spark.sql.execution.arrow.maxRecordsPerBatch": "4096"}
+_SMALL_BATCHES = {"spark.sql.execution.arrow.maxRecordsPerBatch": "4096"}
 """Rows of one Arrow batch. Without a limit in bytes, their strings have to fit a column of at most 2 GB."""
 
-_LOOK_SECONDS = 5.0
+_POLL_SECONDS = 5.0
 """Seconds between two looks whether the first batch is committed."""
 
 
 def write_initial(
-    catalyst: Catalyst, decision: Decision, task: OperatorTask, files: FileSystem, around: dict[str, str]
+    catalyst: Catalyst, decision: Decision, task: OperatorTask, files: FileSystem, session_settings: dict[str, str]
 ) -> OperatorTask:
     """Write the initial state of processors, for a run that starts with the query's first batch.
 
@@ -39,26 +39,26 @@ def write_initial(
         decision: the decision about the query.
         task: an operator of the run, whose generation is claimed.
         files: the location's `millpond/` folder.
-        around: the session settings with which the query runs.
+        session_settings: the session settings with which the query runs.
 
     Returns:
         The task for a run that reads the initial state.
     """
     initials = [
         (operator.index, operator.title, first)
-        for operator in decision.ours
+        for operator in decision.on_millpond
         if (first := _initial(operator.reading)) is not None
     ]
     if not initials:
         return task
-    forget(files)  # remove initial state of interrupted starts: their runs are fenced
+    delete_initial_state(files)  # remove initial state of interrupted starts: their runs are fenced
     task = msgspec.structs.replace(task, initial=task.generation)
     for index, title, reading in initials:
         assert index is not None
         operator_task = msgspec.structs.replace(task, operator=index)
-        write = named(InitialWrite(operator_task), f"initial state of {title}", 1)
+        write = named_function(InitialWrite(operator_task), f"initial state of {title}", 1)
         frame = map_in_arrow(initial_state(catalyst, reading, task.partitions), write, WRITTEN)
-        written = catalyst.in_own_session(frame, around | _FEW_ROWS).collect()
+        written = catalyst.in_own_session(frame, session_settings | _SMALL_BATCHES).collect()
         write_list(files, operator_task, [Portion(*row) for row in written])
     return task
 
@@ -67,7 +67,9 @@ def _initial(reading: object) -> InitialReading | None:
     return reading.initial if isinstance(reading, ProcessorReading) else None
 
 
-def forget_initial(query: StreamingQuery, task: OperatorTask, files: FileSystem, query_logs: QueryLogs) -> None:
+def remove_initial_when_committed(
+    query: StreamingQuery, task: OperatorTask, files: FileSystem, query_logs: QueryLogs
+) -> None:
     """Remove the initial state in a thread once the first batch is committed; otherwise, the next start removes it.
 
     Args:
@@ -78,19 +80,19 @@ def forget_initial(query: StreamingQuery, task: OperatorTask, files: FileSystem,
     """
     if task.initial:
         arguments = (query, task, files, query_logs)
-        threading.Thread(target=_forget, args=arguments, name="millpond-initial", daemon=True).start()
+        threading.Thread(target=_remove_when_committed, args=arguments, name="millpond-initial", daemon=True).start()
 
 
-def _forget(query: StreamingQuery, task: OperatorTask, files: FileSystem, query_logs: QueryLogs) -> None:
+def _remove_when_committed(query: StreamingQuery, task: OperatorTask, files: FileSystem, query_logs: QueryLogs) -> None:
     ended = False
     try:
         while query_logs.last("commits") < 0:
             if ended:
                 return
             try:
-                ended = query.awaitTermination(_LOOK_SECONDS)
+                ended = query.awaitTermination(_POLL_SECONDS)
             except Exception:  # the query failed, which is reported elsewhere, or the JVM is gone
                 ended = True
-        forget(files, task.initial)
+        delete_initial_state(files, task.initial)
     except MillpondError as error:
         log.debug("the initial state was not removed: %s", error)

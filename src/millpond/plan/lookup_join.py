@@ -25,14 +25,14 @@ from millpond.spec.types import holds_floats, parse_type
 How = Literal["left", "inner"]
 OnError = Literal["fail", "null", "side"]
 
-_MOST = 1e12
+_MAX_NUMBER = 1e12
 """Upper bound of any number, so that arithmetic on it is safe."""
 
-_LONGEST = 1e6
+_MAX_TIMEOUT_SECONDS = 1e6
 """Maximum time-out of a request in seconds that clients and servers accept."""
 
 
-def enriched(
+def lookup_join(
     df: DataFrame,
     table: LookupTable,
     on: str | Sequence[str] | Mapping[str, str],
@@ -60,18 +60,18 @@ def enriched(
             f"{type(table).__name__} is no table to look keys up in: it has no `name`, or no `connect`.",
             action="Give a RedisTable, a PostgresTable, or a class of your own (`millpond docs enrichment`).",
         )
-    _one_of("how", how, get_args(How))
-    _one_of("on_error", on_error, get_args(OnError))
-    cache, retries = _whole("cache", cache, 0), _whole("retries", retries, 0)
-    concurrency, batch = _whole("concurrency", concurrency, 1), _whole("batch", batch, 1)
-    timeout = _number("timeout", timeout, 0.001, _LONGEST)
+    _check_choice("how", how, get_args(How))
+    _check_choice("on_error", on_error, get_args(OnError))
+    cache, retries = _whole_number("cache", cache, 0), _whole_number("retries", retries, 0)
+    concurrency, batch = _whole_number("concurrency", concurrency, 1), _whole_number("batch", batch, 1)
+    timeout = _number("timeout", timeout, 0.001, _MAX_TIMEOUT_SECONDS)
     ttl = None if ttl is None else _number("ttl", ttl, 0)
-    names = _names(on)
+    names = _key_names(on)
     schema = df.schema
     sensitive = df.sparkSession.conf.get("spark.sql.caseSensitive", "false") == "true"
     fold: Callable[[str], str] = str if sensitive else str.lower
-    keys = _keys(schema, names, fold)
-    looked_up = _found(schema, columns, on_error, fold)
+    keys = _key_positions(schema, names, fold)
+    looked_up = _lookup_fields(schema, columns, on_error, fold)
     if on_error == "side" and ERROR.name in map(fold, schema.names):
         raise UsageError(f"There is a column {ERROR.name} already.", action="Rename that, or give another on_error.")
     if isinstance(table, RedisTable):
@@ -95,7 +95,7 @@ def enriched(
     fields = [StructField(field.name, field.dataType) for field in schema.fields]
     fields += [StructField(field.name, field.dataType) for field in looked_up]
     if on_error == "side":
-        fields.append(StructField(ERROR.name, _ERROR))
+        fields.append(StructField(ERROR.name, _ERROR_TYPE))
     result = map_in_arrow(df, Lookup(spec), StructType(fields))
     for field in schema.fields:
         if WATERMARK_DELAY in field.metadata:  # keep the watermark: a lookup does not change the rows' event times
@@ -103,7 +103,7 @@ def enriched(
     return result
 
 
-_ERROR = StructType([StructField("kind", StringType()), StructField("message", StringType())])
+_ERROR_TYPE = StructType([StructField("kind", StringType()), StructField("message", StringType())])
 
 
 def _pickled(table: LookupTable) -> bytes:
@@ -116,7 +116,7 @@ def _pickled(table: LookupTable) -> bytes:
         ) from error
 
 
-def _names(on: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
+def _key_names(on: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
     """Return each column → the table's name for it."""
     if isinstance(on, str):
         return {on: on}
@@ -129,7 +129,7 @@ def _names(on: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
     return names
 
 
-def _number(name: str, given: float, least: float, most: float = _MOST) -> float:
+def _number(name: str, given: float, least: float, most: float = _MAX_NUMBER) -> float:
     if isinstance(given, bool) or not isinstance(given, Real):  # NumPy's numbers are Real, too
         raise UsageError(f"{name} is {given!r}, which is no number.", action="Give a number.")
     if not least <= given <= most:
@@ -137,27 +137,27 @@ def _number(name: str, given: float, least: float, most: float = _MOST) -> float
     return float(given)
 
 
-def _whole(name: str, given: float, least: int) -> int:
+def _whole_number(name: str, given: float, least: int) -> int:
     if _number(name, given, least) % 1:
         raise UsageError(f"{name} is {given}, which is no whole number.", action="Give a whole number.")
     return int(given)
 
 
-def _one_of(name: str, given: str, known: Sequence[str]) -> None:
+def _check_choice(name: str, given: str, known: Sequence[str]) -> None:
     if given not in known:
         raise UsageError(f"{name} is {given!r}.", action=f"Give one of {', '.join(known)}.")
 
 
-def _keys(schema: StructType, names: Mapping[str, str], fold: Callable[[str], str]) -> tuple[int, ...]:
+def _key_positions(schema: StructType, names: Mapping[str, str], fold: Callable[[str], str]) -> tuple[int, ...]:
     if not names:
         raise UsageError("There is no column to look rows up by.", action="Name one in `on`.")
     called = list(names.values())
     shared = sorted({name for name in called if called.count(name) > 1})
     if shared:
         raise UsageError(f"Two columns are looked up as {shared[0]}.", action="Look up by one of them.")
-    twins = {name for name in schema.names if schema.names.count(name) > 1}
-    if twins:
-        raise UsageError(f"Two columns are called {sorted(twins)[0]}.", action="Rename one.")
+    duplicates = {name for name in schema.names if schema.names.count(name) > 1}
+    if duplicates:
+        raise UsageError(f"Two columns are called {sorted(duplicates)[0]}.", action="Rename one.")
     positions = []
     for name in names:
         same = [position for position, column in enumerate(schema.names) if fold(column) == fold(name)]
@@ -167,7 +167,7 @@ def _keys(schema: StructType, names: Mapping[str, str], fold: Callable[[str], st
             raise UsageError(f"Two columns are called {name}.", action="Rename one.")
         if same[0] in positions:
             raise UsageError(f"Rows are looked up by the column {name} twice.", action="Name it once.")
-        dtype = _type(schema[same[0]].dataType)
+        dtype = _supported_type(schema[same[0]].dataType)
         if dtype is None or dtype.nested or holds_floats(dtype) or not dtype.atomic:
             raise UsageError(
                 f"The column {name} is of type {schema[same[0]].dataType.simpleString()}, which is no key.",
@@ -177,18 +177,18 @@ def _keys(schema: StructType, names: Mapping[str, str], fold: Callable[[str], st
     return tuple(positions)
 
 
-def _found(
+def _lookup_fields(
     schema: StructType, columns: str | StructType, on_error: str, fold: Callable[[str], str]
 ) -> list[StructField]:
-    looked_up = columns.fields if isinstance(columns, StructType) else _read(columns)
+    looked_up = columns.fields if isinstance(columns, StructType) else _parse_columns(columns)
     if not looked_up:
-        raise UsageError("There is no column to look up.", action=_LIKE_THIS)
+        raise UsageError("There is no column to look up.", action=_COLUMNS_EXAMPLE)
     taken = {fold(name) for name in [*schema.names, *([ERROR.name] if on_error == "side" else [])]}
     for field in looked_up:
         if fold(field.name) in taken:
             raise UsageError(f"There is a column {field.name} already.", action="Rename that, or look up another.")
         taken.add(fold(field.name))
-        if _type(field.dataType) is None:
+        if _supported_type(field.dataType) is None:
             raise UsageError(
                 f"The column {field.name} is of type {field.dataType.simpleString()}, which cannot be looked up.",
                 action="Give another type.",
@@ -196,23 +196,25 @@ def _found(
     return looked_up
 
 
-_LIKE_THIS = "Write them like 'name string, price decimal(10,2)', or give a StructType."
+_COLUMNS_EXAMPLE = "Write them like 'name string, price decimal(10,2)', or give a StructType."
 
 
-def _read(columns: str) -> list[StructField]:
+def _parse_columns(columns: str) -> list[StructField]:
     if not isinstance(columns, str):
-        raise UsageError(f"The columns are {columns!r}, and no text.", action=_LIKE_THIS)
+        raise UsageError(f"The columns are {columns!r}, and no text.", action=_COLUMNS_EXAMPLE)
     if not columns.strip():
         return []
     try:
         fields: list[StructField] = StructType.fromDDL(columns).fields
     except Exception as error:
         text = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise UsageError(f"The columns {columns!r} cannot be read: {text.rstrip('.')}.", action=_LIKE_THIS) from error
+        raise UsageError(
+            f"The columns {columns!r} cannot be read: {text.rstrip('.')}.", action=_COLUMNS_EXAMPLE
+        ) from error
     return fields
 
 
-def _type(dtype: DataType) -> Type | None:
+def _supported_type(dtype: DataType) -> Type | None:
     """Parse a column type; None if it cannot be sent to Python and back."""
     try:
         parsed = parse_type(ddl(dtype))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import count
 
 from millpond.errors import UnsupportedError
-from millpond.plan.changelog.changes import leave_updating
+from millpond.plan.changelog.changes import leave_updates_to_spark
 from millpond.plan.reading.aggregate import MAPS
 from millpond.plan.reading.decision import Decided, Operator
 from millpond.plan.reading.join import JoinReading
@@ -14,7 +14,7 @@ from millpond.plan.reading.reasons import Reason
 from millpond.spec.operators import Pattern
 
 
-def settled(root: Decided, output_mode: str, pattern: Pattern) -> Decided:
+def reconciled(root: Decided, output_mode: str, pattern: Pattern) -> Decided:
     """Leave operators to Spark that conflict with others, and apply patterns and watermark lags.
 
     Args:
@@ -25,28 +25,28 @@ def settled(root: Decided, output_mode: str, pattern: Pattern) -> Decided:
     Raises:
         UnsupportedError: an operator would be left to Spark, where it has another meaning.
     """
-    root = _shown(root, output_mode)
+    root = _in_complete_mode(root, output_mode)
     operators = list(root.operators())
     if any(operator.needs_no_data_batches for operator in operators) and any(
         operator.spec is None for operator in operators
     ):
         # A Spark operator would not see the watermark that passes ours.
-        root = root.with_ours(lambda one: one.left(Reason("MP-BESIDE")))
-    _check_maps(root)
-    return _lagging(root.with_ours(lambda one: _patterned(one, pattern)))[0]
+        root = root.with_ours(lambda operator: operator.left_to_spark(Reason("MP-BESIDE")))
+    _check_whole_windows(root)
+    return _with_lags(root.with_ours(lambda operator: _with_pattern(operator, pattern)))[0]
 
 
-def numbered(root: Decided) -> Decided:
+def with_indexes(root: Decided) -> Decided:
     """Return the plan with the Millpond operators numbered bottom up, left to right."""
     numbers = count()
-    return root.with_ours(lambda one: replace(one, index=next(numbers)))
+    return root.with_ours(lambda operator: replace(operator, index=next(numbers)))
 
 
-def _shown(decided: Decided, output_mode: str) -> Decided:
+def _in_complete_mode(decided: Decided, output_mode: str) -> Decided:
     """Leave operators to Spark that cannot show all their rows again in each batch of complete mode."""
     if output_mode != "complete":
         return decided
-    children = tuple(_shown(child, output_mode) for child in decided.children)
+    children = tuple(_in_complete_mode(child, output_mode) for child in decided.children)
     operator = decided.operator
     spec = operator.spec if operator is not None else None
     if (
@@ -56,12 +56,12 @@ def _shown(decided: Decided, output_mode: str) -> Decided:
         and not spec.changes
         and not spec.facts.supports_complete
     ):
-        operator = operator.left(Reason("MP-MODE", output_mode))
-        children = tuple(leave_updating(child) for child in children)
+        operator = operator.left_to_spark(Reason("MP-MODE", output_mode))
+        children = tuple(leave_updates_to_spark(child) for child in children)
     return Decided(decided.node, children, operator)
 
 
-def _check_maps(root: Decided) -> None:
+def _check_whole_windows(root: Decided) -> None:
     """Refuse to leave an operator to Spark that would call its function with other rows there."""
     for decided in root.walk():
         operator = decided.operator
@@ -72,16 +72,16 @@ def _check_maps(root: Decided) -> None:
             )
 
 
-def _patterned(operator: Operator, pattern: Pattern) -> Operator:
+def _with_pattern(operator: Operator, pattern: Pattern) -> Operator:
     return operator if operator.spec is None else replace(operator, spec=operator.spec.with_pattern(pattern))
 
 
-def _lagging(decided: Decided) -> tuple[Decided, int]:
+def _with_lags(decided: Decided) -> tuple[Decided, int]:
     """Set each operator's watermark lag; return the plan and the lag of its output in milliseconds.
 
     A join's output may be as old as the oldest rows in its state.
     """
-    below = [_lagging(child) for child in decided.children]
+    below = [_with_lags(child) for child in decided.children]
     lag = max((lag for _, lag in below), default=0)
     operator = decided.operator
     if operator is not None and operator.spec is not None:

@@ -17,7 +17,7 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
-def length(microseconds: int) -> str:
+def duration(microseconds: int) -> str:
     """Format a length of time in microseconds, e.g. `1 minute 30 seconds`."""
     sign, rest = ("−" if microseconds < 0 else ""), abs(microseconds)
     parts = []

@@ -6,7 +6,7 @@ from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.lookups import lookup_spec
 from millpond.plan.catalyst.nodes import Node
 from millpond.plan.reading.aggregate import check_key
-from millpond.plan.reading.reading import Derived, Reading
+from millpond.plan.reading.reading import InputColumn, Reading
 from millpond.spec.kinds.enrich import EnrichSpec
 from millpond.spec.operators import Field
 
@@ -27,7 +27,7 @@ def read_lookup(catalyst: Catalyst, node: Node) -> tuple[LookupReading, EnrichSp
     reading = LookupReading()
     for column, attribute in zip(spec.columns, node.children[0].output, strict=True):
         reading.raw.append(attribute)
-        reading.inputs.append(Derived(Field(column.name, attribute.type), (len(reading.raw) - 1,), "{0}"))
+        reading.inputs.append(InputColumn(Field(column.name, attribute.type), (len(reading.raw) - 1,), "{0}"))
     for position in spec.keys:
         check_key(reading.raw[position])
     reading.set_hash([spec.columns[position].name for position in spec.keys])

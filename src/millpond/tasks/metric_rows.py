@@ -6,15 +6,15 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from millpond.metrics import FIGURE_COLUMN, pack
+from millpond.metrics import METRIC_COLUMN, pack
 
 
-def with_figures(batch: pa.RecordBatch) -> pa.RecordBatch:
+def with_metric_column(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Append the figure column, all null, to an output batch."""
-    return batch.append_column(FIGURE_COLUMN, pa.nulls(batch.num_rows, pa.int64()))
+    return batch.append_column(METRIC_COLUMN, pa.nulls(batch.num_rows, pa.int64()))
 
 
-def figure_rows(schema: pa.Schema, metrics: Mapping[str, float]) -> pa.RecordBatch:
+def metric_rows(schema: pa.Schema, metrics: Mapping[str, float]) -> pa.RecordBatch:
     """Return rows that are null except for their figures.
 
     Args:
@@ -24,5 +24,5 @@ def figure_rows(schema: pa.Schema, metrics: Mapping[str, float]) -> pa.RecordBat
     values = pack(metrics)
     arrays = [pa.nulls(len(values), field.type) for field in schema]
     return pa.RecordBatch.from_arrays(
-        [*arrays, pa.array(values, pa.int64())], schema=schema.append(pa.field(FIGURE_COLUMN, pa.int64()))
+        [*arrays, pa.array(values, pa.int64())], schema=schema.append(pa.field(METRIC_COLUMN, pa.int64()))
     )

@@ -9,14 +9,14 @@ from millpond.plan.catalyst.nodes import Expression, Node
 from millpond.plan.reading.decision import Decided, Operator
 from millpond.plan.reading.join import JoinReading
 from millpond.plan.reading.processor import ProcessorReading
-from millpond.plan.reading.reading import Reading, calls_user, unique
+from millpond.plan.reading.reading import Reading, calls_user_function, unique_name
 from millpond.spec.calls import result_fields
 
 Names = Mapping[int, str]
 """Identity of a column below the query's output → its name in the output."""
 
 
-def state_columns(root: Decided) -> dict[int, tuple[str, ...]]:
+def state_column_names(root: Decided) -> dict[int, tuple[str, ...]]:
     """Name the columns of each operator's state as the query's output does.
 
     Args:
@@ -66,7 +66,7 @@ def _columns(node: Node, operator: Operator, names: Names) -> tuple[str, ...]:
             wanted |= _of_results(node, reading, names)
     taken: set[str] = set()
     own = (field.name for field in operator.spec.state_fields)
-    return tuple(unique(wanted.get(name, name), taken) for name in own)
+    return tuple(unique_name(wanted.get(name, name), taken) for name in own)
 
 
 def _of_columns(reading: Reading, names: Names) -> dict[str, str]:
@@ -80,7 +80,7 @@ def _of_columns(reading: Reading, names: Names) -> dict[str, str]:
 
 def _of_results(node: Node, reading: Reading, names: Names) -> dict[str, str]:
     """Name groupings and functions that an aggregate's output shows unchanged."""
-    functions = [function for function in reading.aggregates if not calls_user(function)]
+    functions = [function for function in reading.aggregates if not calls_user_function(function)]
     calls = zip(result_fields(reading.calls), functions, strict=False)  # all user functions share one call, the last
     expressions = [
         *reading.results(node.list("groupingExpressions")),
@@ -90,7 +90,7 @@ def _of_results(node: Node, reading: Reading, names: Names) -> dict[str, str]:
     for result, column in zip(node.list("aggregateExpressions"), node.output, strict=True):
         value = result.children[0] if result.kind == "Alias" else result
         for name, expression in expressions:
-            if expression.means(value):
+            if expression.semantic_equals(value):
                 shown_names.setdefault(name, _name(column, names))
     return shown_names
 

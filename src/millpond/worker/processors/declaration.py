@@ -50,7 +50,7 @@ _KINDS: dict[str, tuple[type, dict[str, str]]] = {
 }
 
 
-class LearningHandle(CheckedHandle):
+class DeclaringHandle(CheckedHandle):
     """Handle of a processor on the driver: variables can be declared but not used.
 
     Attributes:
@@ -60,7 +60,7 @@ class LearningHandle(CheckedHandle):
     """
 
     def __init__(self, mode: TimeMode) -> None:
-        super().__init__(mode, State.PRE_INIT, self._learnt)
+        super().__init__(mode, State.PRE_INIT, self._record)
         self.variables: list[Variable] = []
         self.purged: list[str] = []
         self.full: list[str] = []
@@ -70,14 +70,16 @@ class LearningHandle(CheckedHandle):
         super().deleteIfExists(stateName)
         self.purged.append(stateName)
 
-    def _learnt(self, kind: Any, name: str, value: StructType | str, key: StructType | str, ttl_ms: int) -> Any:
+    def _record(self, kind: Any, name: str, value: StructType | str, key: StructType | str, ttl_ms: int) -> Any:
         if has_not_null_fields(value) if isinstance(value, str) else not all(field.nullable for field in value.fields):
             self.full.append(name)
-        self.variables.append(Variable(name, kind, _written(value), _written(key) if kind == "map" else "", ttl_ms))
+        self.variables.append(
+            Variable(name, kind, _schema_text(value), _schema_text(key) if kind == "map" else "", ttl_ms)
+        )
         return _unusable(kind, name)
 
 
-def learned(processor: StatefulProcessor, time_mode: TimeMode) -> LearningHandle:
+def declare_state(processor: StatefulProcessor, time_mode: TimeMode) -> DeclaringHandle:
     """Run `init` of a copy of a processor on the driver; return its handle with the declared and deleted variables.
 
     Raises:
@@ -85,13 +87,13 @@ def learned(processor: StatefulProcessor, time_mode: TimeMode) -> LearningHandle
     """
     serializer = CPickleSerializer()
     copy = serializer.loads(serializer.dumps(processor))
-    handle = LearningHandle(time_mode)
+    handle = DeclaringHandle(time_mode)
     copy.init(handle)
     copy.close()
     return handle
 
 
-def _written(schema: StructType | str) -> str:
+def _schema_text(schema: StructType | str) -> str:
     """Return the type of a variable as the text of a struct."""
     if not isinstance(schema, str):
         return ddl(schema)
