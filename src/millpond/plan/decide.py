@@ -31,10 +31,10 @@ from millpond.plan.changelog.changes import (
 )
 from millpond.plan.lookahead.keys import find_stages, missing_stages
 from millpond.plan.lookahead.stages import with_stage_projections, without_stages
+from millpond.plan.lookup_reading import read_lookup
 from millpond.plan.reading.aggregate import MAPS, check_key, check_one_time, read_aggregate, read_map_groups
 from millpond.plan.reading.decision import Decided, Decision, Operator, describe
 from millpond.plan.reading.join import read_join
-from millpond.plan.reading.lookup import read_lookup
 from millpond.plan.reading.processor import EVENT_TIME_NODE, GROUP_STATES, PROCESSORS, read_group_state, read_processor
 from millpond.plan.reading.ranking import RANKS, Limits, limits_of, read_over, read_rank
 from millpond.plan.reading.reading import InputColumn, Reading, unique_name

@@ -228,7 +228,7 @@ def _match_or_write(
                 write_document(files, schema_name(number), before)
             return number, before
         if changed != "error" or any(spec.facts.variables_may_change for spec in specs):
-            # The newest schema may have no committed batch: only the recovery version tells which schema made it.
+            # The newest schema may have no committed batch: the recovery version decides which schema made it.
             tries = [
                 evolve_schema(schema, number, query, specs, changed)
                 for number, schema in read_schemas(files, number).items()
