@@ -16,12 +16,12 @@ import msgspec
 
 from benchmarks.config import ENGINES, KEYS, PRELOADED, WORKLOADS, RunConfig, memory_bytes
 from benchmarks.harness import FLINK_PYTHON, run
+from benchmarks.nexmark.queries import QUERIES
 from benchmarks.nexmark_processors import PROCESSORS
 from benchmarks.report import plot, print_suite, print_table, summary
 from benchmarks.result import Result, write
 from benchmarks.sustained import at_highest_rate
 from benchmarks.workloads import NEXMARK
-from millpond.workloads.queries import QUERIES
 
 
 def size(text: str) -> int:

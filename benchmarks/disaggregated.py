@@ -23,7 +23,7 @@ from benchmarks.cli import count, queries, s3_server, setting, told
 from benchmarks.config import RunConfig
 from benchmarks.report import geometric_mean, measured
 from benchmarks.result import Result, read, write
-from millpond.demo.report.chart import COLOURS, new_figure, style
+from millpond.demo.charts import COLOURS, new_figure, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -21,8 +21,8 @@ import pyspark
 from benchmarks.config import RunConfig
 from benchmarks.events import events_alone
 from benchmarks.workloads import build, output_mode
+from millpond.demo.engine import PEER_SETTINGS
 from millpond.errors import UnsupportedError
-from millpond.workloads.peer import PEER_SETTINGS
 
 BUCKET, KEY, SECRET = "millpond-tests", "key", "secret"
 """On the S3 server, and who may use it (see `tests/real_s3.py`)."""

@@ -30,10 +30,10 @@ import pyarrow as pa
 
 from benchmarks.config import RunConfig
 from benchmarks.latency import latencies_of, told
+from benchmarks.nexmark.generator import NexmarkConfig
+from benchmarks.nexmark.spark import bids, numbers
 from benchmarks.workloads import key_sql
-from millpond.workloads.nexmark import NexmarkConfig
-from millpond.workloads.nexmark_spark import bids, numbers
-from millpond.workloads.peer import PEER_SETTINGS
+from millpond.demo.engine import PEER_SETTINGS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

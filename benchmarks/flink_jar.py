@@ -8,7 +8,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from millpond.workloads.nexmark import price_tables
+from benchmarks.nexmark.generator import price_tables
 
 _SOURCES = Path(__file__).parent / "flink"
 

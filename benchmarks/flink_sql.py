@@ -6,9 +6,9 @@ import re
 
 from benchmarks import flink_queries
 from benchmarks.config import RunConfig
+from benchmarks.nexmark.draws import stream_id
+from benchmarks.nexmark.generator import AUCTION, BID, PERSON, NexmarkConfig
 from benchmarks.workloads import PADDING, POOL, Stream, event_time
-from millpond.workloads.draws import stream_id
-from millpond.workloads.nexmark import AUCTION, BID, PERSON, NexmarkConfig
 
 _COLUMNS = {"bid": BID.names, "auction": AUCTION.names, "person": PERSON.names}
 _FUNCTIONS = {"bid": "BIDS", "auction": "AUCTIONS", "person": "PERSONS"}

@@ -22,9 +22,10 @@ from benchmarks import flink_jar, flink_sql
 from benchmarks.config import RunConfig, memory_bytes
 from benchmarks.files_watch import PutCounter
 from benchmarks.limits import MemoryGroup, drop_page_cache
+from benchmarks.process import ProcessTree
 from benchmarks.requests import RequestCounter, counted
 from benchmarks.result import Batch, Machine, Restart, Result, Spread
-from millpond.workloads.process import ProcessTree, tree_bytes
+from millpond.demo.processes import tree_bytes
 
 _ROOT = Path(__file__).resolve().parent.parent
 FLINK_PYTHON = _ROOT / ".venv-flink" / "bin" / "python"

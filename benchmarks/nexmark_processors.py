@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
-from millpond.workloads.nexmark_spark import Streams
-from millpond.workloads.queries import QUERIES
-from millpond.workloads.queries.query import Query, query
+from benchmarks.nexmark.queries import QUERIES
+from benchmarks.nexmark.queries.query import Query, query
+from benchmarks.nexmark.spark import Streams
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

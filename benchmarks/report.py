@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.result import Requests, Result, Spread
-from millpond.demo.report.chart import COLOURS, QUIET, as_svg, new_figure, style
+from millpond.demo.charts import COLOURS, QUIET, as_svg, new_figure, style
 from millpond.metrics import request_cost
 
 _COLUMNS = (

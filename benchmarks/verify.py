@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import millpond
 from benchmarks.cli import count, queries
+from benchmarks.nexmark.generator import NexmarkConfig
+from benchmarks.nexmark.queries import QUERIES
+from benchmarks.nexmark.queries.query import Query
+from benchmarks.nexmark.spark import numbers, numbers_between
 from benchmarks.nexmark_processors import built_in
 from benchmarks.workloads import NEXMARK
-from millpond.workloads.nexmark import NexmarkConfig
-from millpond.workloads.nexmark_spark import numbers, numbers_between
-from millpond.workloads.queries import QUERIES
-from millpond.workloads.queries.query import Query
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

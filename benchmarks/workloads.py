@@ -12,6 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from benchmarks.config import RunConfig
+from benchmarks.nexmark.draws import bits_sql, draw_sql, letters
+from benchmarks.nexmark.generator import NexmarkConfig
+from benchmarks.nexmark.queries import QUERIES
+from benchmarks.nexmark.queries.query import Query
+from benchmarks.nexmark.spark import WATERMARK, numbers
 from benchmarks.nexmark_processors import PROCESSORS as NEXMARK_PROCESSORS
 from benchmarks.processors import (
     ENTRIES,
@@ -23,11 +28,6 @@ from benchmarks.processors import (
     session_counts,
     waiting,
 )
-from millpond.workloads.draws import bits_sql, draw_sql, letters
-from millpond.workloads.nexmark import NexmarkConfig
-from millpond.workloads.nexmark_spark import WATERMARK, numbers
-from millpond.workloads.queries import QUERIES
-from millpond.workloads.queries.query import Query
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -25,9 +25,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cli import count, setting
+from benchmarks.nexmark.generator import NexmarkConfig
 from benchmarks.prefetch.figures import FIGURES, draw, line
 from benchmarks.prefetch.run import VARIANTS, Config, Measured
-from millpond.workloads.nexmark import NexmarkConfig
 
 _ENDING = 60.0
 """Seconds for which the slots of a run are waited for."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pyarrow.parquet as pq
 
-from millpond.workloads.nexmark import Nexmark, NexmarkConfig
+from benchmarks.nexmark.generator import Nexmark, NexmarkConfig
 
 LOADED = 500_000
 """Events in a file of those that bring state about."""

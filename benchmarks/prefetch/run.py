@@ -14,12 +14,12 @@ from urllib.parse import urlencode
 import msgspec
 import psutil
 
+from benchmarks.nexmark.generator import NexmarkConfig
+from benchmarks.nexmark.queries import QUERIES
+from benchmarks.nexmark.spark import EVENT_DDL, Streams
 from benchmarks.prefetch.arrivals import ARRIVING, Arrivals, Events
 from benchmarks.prefetch.latency import Latency, ended, read_by
-from millpond.workloads.nexmark import NexmarkConfig
-from millpond.workloads.nexmark_spark import EVENT_DDL, Streams
-from millpond.workloads.peer import PEER_SETTINGS
-from millpond.workloads.queries import QUERIES
+from millpond.demo.engine import PEER_SETTINGS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

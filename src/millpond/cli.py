@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from millpond.conf import KEY_GROUP_BITS
-from millpond.errors import MillpondError, StateDamagedError, UsageError
+from millpond.errors import MillpondError, StateDamagedError
 from millpond.humanize import counted
 
 if TYPE_CHECKING:
@@ -381,14 +379,9 @@ def demo(
 )
 def bench(context: typer.Context) -> None:
     """Measure Millpond and other engines side by side (`--help` lists the workloads and options)."""
-    root = Path(__file__).resolve().parents[2]
-    if not (root / "benchmarks" / "__main__.py").is_file():
-        raise UsageError(
-            "The benchmarks are part of Millpond's source tree, which this installation does not come from.",
-            action="Clone the repository, run `make setup` there, and use its `millpond`.",
-        )
-    sys.path.insert(0, str(root))
-    raise typer.Exit(import_module("benchmarks.cli").main(context.args))
+    from millpond.demo.jobs import import_benchmarks
+
+    raise typer.Exit(import_benchmarks("cli").main(context.args))
 
 
 def _runs(tables: Iterable[TableState]) -> list[RunRef]:

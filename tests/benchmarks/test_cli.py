@@ -4,14 +4,14 @@ import argparse
 
 import pytest
 from benchmarks.config import RunConfig, memory_bytes
+from benchmarks.nexmark.queries import QUERIES
 from benchmarks.result import Result
 from typer.testing import CliRunner
 
-import millpond.cli
+import millpond.demo.jobs
 from benchmarks import cli
 from millpond.cli import app
 from millpond.errors import UsageError
-from millpond.workloads.queries import QUERIES
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_millpond_bench_is_this_command_line(
     found = CliRunner().invoke(app, ["bench", "rmw", "--engines", "spork"])
     assert found.exit_code == 2
     assert "no engine 'spork'" in found.output + capfd.readouterr().err
-    monkeypatch.setattr(millpond.cli, "__file__", "/nowhere/site-packages/millpond/cli.py")
+    monkeypatch.setattr(millpond.demo.jobs, "__file__", "/nowhere/site-packages/millpond/demo/jobs.py")
     with pytest.raises(UsageError, match="source tree"):
         CliRunner().invoke(app, ["bench", "rmw"], catch_exceptions=False)
 

@@ -16,13 +16,13 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from benchmarks.nexmark import jobs as nexmark
 from rich.console import Console
 
+from millpond.demo import engine, figures, machine, page, view
+from millpond.demo import jobs as job
 from millpond.demo import run as demo
-from millpond.demo import view
-from millpond.demo.engines import comparison, engine, figures, job, machine
-from millpond.demo.engines.side import Side
-from millpond.demo.report import page
+from millpond.demo.side import Side
 from millpond.errors import UsageError
 
 SIZE = job.Size(rows_per_batch=1_000, before_kill=6, after_kill=2, seconds_before_kill=60.0)
@@ -38,7 +38,7 @@ def write_batch(folder: Path, rows: list[dict[str, object]]) -> Path:
 
 def test_equal_rows_in_any_order(tmp_path: Path) -> None:
     pair = write_batch(tmp_path / "a", ROWS), write_batch(tmp_path / "b", ROWS[::-1])
-    assert comparison.compare([pair]).line() == "rows equal: 3 = 3"
+    assert figures.compare([pair]).line() == "rows equal: 3 = 3"
 
 
 @pytest.mark.parametrize(
@@ -53,13 +53,13 @@ def test_equal_rows_in_any_order(tmp_path: Path) -> None:
 )
 def test_a_difference_is_named(tmp_path: Path, other: list[dict[str, object]] | None, named: str) -> None:
     second = tmp_path / "b" if other is None else write_batch(tmp_path / "b", other)
-    compared = comparison.compare([(write_batch(tmp_path / "a", ROWS), second)])
+    compared = figures.compare([(write_batch(tmp_path / "a", ROWS), second)])
     assert named in compared.line()
     assert not compared.equal
 
 
 def test_no_rows_at_all_are_not_equal_rows(tmp_path: Path) -> None:
-    compared = comparison.compare([(tmp_path / "a", tmp_path / "b")])
+    compared = figures.compare([(tmp_path / "a", tmp_path / "b")])
     assert (compared.line(), compared.equal) == ("no rows to compare", False)
 
 
@@ -72,9 +72,9 @@ def test_without_java_there_is_one_line(
     assert printed == "Millpond needs Java 17 or newer on the PATH (or JAVA_HOME), as PySpark does."
 
 
-def test_an_old_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(machine, "java_version", lambda: "11.0.2")
-    assert "this is Java 11.0.2" in machine.look(tmp_path).problem
+def test_an_old_java_is_named(tmp_path: Path) -> None:
+    assert "this is Java 11.0.2" in machine.problem_of("11.0.2", tmp_path)
+    assert machine.problem_of("17.0.2", tmp_path) == ""
 
 
 @pytest.mark.parametrize(
@@ -93,25 +93,28 @@ def test_what_cannot_be_compared_is_refused(query: str, why: str) -> None:
 def test_the_jobs_are_of_the_sizes_in_one_place() -> None:
     assert "1,000,000 users" in job.find("clicks").about
     assert "1,000 users" in job.find("clicks", 250).about
-    assert job.find("q17").size == job.NEXMARK_SIZE
+    assert job.find("q17").size == nexmark.SIZE
     assert job.CLICKS_SIZE.before_kill >= job.LEAST_BATCHES >= job.LEFT_OUT + 5
 
 
 def run_with_batches(name: str, ms: float) -> figures.Run:
     run = figures.Run(name, starts=[90.0, 106.5], kills=[106.0], counted=6)
-    run.batches = [engine.Figures(i, 100.0 + i, ms + i, 1_000, 2.0) for i in range(6)]
-    run.batches += [engine.Figures(i, 102.0 + i, ms + i, 1_000, 2.0) for i in (6, 7)]
+    run.batches = [figures.Figures(i, 100.0 + i, ms + i, 1_000, 2.0) for i in range(6)]
+    run.batches += [figures.Figures(i, 102.0 + i, ms + i, 1_000, 2.0) for i in (6, 7)]
     return run
 
 
 def test_the_figures_of_a_run() -> None:
     run = run_with_batches("spark", 500.0)
     assert [b.batch for b in run.steady()] == [3, 4, 5]
-    assert run.rate() == pytest.approx(3_000 / 1.512)
-    assert (run.median_ms(), run.longest_ms(), run.first_after_kill_ms()) == (504.0, 505.0, 506.0)
-    assert run.back_seconds() == pytest.approx(108.0 + 0.506 - 106.5)
-    assert run.seconds() == pytest.approx(109.0 + 0.507 - 90.0)
-    assert figures.ratio(run, run_with_batches("millpond", 50.0)) == pytest.approx(1.512 / 0.162)
+    of = run.figures()
+    assert of["rows_per_second"] == pytest.approx(3_000 / 1.512)
+    assert (of["batch_ms"], of["longest_ms"], of["commit_ms"], of["first_ms"]) == (504.0, 505.0, 2.0, 506.0)
+    assert of["restart_seconds"] == pytest.approx(108.0 + 0.506 - 106.5)
+    assert of["seconds"] == pytest.approx(109.0 + 0.507 - 90.0)
+    ours, compared = run_with_batches("millpond", 50.0), figures.Comparison()
+    report = figures.Report(job.find("clicks"), 1_000, run, ours, compared, compared, "", "", "")
+    assert report.ratio() == pytest.approx(1.512 / 0.162)
     times, rows = zip(*run.timeline(), strict=True)
     assert list(times) == sorted(times)
     # From the kill to the first batch after it, nothing is done.
@@ -246,7 +249,7 @@ def test_an_interrupted_demo_leaves_nothing_behind(tmp_path: Path, temporary: Pa
     code = f"""import sys
 from pathlib import Path
 from millpond.demo.run import run_demo
-from millpond.demo.engines.job import Size
+from millpond.demo.jobs import Size
 sys.exit(run_demo(folder=Path({str(tmp_path / "out")!r}), size={size}, command={ENGINE!r}))"""
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
         deadline = time.monotonic() + 60
@@ -262,7 +265,7 @@ sys.exit(run_demo(folder=Path({str(tmp_path / "out")!r}), size={size}, command={
 
 
 def test_an_engine_ends_with_its_demo(tmp_path: Path) -> None:
-    child = "import os, time; from millpond.workloads.process import die_with_parent; die_with_parent(os.getppid());"
+    child = "import os, time; from millpond.demo.processes import die_with_parent; die_with_parent(os.getppid());"
     child += "print('ready', flush=True); time.sleep(600)"
     code = f"import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', {child!r}]);"
     code += "print(p.pid, flush=True); time.sleep(600)"
@@ -278,7 +281,7 @@ def test_an_engine_ends_with_its_demo(tmp_path: Path) -> None:
 
 
 def test_an_engine_whose_demo_died_before_it_was_up_ends() -> None:
-    code = "from millpond.workloads.process import die_with_parent; die_with_parent(1 << 22); print('lives on')"
+    code = "from millpond.demo.processes import die_with_parent; die_with_parent(1 << 22); print('lives on')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
     assert "has ended" in done.stderr

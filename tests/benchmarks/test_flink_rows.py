@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from benchmarks.config import RunConfig
 from benchmarks.harness import FLINK_PYTHON
+from benchmarks.nexmark.draws import draw, letters
+from benchmarks.nexmark.generator import AUCTION, AUCTIONS, BID, EPOCH, PERSON, PERSONS, Nexmark, NexmarkConfig
+from benchmarks.nexmark.queries import QUERIES
 
 from benchmarks import flink_jar, flink_sql
-from millpond.workloads.draws import draw, letters
-from millpond.workloads.nexmark import AUCTION, AUCTIONS, BID, EPOCH, PERSON, PERSONS, Nexmark, NexmarkConfig
-from millpond.workloads.queries import QUERIES
 
 SCRIPT = """
 import json, sys

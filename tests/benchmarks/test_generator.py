@@ -8,9 +8,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import xxhash
-
-from millpond.workloads.draws import bits, draw, hash_longs, letters, stream_id
-from millpond.workloads.nexmark import (
+from benchmarks.nexmark.draws import bits, draw, hash_longs, letters, stream_id
+from benchmarks.nexmark.generator import (
     CHUNK,
     EPOCH,
     EVENT_SCHEMA,

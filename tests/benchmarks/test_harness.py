@@ -15,12 +15,13 @@ import pytest
 from benchmarks.config import RunConfig
 from benchmarks.harness import EngineFailed, local_folder, to_batch
 from benchmarks.limits import MemoryGroup, drop_page_cache
+from benchmarks.process import ProcessTree, Sample
 from benchmarks.report import plot, suite, table
 from benchmarks.result import Batch, Machine, Restart, Result, Spread, read, write
 from rich.console import Console
 
 from benchmarks import cli
-from millpond.workloads.process import ProcessTree, Sample, tree_bytes
+from millpond.demo.processes import tree_bytes
 
 DETACHES = """
 import os, sys, time

@@ -5,16 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.nexmark.generator import NexmarkConfig
+from benchmarks.nexmark.queries import QUERIES
+from benchmarks.nexmark.queries.query import EVERY_MODE
+from benchmarks.nexmark.spark import numbers
 from benchmarks.nexmark_processors import PROCESSORS
 from benchmarks.verify import check, closed, compare, last_image
 from benchmarks.workloads import NEXMARK
 from pyspark.errors import AnalysisException
 
 from millpond.plan.catalyst.jvm import Catalyst
-from millpond.workloads.nexmark import NexmarkConfig
-from millpond.workloads.nexmark_spark import numbers
-from millpond.workloads.queries import QUERIES
-from millpond.workloads.queries.query import EVERY_MODE
 
 # A hundred seconds of event time: sessions end, and windows close.
 CONFIG = NexmarkConfig(seed=5, rate=2_500)

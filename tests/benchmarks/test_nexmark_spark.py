@@ -6,11 +6,11 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pytest
+from benchmarks.nexmark.generator import AUCTION, BID, PERSON, Nexmark, NexmarkConfig
+from benchmarks.nexmark.queries import QUERIES
+from benchmarks.nexmark.spark import auctions, bids, events, numbers, numbers_between, persons
 
 import millpond
-from millpond.workloads.nexmark import AUCTION, BID, PERSON, Nexmark, NexmarkConfig
-from millpond.workloads.nexmark_spark import auctions, bids, events, numbers, numbers_between, persons
-from millpond.workloads.queries import QUERIES
 
 # Slow event time, so that a few thousand events span more than a day.
 CONFIG = NexmarkConfig(seed=5, rate=1)

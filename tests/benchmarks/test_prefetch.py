@@ -9,13 +9,12 @@ from typing import Any
 import msgspec
 import pyarrow.parquet as pq
 import pytest
+from benchmarks.nexmark.generator import NexmarkConfig
 from benchmarks.prefetch.__main__ import main, parser
 from benchmarks.prefetch.arrivals import ARRIVING, LOADED, Arrivals, Events
 from benchmarks.prefetch.figures import FIGURES, draw, line
 from benchmarks.prefetch.latency import Latency, ended, read_by
 from benchmarks.prefetch.run import Config, Measured, summary
-
-from millpond.workloads.nexmark import NexmarkConfig
 
 STREAM = NexmarkConfig(in_flight_auctions=1000)
 

@@ -27,7 +27,7 @@ RESULTS = {
     "parquet": [(1, "one"), (2, "two"), (3, "three"), (4, "four")],
     "chained": {1: 2, 2: 1, 3: 1},
     "top_n": {("lamp", 1): ("cid", 15), ("lamp", 2): ("bob", 12), ("vase", 1): ("bob", 9), ("vase", 2): ("ann", 7)},
-    "distinct": [("2015-07-15", 2200, 251, 708)],
+    "distinct": [("Apple", 6667, 999, 400, 298), ("Baidu", 6666, 997, 400, 287), ("Google", 6667, 1000, 400, 274)],
 }
 """What `main` of each example gives; of those that need more than a session, see below."""
 

@@ -81,3 +81,14 @@ def test_the_readmes_example_runs_from_a_wheel_in_another_folder(python: Path, t
     assert re.search(r"\d+ kernels, ", run(python, "-m", "millpond.kernels.compile"))
     (checkpoint,) = (path.parent for path in tmp_path.rglob("offsets") if path.parent.name != "millpond")
     assert "generation" in run(python.with_name("millpond"), "state", "ls", checkpoint)
+
+
+def test_the_demo_runs_from_a_wheel(python: Path, tmp_path: Path) -> None:
+    """On a few rows, with the package for the report; NEXMark is in the source tree alone."""
+    run(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "matplotlib")
+    code = "from millpond.demo.jobs import Size; from millpond.demo.run import run_demo; import sys;"
+    printed = run(python, "-c", f"{code} sys.exit(run_demo(size=Size(2_000, 5, 2, 600.0)))", cwd=tmp_path)
+    assert re.search(r"all [\d,]{3,} result rows equal", printed)
+    assert len(list((tmp_path / "millpond-demo").glob("*.html"))) == 1
+    refused = "from millpond.demo.jobs import find\ntry: find('q17')\nexcept Exception as error: print(error)"
+    assert "Millpond's source tree, which this installation does not come from" in run(python, "-c", refused)

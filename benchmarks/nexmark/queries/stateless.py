@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from millpond.workloads.nexmark_spark import Streams
-from millpond.workloads.queries.query import query
+from benchmarks.nexmark.queries.query import query
+from benchmarks.nexmark.spark import Streams
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -1,4 +1,4 @@
-"""The NEXMark stream as Spark DataFrames, with the rows of `nexmark.Nexmark`.
+"""The NEXMark stream as Spark DataFrames, with the rows of `generator.Nexmark`.
 
 `rate-micro-batch` numbers the events, so batches have an exact size, and replayed batches have the same rows by
 construction. For persons, auctions and bids, Spark's generated code computes only the columns that a query needs,
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from millpond.workloads.nexmark import CHUNK, Nexmark, NexmarkConfig
-from millpond.workloads.nexmark_sql import AuctionColumns, BidColumns, PersonColumns
+from benchmarks.nexmark.generator import CHUNK, Nexmark, NexmarkConfig
+from benchmarks.nexmark.sql import AuctionColumns, BidColumns, PersonColumns
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,16 +11,14 @@ from pathlib import Path
 
 import msgspec
 
-from millpond.demo.engines.engine import About, Figures, Plan
-from millpond.demo.engines.figures import Run
+from millpond.demo.engine import Plan
+from millpond.demo.figures import Figures, Run
+from millpond.demo.processes import ProcessTree, tree_bytes
 from millpond.errors import MillpondError
-from millpond.workloads.process import ProcessTree, tree_bytes
+from millpond.state_reader.reader import StateReader
 
-ENGINE = (sys.executable, "-m", "millpond.demo.engines.engine")
-# No samples of processes: the demo measures batches.
-_NO_SAMPLES = 3600.0
-# Reading files takes time on the measured cores.
-_LOOK_SECONDS = 1.0
+ENGINE = (sys.executable, "-m", "millpond.demo.engine")
+_LOOK_SECONDS = 1.0  # reading files takes time on the measured cores
 
 
 class EngineEnded(Exception):
@@ -28,12 +26,7 @@ class EngineEnded(Exception):
 
 
 class Side:
-    """One engine's run.
-
-    Args:
-        plan: the work of the engine; its folder is created.
-        command: the command to start; the path of the plan is appended.
-    """
+    """One engine's run; the path of its plan is appended to the command."""
 
     def __init__(self, plan: Plan, command: Sequence[str] = ENGINE) -> None:
         self.plan = plan
@@ -41,38 +34,24 @@ class Side:
         self.status = "waiting"
         self.state_bytes = 0
         self.behind: int | None = None
-        self.about = About("", "")
+        self.about = {"versions": "", "explained": ""}
         self._folder = Path(plan.folder)
         self._command = command
         self._read = 0
         self._looked = 0.0
         self._tree: ProcessTree | None = None
-        Path(plan.temporary).mkdir(parents=True)
-        self._folder.mkdir(parents=True, exist_ok=True)
-
-    @property
-    def name(self) -> str:
-        """The display name of the engine."""
-        return self.run.name
-
-    @property
-    def done(self) -> int:
-        """Number of finished batches, counted from the very first."""
-        return self.run.done
+        for folder in (plan.temporary, plan.folder):
+            Path(folder).mkdir(parents=True, exist_ok=True)
 
     def start(self, batches: int = 0) -> None:
-        """Start the engine's process, on its checkpoint if there is one.
-
-        Args:
-            batches: the number of batches, counted from the very first, after which it ends; 0: never.
-        """
+        """Start the engine on its checkpoint, if any, until `batches` batches are done in all (0: for ever)."""
         path = self._folder / "plan.json"
         path.write_bytes(msgspec.json.encode(msgspec.structs.replace(self.plan, batches=batches)))
         environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "TMPDIR": self.plan.temporary}
         self.status = "restarting" if self.run.starts else "starting"
         self.run.starts.append(time.time())
         command = [*self._command, str(path), str(os.getpid())]
-        self._tree = ProcessTree(command, log=self._folder / "log.txt", env=environment, interval=_NO_SAMPLES)
+        self._tree = ProcessTree(command, log=self._folder / "log.txt", env=environment)
 
     def look(self) -> None:
         """Read the figures that the engine has written since the last call.
@@ -92,33 +71,23 @@ class Side:
             self._look_at_state()
         if ended and self._tree is not None:
             self.status = "done"
-            if self._tree.process.returncode:
+            if status := self._tree.process.returncode:
                 log = (self._folder / "log.txt").read_text(errors="replace").splitlines()[-15:]
-                raise EngineEnded(f"{self.name} ended with status {self._tree.process.returncode}:\n" + "\n".join(log))
+                raise EngineEnded(f"{self.run.name} ended with status {status}:\n" + "\n".join(log))
 
     def _look_at_state(self) -> None:
-        from millpond.state_reader.reader import StateReader
-
-        checkpoint = self._folder / "checkpoint"
-        ours = self.plan.engine == "millpond"
+        checkpoint, ours = self._folder / "checkpoint", self.plan.engine == "millpond"
         self.state_bytes = tree_bytes(checkpoint / ("millpond" if ours else "state"))
         self.run.state_bytes = max(self.run.state_bytes, self.state_bytes)
-        if ours:
-            with suppress(MillpondError, OSError):
-                self.behind = max(0, self.done - StateReader(str(checkpoint)).newest())
-        else:
-            self.behind = 0  # Spark commits state within the batch
+        with suppress(MillpondError, OSError):  # Spark commits state within the batch
+            self.behind = max(0, self.run.done - StateReader(str(checkpoint)).newest()) if ours else 0
         with suppress(OSError, msgspec.DecodeError):
-            self.about = msgspec.json.decode((self._folder / "about.json").read_bytes(), type=About)
+            self.about = msgspec.json.decode((self._folder / "about.json").read_bytes())
         self._looked = time.monotonic()
 
     def rows_of(self, batch: int) -> Path:
         """Return the folder with the rows of a batch."""
         return self._folder / "rows" / f"batch={batch:06d}"
-
-    def running(self) -> bool:
-        """Return whether a process was started and not closed or killed yet."""
-        return self._tree is not None
 
     def kill(self) -> int:
         """Kill the driver, its JVM, the workers and the slots at once; return the number of processes."""

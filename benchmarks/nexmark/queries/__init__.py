@@ -10,12 +10,12 @@ collect all rows of a window.
 
 from __future__ import annotations
 
-from millpond.workloads.queries.aggregates import q4, q15, q16, q17
-from millpond.workloads.queries.joins import q3, q20, q23
-from millpond.workloads.queries.query import Query
-from millpond.workloads.queries.ranking import q6, q9, q18, q19
-from millpond.workloads.queries.stateless import q0, q1, q2, q10, q13, q14, q21, q22
-from millpond.workloads.queries.windows import q5, q5_append, q7, q7_append, q7_session, q8, q11, q11_median, q12
+from benchmarks.nexmark.queries.aggregates import q4, q15, q16, q17
+from benchmarks.nexmark.queries.joins import q3, q20, q23
+from benchmarks.nexmark.queries.query import Query
+from benchmarks.nexmark.queries.ranking import q6, q9, q18, q19
+from benchmarks.nexmark.queries.stateless import q0, q1, q2, q10, q13, q14, q21, q22
+from benchmarks.nexmark.queries.windows import q5, q5_append, q7, q7_append, q7_session, q8, q11, q11_median, q12
 
 QUERIES: dict[str, Query] = {
     query.name: query

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from millpond.workloads.draws import bits_sql, draw_sql, letters
-from millpond.workloads.nexmark import (
+from benchmarks.nexmark.draws import bits_sql, draw_sql, letters
+from benchmarks.nexmark.generator import (
     AUCTION_BYTES,
     AUCTIONS,
     BID_BYTES,

@@ -1,7 +1,7 @@
 """NEXMark events as Arrow record batches: any range of event numbers, vectorised and reproducible.
 
 Proportions, hot ratios, identifiers, prices and inter-event times are those of the NEXMark generator for Flink. Draws
-come from `draws`, so that `nexmark_spark` computes the same events inside Spark. Two differences are deliberate. A
+come from `draws`, so that `spark` computes the same events inside Spark. Two differences are deliberate. A
 bidder's identifier starts at 1,000 like a person's (in Flink's it is 2,000, which no join finds). Random text is cut
 from a fixed text.
 """
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from millpond.workloads.draws import Longs, bits, draw, letters
+from benchmarks.nexmark.draws import Longs, bits, draw, letters
 
 PERSONS, AUCTIONS, BIDS = 1, 3, 46
 EPOCH = PERSONS + AUCTIONS + BIDS

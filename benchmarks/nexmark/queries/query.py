@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from millpond.workloads.nexmark_spark import WATERMARK, Streams, streams
+from benchmarks.nexmark.spark import WATERMARK, Streams, streams
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from millpond.workloads.nexmark import NexmarkConfig
+    from benchmarks.nexmark.generator import NexmarkConfig
 
 EVERY_MODE = ("append", "update", "complete")
 BIDS, AUCTIONS, PERSONS = "bids", "auctions", "persons"
