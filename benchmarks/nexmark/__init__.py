@@ -1,1 +1,1 @@
-"""Workloads: the NEXMark generator, its Spark source and its queries."""
+"""NEXMark: the generator, its Spark source, and its queries."""

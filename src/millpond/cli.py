@@ -363,7 +363,9 @@ def docs(
 
 @app.command()
 def demo(
-    query: Annotated[str, typer.Option(help="`clicks`, or a NEXMark query, e.g. `q17`.")] = "clicks",
+    query: Annotated[
+        str, typer.Option(help="`clicks`, or, in a source tree, a NEXMark query such as `q17`.")
+    ] = "clicks",
     report: Annotated[Path | None, typer.Option(help="The folder for the report; millpond-demo by default.")] = None,
     picture: Annotated[Path | None, typer.Option(help="An SVG file to draw the result into, too.")] = None,
 ) -> None:

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 
 from rich.console import Console
 
@@ -27,6 +28,8 @@ MOST_CORES = 4
 INTERRUPTED = 130
 # Sockets lie below an engine's temporary folder, and a socket path may have at most 107 bytes.
 _LONGEST = 42
+_CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""SIGTERM and a closed terminal end the demo as Ctrl-C does."""
 
 
 def run_demo(
@@ -59,9 +62,7 @@ def run_demo(
     work = Path(tempfile.mkdtemp(prefix="mp-demo-"))
     short = work if len(os.fsencode(work)) <= _LONGEST else Path(tempfile.mkdtemp(prefix="mp-demo-", dir="/tmp"))
     sides: list[Side] = []
-    # SIGTERM and a closed terminal end the demo as Ctrl-C does.
-    caught = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    handlers = {number: signal.signal(number, signal.default_int_handler) for number in caught}
+    handlers = {number: signal.signal(number, _interrupt) for number in _CAUGHT}
     try:
         if problem := problem_of(java := java_version(), work):
             console.print(problem)
@@ -88,14 +89,23 @@ def run_demo(
         console.print("interrupted: both engines are being ended")
         return INTERRUPTED
     finally:
-        for number in handlers:
-            signal.signal(number, signal.SIG_IGN)
+        _ignore_signals()
         for side in sides:
             side.kill()
         for temporary_folder in {work, short}:
             shutil.rmtree(temporary_folder, ignore_errors=True)
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def _ignore_signals() -> None:
+    for number in _CAUGHT:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    _ignore_signals()  # a closed terminal sends several signals, and none may interrupt the cleanup
+    raise KeyboardInterrupt
 
 
 def _run(console: Console, sides: list[Side], job: Job, size: Size, machine: str) -> Report:
