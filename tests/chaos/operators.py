@@ -75,12 +75,12 @@ def small(most_deltas: int = 2, many_slices: int = 32) -> Iterator[None]:
     Slices of event time get wider once there are `many_slices`, by partitions each as its rows come.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(event_time_slices, "_MANY", many_slices)
-        patch.setattr(unaligned, "_CHUNK", 32)
-        patch.setattr(flush, "_MOST_DELTAS", most_deltas)
-        patch.setattr(ordered_files, "_MOST_DELTAS", most_deltas)
-        patch.setattr(aligned, "_MOST_SEGMENTS", most_deltas)
-        patch.setattr(hash_intervals, "_LEAST_PIECE", 256)
+        patch.setattr(event_time_slices, "_TARGET_SLICES", many_slices)
+        patch.setattr(unaligned, "_CHUNK_ROWS", 32)
+        patch.setattr(flush, "_MAX_DELTAS", most_deltas)
+        patch.setattr(ordered_files, "_MAX_DELTAS", most_deltas)
+        patch.setattr(aligned, "_MAX_SMALL_SEGMENTS", most_deltas)
+        patch.setattr(hash_intervals, "_MIN_INTERVAL_BYTES", 256)
         for name, value in {
             "SAMPLING_BITS": 0,
             "_MIN_ACCESSES": 4,

@@ -114,9 +114,9 @@ class Job(Application):
 def soon() -> Iterator[None]:
     """Stores flush and merge after a few batches."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flush, "_MOST_DELTAS", 1)
-        patch.setattr(ordered_files, "_MOST_DELTAS", 2)
-        patch.setattr(aligned, "_MOST_SEGMENTS", 1)
+        patch.setattr(flush, "_MAX_DELTAS", 1)
+        patch.setattr(ordered_files, "_MAX_DELTAS", 2)
+        patch.setattr(aligned, "_MAX_SMALL_SEGMENTS", 1)
         yield
 
 

@@ -81,7 +81,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     (folder / "original").mkdir()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flush, "_MOST_DELTAS", 2)
+        patch.setattr(flush, "_MAX_DELTAS", 2)
         for batches in (BATCHES - 3, BATCHES):
             Counts(folder / "original").through(batches)
     (folder / "original" / "metadata").write_text('{"id":"7c1d9a35-6f7e-4f0f-9d53-6d0a3a3f4a52"}')

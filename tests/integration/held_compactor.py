@@ -25,7 +25,7 @@ _do = Worker._do
 
 def _stand(folder: Path, request: Request, step: str, pace: Pace) -> None:
     _log.info("request %s stands %s its work", request.id, step)
-    for _ in pace.over(_until_let_go(folder, request, step)):
+    for _ in pace.throttle(_until_let_go(folder, request, step)):
         time.sleep(0.01)
 
 

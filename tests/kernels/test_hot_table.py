@@ -103,7 +103,7 @@ def test_the_oldest_rows_leave_first_and_changed_ones_last(share: float) -> None
         upsert(table, encode(entries[part * 4000 : part * 4000 + 4000], NUMBERS), part)
     for ids in table.walk(1000, hs.TOUCHED):
         table.copy(ids, clear=hs.TOUCHED)
-    table.forget_touched()
+    table.reset_touched()
     upsert(table, encode(entries[16_000:], NUMBERS), 0)  # an old stamp, but of this batch
     gone = [entry for rows in table.evict(share, 700) for entry in decode(rows, NUMBERS)]
     assert abs(len(gone) / 20_000 - share) < 0.05
@@ -126,9 +126,9 @@ def test_clean_rows_leave_without_a_copy() -> None:
     upsert(table, encode(entries, TEXTS), touch=TOUCH_CREATED)
     for ids in table.walk(100):
         table.copy(ids, clear=hs.DIRTY | hs.TOUCHED)
-    table.forget_touched()
+    table.reset_touched()
     assert list(table.evict(1.0, 64)) == []
-    assert (table.count, table.dirty, table.free) == (0, 0, 500)
+    assert (table.count, table.dirty, table.free_rows) == (0, 0, 500)
     assert table.heap.free == table.heap.used
     table.close()
 
@@ -139,7 +139,7 @@ def test_packing_gives_memory_back_and_keeps_every_row() -> None:
     upsert(table, encode(entries, TEXTS))
     for ids in table.walk(1000):
         table.copy(ids, clear=hs.TOUCHED)
-    table.forget_touched()
+    table.reset_touched()
     gone = {entry.hash for rows in table.evict(0.8, 500) for entry in decode(rows, TEXTS)}
     before = table.memory
     table.pack_rows()

@@ -67,7 +67,7 @@ class JoinRig:
                 for rows in decode_rows(delta[name], table.layout, name):
                     table.load(rows)
             if table._files is not None:
-                table._files.most_deltas = self.most_deltas
+                table._files.max_deltas = self.most_deltas
             return table
 
         self.operator = JoinOperator(self.spec, make)
@@ -112,7 +112,7 @@ def open_table(
         def open_all(self, refs: Any, layout: Any, range_: Any) -> list[Any]:
             return [shelf.written[ref.name] for ref in refs]
 
-        write, forget = staticmethod(shelf.write), staticmethod(shelf.forget)
+        write, drop = staticmethod(shelf.write), staticmethod(shelf.drop)
 
     return OrderedTable.open(
         schema,

@@ -55,7 +55,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cardinality_observer, "SAMPLING_BITS", 0)
     monkeypatch.setattr(cardinality_observer, "_MIN_ACCESSES", 16)
     monkeypatch.setattr(blocks, "RUN_BLOCK", 1024)
-    monkeypatch.setattr(hash_intervals, "_LEAST_PIECE", 1024)
+    monkeypatch.setattr(hash_intervals, "_MIN_INTERVAL_BYTES", 1024)
 
 
 def row(rng: random.Random, time: int, values: int) -> Row:
@@ -215,7 +215,7 @@ def test_a_window_that_is_read_from_both_takes_little_memory(tmp_path: Path, mon
             for name, delta in operator.finish().items():
                 table: Any = operator.tables[name]
                 if isinstance(table, AlignedTable):
-                    table.placed(b"".join(bytes(piece) for piece in delta.pieces))
+                    table.adopt_sealed(b"".join(bytes(piece) for piece in delta.pieces))
         assert operator.extra_metrics["appending"] == 0.0  # the one window is closed
         counts = [count for piece in operator.output() for count in piece.column(2).to_pylist()]
         assert (len(counts), sum(counts)) == (keys, 9 * 2 * 6000)

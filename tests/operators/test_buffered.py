@@ -108,7 +108,7 @@ class Rig:
                 commit = f"commits/{self.version}-{name}"
                 self._files.put(commit, [data])
                 deltas = [*deltas, (self.version, ByteRange(commit, 0, len(data)))]
-                table.placed(data)
+                table.adopt_sealed(data)
             tables[name] = table.manifest(), deltas
         self._tables = tables
         out = list(operator.output())
@@ -382,7 +382,7 @@ def test_a_batch_and_a_state_larger_than_memory(tmp_path: Path) -> None:
             rig.operator.process(pa.RecordBatch.from_arrays(columns, ["__hash", "window", "k", "n", "s"]))
         for name, delta in rig.operator.finish().items():
             table: Any = rig.operator.tables[name]
-            table.placed(b"".join(bytes(piece) for piece in delta.pieces))
+            table.adopt_sealed(b"".join(bytes(piece) for piece in delta.pieces))
     assert rig.store is not None
     assert rig.store.stats()["spilled_bytes"] > 0
     rig.operator.begin(3, Times(0, 1000))

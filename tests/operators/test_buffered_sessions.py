@@ -164,7 +164,7 @@ class Rig:
                 return UnalignedTable(schema, self.append_files, budget, Immediate(), manifest, **options)
             runs = [self.shelf.written[ref.name] for ref in manifest.runs]
             for run in runs:
-                run._due = None
+                run._due_stamp = None
             place = (Immediate(), HashRange())
             options = {"store": self.shelf, "flushed": manifest.flushed, "keys": manifest.keys}
             return RmwTable(schema, initial, RunSet(RowLayout(schema), runs), budget, *place, **options)
@@ -228,7 +228,7 @@ def evict(rig: Rig) -> None:
 
 
 def flush(rig: Rig) -> None:
-    rig.main._flusher._most_bytes = 0
+    rig.main._flusher._flush_bytes = 0
     rig.kept._freeze()
     rig.kept._evict()
 
@@ -272,7 +272,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     shrink(monkeypatch)
     monkeypatch.setattr(buffered, "_SESSIONS_PER_READ", 3)
     monkeypatch.setattr(closed, "_BLOCK", 4)
-    monkeypatch.setattr(UnalignedTable, "portion", 400)
+    monkeypatch.setattr(UnalignedTable, "portion_bytes", 400)
 
 
 @pytest.mark.usefixtures("tiny")

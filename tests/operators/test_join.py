@@ -215,7 +215,7 @@ def test_hints_read_what_rows_can_meet(tmp_path: Path) -> None:
     for name, table in rig.operator.tables.items():
         for part in table.parts:
             assert part.rows is None
-            part.bring = lambda _, at=(name, part.oldest // SECOND): brought.append(at)  # type: ignore[method-assign]
+            part.preload_blocks = lambda _, at=(name, part.oldest // SECOND): brought.append(at)  # type: ignore[method-assign]
 
     def read(rows: pa.RecordBatch) -> set[tuple[str, int]]:
         brought.clear()
@@ -262,7 +262,7 @@ def test_both_sides_and_all_files_are_asked_at_once(tmp_path: Path) -> None:
         assert len(table.parts) == files
         for part in table.parts:
             part.run.source.resident = False  # type: ignore[union-attr]
-            part.bring = lambda _: together.wait()  # type: ignore[method-assign]
+            part.preload_blocks = lambda _: together.wait()  # type: ignore[method-assign]
     operator.process(rows(9 * SECOND))
     operator.finish()  # breaks if they are asked one after the other
     assert sum(batch.num_rows for batch in operator.output()) == 50 * (2 * files + 1)

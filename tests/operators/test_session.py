@@ -154,7 +154,7 @@ class Rig:
         self.operator.close()
         runs = [self.shelf.written[ref.name] for ref in manifest.runs]
         for run in runs:
-            run._due = None
+            run._due_stamp = None
         self._open(runs, manifest.flushed, manifest.keys)
         for version, data in self.log:
             if version > manifest.flushed:
@@ -183,7 +183,7 @@ def run(spec: SessionSpec, batches: list[tuple[list[Row], int, str]], bits: int,
             if what == "restart":
                 rig.restart()
             if what == "flush":
-                rig.table._flusher._most_bytes = 0
+                rig.table._flusher._flush_bytes = 0
             # values differ, so that every extreme is that of one row
             rows = [(key, start, end, value * 1000 + number) for number, (key, start, end, value) in enumerate(rows)]
             times = Times(times.closed, times.closed + step)

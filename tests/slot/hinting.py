@@ -58,6 +58,6 @@ def held(server: PartitionServer) -> tuple[Partition, RmwTable, Prefetcher]:
 def read_ahead(server: PartitionServer) -> None:
     """Wait until what was announced is read."""
     deadline = time.monotonic() + 120
-    while held(server)[2]._due:
+    while held(server)[2]._read_claimed:
         assert time.monotonic() < deadline
         time.sleep(0.001)

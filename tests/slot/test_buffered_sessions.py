@@ -85,8 +85,8 @@ def _marker(schema: pa.Schema, time: int) -> pa.RecordBatch:
 @pytest.fixture
 def _segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every batch but the first begins with a segment, and little is worth a compaction."""
-    monkeypatch.setattr(unaligned, "_MOST_DELTAS", 1)
-    monkeypatch.setattr(window_log, "_LEAST_OUTDATED", 1)
+    monkeypatch.setattr(unaligned, "_MAX_DELTAS", 1)
+    monkeypatch.setattr(window_log, "_MIN_OUTDATED_BYTES", 1)
 
 
 def history(folder: Path, scheme: str = "", **settings: float) -> None:

@@ -78,7 +78,7 @@ class Asking(Counts):
 
 @pytest.fixture(autouse=True)
 def _many_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flush, "_MOST_DELTAS", 1)
+    monkeypatch.setattr(flush, "_MAX_DELTAS", 1)
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_nobody_works_on_what_was_withdrawn(application: Asking) -> None:
 
     def slowly(files: FileSystem, request: Request, pace: Pace) -> list[RunRef]:
         remove_request(files, request.generation, request.id)
-        for _ in pace.over(range(600)):
+        for _ in pace.throttle(range(600)):
             time.sleep(0.05)
         raise AssertionError("it was not stopped")
 

@@ -75,7 +75,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Three runs; the third was killed in the middle of a replay."""
     folder = tmp_path_factory.mktemp("history")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flush, "_MOST_DELTAS", 2)
+        patch.setattr(flush, "_MAX_DELTAS", 2)
         for batches in (BATCHES - 3, BATCHES):
             Counts(folder).through(batches)
         dead = folder.with_name("dead")

@@ -286,7 +286,7 @@ def test_functions_follow_through_flushes_compactions_and_restarts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     rng = random.Random(seed)
-    monkeypatch.setattr(flush, "_MOST_DELTAS", rng.choice([2, 3, 64]))
+    monkeypatch.setattr(flush, "_MAX_DELTAS", rng.choice([2, 3, 64]))
     functions, types = rng.sample(list(MODEL), rng.randint(1, 6)), dict(TYPES)
     seen: dict[int, Life] = {}
     batches = 0
@@ -301,12 +301,12 @@ def test_functions_follow_through_flushes_compactions_and_restarts(
         for column in types:
             if rng.random() < 0.3:
                 types = {**types, column: WIDER.get(types[column], types[column])}
-    assert any((tmp_path / "millpond" / "files").glob("*.run")) or flush._MOST_DELTAS == 64
+    assert any((tmp_path / "millpond" / "files").glob("*.run")) or flush._MAX_DELTAS == 64
 
 
 @pytest.mark.parametrize("text", [text for text in MODEL if not text.startswith("count")])
 def test_wider_inputs_keep_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setattr(flush, "_MOST_DELTAS", 2)
+    monkeypatch.setattr(flush, "_MAX_DELTAS", 2)
     seen: dict[int, Life] = {}
     types = dict(TYPES)
     for step in range(3):

@@ -35,7 +35,7 @@ class Other(Counts):
 
 @pytest.fixture(autouse=True)
 def _many_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flush, "_MOST_DELTAS", 2)
+    monkeypatch.setattr(flush, "_MAX_DELTAS", 2)
 
 
 @pytest.fixture(params=["", "faults+"], ids=["local", "remote"])

@@ -17,8 +17,8 @@ from millpond.slot.partition.attempt_lock import Attempt, AttemptLock
 from millpond.slot.partition.partitions import PartitionServer
 from millpond.slot.prefetch.hints import PrefetchHints
 from millpond.slot.prefetch.switch import MAX_HINTED_KEYS, HintSwitch, requested_hints
-from millpond.stores.memory.process_memory import anonymous
-from millpond.stores.runs.fetched import Fetched
+from millpond.stores.memory.process_memory import anonymous_bytes
+from millpond.stores.runs.prefetched_rows import PrefetchedRows
 from millpond.tasks.operator_task import OperatorTask
 
 from .conftest import hashes_in
@@ -43,7 +43,7 @@ class Watch:
             partition, table, prefetcher = held(self.server)
             self.kept = max(self.kept, partition._hints._waiting_bytes)
             limit = table._account.limit // 2  # a table's share may have shrunk since it was read for
-            self.read = max(self.read, table._runs.fetched_memory / limit)
+            self.read = max(self.read, table._runs.prefetched_memory / limit)
             with prefetcher._lock:
                 waiting = sum(one.nbytes for one in prefetcher._waiting.values())
             self.waiting = max(self.waiting, waiting / limit)
@@ -90,7 +90,7 @@ def test_a_flood_takes_its_part_of_memory_and_keeps_no_batch_waiting(
             hint(server, large, batch + 1 + seed % 2, some)
             sent += len(some)
 
-    before = anonymous()
+    before = anonymous_bytes()
     with Watch(server) as watch, ThreadPoolExecutor(3) as pool:
         floods = [pool.submit(flood, seed) for seed in range(3)]
         try:
@@ -106,7 +106,7 @@ def test_a_flood_takes_its_part_of_memory_and_keeps_no_batch_waiting(
     assert watch.kept <= large.settings.memory // 16
     assert 0.0 < watch.read <= 1.0
     assert watch.waiting <= 1.0
-    assert anonymous() - before < MEMORY
+    assert anonymous_bytes() - before < MEMORY
 
 
 def test_hints_for_batches_that_do_not_come_are_not_kept() -> None:
@@ -140,21 +140,21 @@ def test_rows_that_are_far_larger_than_others_are_not_read_ahead_by_the_thousand
     limit = 64 << 10  # of which rows of 64 bytes take a thousand
     prefetcher._limit = lambda: limit
     prefetcher._row_bytes = 16.0
-    prefetcher._most = 1 << 20
+    prefetcher._max_keys = 1 << 20
     most = 0
-    original = Fetched.read
+    original = PrefetchedRows.read
 
-    def watched(self: Fetched) -> None:
+    def watched(self: PrefetchedRows) -> None:
         original(self)
         nonlocal most
-        most = max(most, table._runs.fetched_memory)
+        most = max(most, table._runs.prefetched_memory)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Fetched, "read", watched)
+        patch.setattr(PrefetchedRows, "read", watched)
         hint(server, large, 1, np.arange(KEYS))
         read_ahead(server)
     assert most > limit  # it was not known
-    assert table._runs.fetched_memory <= limit
+    assert table._runs.prefetched_memory <= limit
     rows, figures = run(server, large, 1, np.arange(0, KEYS, 40))
     assert set(rows.values()) == {(2, 2)}
     assert figures["dropped_hints"] > KEYS // 2
@@ -181,14 +181,14 @@ def test_nobody_waits_for_reads_that_have_not_begun(server: PartitionServer, lar
 def reads_wait(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
     """Have reads ahead wait; an event that one has begun, and one that lets them go on."""
     begun, go_on = threading.Event(), threading.Event()
-    original = Fetched._read
+    original = PrefetchedRows._read
 
-    def slowly(self: Fetched) -> None:
+    def slowly(self: PrefetchedRows) -> None:
         begun.set()
         assert go_on.wait(120)
         original(self)
 
-    monkeypatch.setattr(Fetched, "_read", slowly)
+    monkeypatch.setattr(PrefetchedRows, "_read", slowly)
     return begun, go_on
 
 
@@ -203,7 +203,7 @@ def test_a_row_waits_for_the_read_in_flight_and_does_not_read_again(
     asked = np.arange(250)
     hint(server, large, 1, asked)
     assert begun.wait(60)
-    (fetched,) = table._runs.fetched
+    (fetched,) = table._runs.prefetched
     hint(server, large, 1, asked)  # again: it is on its way
     hint(server, large, 2, asked)
     assert not held(server)[2]._waiting
@@ -248,7 +248,7 @@ def test_what_was_read_while_its_batch_ended_is_let_go_of(
     rows, _ = run(server, large, 2, np.arange(5_000))
     assert set(rows.values()) == {(2, 2)}
     run(server, large, 3, np.arange(5_000))
-    assert not table._runs.fetched
+    assert not table._runs.prefetched
 
 
 def test_files_that_cannot_be_read_ahead_cost_the_hints_only(
@@ -259,12 +259,12 @@ def test_files_that_cannot_be_read_ahead_cost_the_hints_only(
     run(server, large, 0, np.arange(KEYS))
     errors: Iterator[Exception] = iter([OSError(5, "gone"), ValueError("mmap closed"), RuntimeError("shut down")])
 
-    def fails(self: Fetched) -> None:
+    def fails(self: PrefetchedRows) -> None:
         raise next(errors)
 
     for batch in range(1, 4):
         with monkeypatch.context() as patch:
-            patch.setattr(Fetched, "_read", fails)
+            patch.setattr(PrefetchedRows, "_read", fails)
             hint(server, large, batch, np.arange(500))
             read_ahead(server)
         rows, _ = run(server, large, batch, np.arange(500))

@@ -395,7 +395,7 @@ def long_history(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs, with files; all of it two days old."""
     folder = tmp_path_factory.mktemp("long")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flush, "_MOST_DELTAS", 2)
+        patch.setattr(flush, "_MAX_DELTAS", 2)
         patch.setattr(EvictionBuffer, "adopt", adopt_all)
         for batches in (LONG - 3, LONG):
             Counts(folder).through(batches)

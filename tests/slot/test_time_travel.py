@@ -83,7 +83,7 @@ def roll_back(folder: Path, last: int) -> None:
 
 
 def test_every_version_is_read_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flush, "_MOST_DELTAS", 2)
+    monkeypatch.setattr(flush, "_MAX_DELTAS", 2)
     for partitions, batches in ((2, 3), (5, 6), (1, 7), (3, 10)):
         Job(tmp_path, partitions).through(batches)
     reader = StateReader(str(tmp_path))
@@ -114,7 +114,7 @@ def test_what_was_taken_back_is_not_shown(tmp_path: Path) -> None:
 
 
 def test_a_collector_keeps_what_retained_versions_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flush, "_MOST_DELTAS", 2)
+    monkeypatch.setattr(flush, "_MAX_DELTAS", 2)
     for partitions, batches in ((2, 5), (4, 9), (3, 14)):
         Job(tmp_path, partitions).through(batches)
     reader = StateReader(str(tmp_path))

@@ -74,7 +74,7 @@ class Shelf:
         self.written[name] = Run(MappedSource(mapped, layout), ref)
         return self.written[name]
 
-    def forget(self, run: Run) -> None:
+    def drop(self, run: Run) -> None:
         """Files stay: older manifests name them."""
 
     def _map(self, name: str, array: np.ndarray) -> np.ndarray:

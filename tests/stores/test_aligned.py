@@ -86,7 +86,7 @@ class Rig:
             self.files.put(commit, [b"header--!", data, b"tail"])
             self.deltas.setdefault(window, []).append((self.version, ByteRange(commit, 9, len(data))))
             if self.placed:
-                self.store.tables[window].placed(data)
+                self.store.tables[window].adopt_sealed(data)
         self.check()
         for window, reader in readers.items():
             assert [e for p in reader for e in decode(p, self.layout)] == by_hash(self.model[window])
@@ -143,8 +143,8 @@ def test_windows_equal_lists(
 ) -> None:
     shape, batches = script
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(aligned, "_MOST_SEGMENTS", 3)
-        patch.setattr(hash_intervals, "_LEAST_PIECE", 1)
+        patch.setattr(aligned, "_MAX_SMALL_SEGMENTS", 3)
+        patch.setattr(hash_intervals, "_MIN_INTERVAL_BYTES", 1)
         patch.setattr("millpond.files.formats.blocks.BLOCK_BYTES", 100)
         files = open_filesystem(f"{folder}/store" if where == "file" else f"memory:{folder}")
         rig = Rig(shape, files, folder, placed)
@@ -167,16 +167,16 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 def test_a_row_is_written_once_unless_segments_are_many(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
     files = open_filesystem(str(tmp_path / "store"))
     store = WindowTables(WORDS.schema, AppendFiles(files, str(tmp_path)), MemoryBudget(64 << 20), pool)
-    for version in range(aligned._MOST_SEGMENTS + 2):
+    for version in range(aligned._MAX_SMALL_SEGMENTS + 2):
         store.begin(version)
-        assert bool(files.list("files/")) == (version > aligned._MOST_SEGMENTS)
+        assert bool(files.list("files/")) == (version > aligned._MAX_SMALL_SEGMENTS)
         store.append(random_rows(100, WORDS, version), np.zeros(100, np.int64))
         for window, delta in store.seal().items():
-            store.tables[window].placed(b"".join(bytes(piece) for piece in delta.pieces))
+            store.tables[window].adopt_sealed(b"".join(bytes(piece) for piece in delta.pieces))
         assert store.stats()["hot_bytes"] < 200 * (version + 2)
         pool.submit(int).result()  # what was begun is done
     assert len(store.tables[0].manifest().runs) == 1
-    assert store.tables[0].manifest().flushed == aligned._MOST_SEGMENTS
+    assert store.tables[0].manifest().flushed == aligned._MAX_SMALL_SEGMENTS
     assert sum(piece.count for piece in store.read(0)) == 100 * store.stats()["segments"] + 6300
     store.close()
 
@@ -254,7 +254,7 @@ from millpond.files.locations.opening import open_filesystem
 from millpond.layout import Rows
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import MemoryBudget
-from millpond.stores.memory.process_memory import anonymous, set_trim_threshold
+from millpond.stores.memory.process_memory import anonymous_bytes, set_trim_threshold
 from tests.rows import layout
 from tests.stores.test_rmw_model import Immediate
 from tests.stores.windows import WindowTables
@@ -282,7 +282,7 @@ def batch(store, version, count):
             file.writelines(delta.pieces)
             file.flush()
             import mmap
-            store.tables[window].placed(memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)))
+            store.tables[window].adopt_sealed(memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)))
 
 files = AppendFiles(open_filesystem(folder + "/store"), folder)
 warm = WindowTables(shape.schema, files, MemoryBudget(budget), Immediate())
@@ -290,17 +290,17 @@ batch(warm, 0, 20_000)
 list(warm.read(0))
 warm.close()
 store = WindowTables(shape.schema, files, MemoryBudget(budget), Immediate())
-before, most = anonymous(), 0
+before, most = anonymous_bytes(), 0
 for version in range(10):
     batch(store, version, total // 10)
-    most = max(most, anonymous() - before)
+    most = max(most, anonymous_bytes() - before)
 seen, last, size = 0, -1, 0
 for piece in store.read(0):
     assert int(piece.words[0, 0]) > last
     last = int(piece.words[-1, 0])
     seen += piece.count
     size += piece.words.nbytes + piece.heap.nbytes
-    most = max(most, anonymous() - before)
+    most = max(most, anonymous_bytes() - before)
 assert seen == total and size > 10 * budget, (seen, size)
 print(most, size)
 """

@@ -91,7 +91,7 @@ def test_what_was_written_is_read_from_its_copy_also_by_the_next(tmp_path: Path,
     file = second.append_files.open(ref, [FIXED])
     read(file)
     assert second.gets() == 0 == second.append_files.remote_blocks
-    second.append_files.forget(ref, file)
+    second.append_files.drop_copy(ref, file)
     assert os.listdir(second.folder) == []
     assert second.copies.bytes == 0
     second.append_files.close()
@@ -140,7 +140,7 @@ def test_a_folder_of_copies_that_is_deleted_is_made_again(tmp_path: Path) -> Non
     ref, file = place.write(fill)
     read(file)
     assert place.gets() == 0
-    place.append_files.forget(ref, file)
+    place.append_files.drop_copy(ref, file)
     assert os.listdir(place.folder) == []
     place.append_files.close()
 
@@ -177,7 +177,7 @@ def test_a_copy_of_a_file_that_is_forgotten_meanwhile_does_not_stay(tmp_path: Pa
     admit = place.copies.admit
 
     def late(name: str, staged: str, *, written: bool) -> bool:
-        place.append_files.forget(ref, file)
+        place.append_files.drop_copy(ref, file)
         return admit(name, staged, written=written)
 
     place.copies.admit = late  # type: ignore[method-assign]

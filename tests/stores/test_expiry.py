@@ -115,7 +115,7 @@ class Rig:
             elif isinstance(step, Evict):
                 self.table._memory.evict(self.table._eviction_buffer, step.share)
             else:
-                self.table._flusher._most_bytes = 0
+                self.table._flusher._flush_bytes = 0
         self.version += 1
         self.log.append((self.version, b"".join(bytes(piece) for piece in self.table.seal().pieces)))
 
@@ -124,7 +124,7 @@ class Rig:
         self.table.close()
         runs = [self.shelf.written[ref.name] for ref in manifest.runs]
         for run in runs:
-            run._due = None
+            run._due_stamp = None
         self._open(RunSet(SHAPE, runs), manifest.flushed, manifest.keys)
         for version, data in self.log:
             if version > manifest.flushed:

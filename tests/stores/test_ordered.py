@@ -76,7 +76,7 @@ class Rig:
             drop_matched=self.drop_matched,
         )
         assert table._files is not None
-        table._files.most_deltas = 2
+        table._files.max_deltas = 2
         return table
 
     def reopen(self, version: int | None = None) -> None:
@@ -96,7 +96,7 @@ class Rig:
             entries = [Entry(row.hash, row.key, (0, *([0] if self.marked else []), *row.value)) for row in fresh]
             rows = encode(entries, self.layout.rows)
             table.append(rows, np.array([row.time for row in fresh], np.int64))
-        table.settle()
+        table.build_parts()
         if spill and table._files is not None:
             table._files.spill((*table.parts, *table.fresh), lambda: False)
         self.rows += fresh
@@ -162,12 +162,12 @@ class Rig:
         lo = np.array([low for _, low, _ in probes])
         hi = np.array([high for _, _, high in probes])
         got = []
-        self.table._settle(self.version)
+        self.table._build_parts(self.version)
         for part in (*self.table.parts, *self.table.fresh):
             floor = np.maximum(lo, self.table.until + 1)
             for pairs in part.match(rows, self._probe.shape, floor, hi, 3):
                 for probe, position in zip(pairs.probes.tolist(), pairs.positions.tolist(), strict=True):
-                    (one,) = [self.entries(r) for r in part.at(np.array([position]))]
+                    (one,) = [self.entries(r) for r in part.rows_at_positions(np.array([position]))]
                     got.append((probe, one[0][:4]))
         want = [
             (number, self.entry(row)[:4])
@@ -219,7 +219,7 @@ def test_a_table_equals_a_list(remote: bool, data: st.DataObject) -> None:
 @pytest.mark.parametrize("remote", [False, True])
 def test_many_rows_through_files(remote: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A state several times larger than its memory, with expiry, marks, merges of files, restarts."""
-    monkeypatch.setattr(parts_module, "_PART_BLOCKS", 3)
+    monkeypatch.setattr(parts_module, "_BLOCKS_PER_STEP", 3)
     rig = Rig(tmp_path, True, remote)
     rng = np.random.default_rng(5)
     live: dict[int, tuple[int, bool]] = {}  # number → time, matched
@@ -240,7 +240,7 @@ def test_many_rows_through_files(remote: bool, tmp_path: Path, monkeypatch: pyte
             piece = words[begin : begin + 1000].copy()
             table.append(Rows(piece, np.empty(0, np.uint8)), times[begin : begin + 1000])
         live |= {number: (int(at), False) for number, at in zip(numbers, times, strict=True)}
-        table.settle()
+        table.build_parts()
         probe = np.unique(words[keys < 20][:, : rig._probe.rows.width].copy(), axis=0)
         probes = Rows(probe, np.empty(0, np.uint8))
         low = base - SECOND
@@ -249,7 +249,7 @@ def test_many_rows_through_files(remote: bool, tmp_path: Path, monkeypatch: pyte
             lo, hi = np.full(len(probe), max(low, table.floor(part) + 1)), np.full(len(probe), base)
             for pairs in part.match(probes, rig._probe.shape, lo, hi, 1000):
                 new = table.mark(part, pairs.rows_at, pairs.positions, np.ones(len(pairs.probes), np.uint8), once=False)
-                for rows in part.at(np.sort(new)):
+                for rows in part.rows_at_positions(np.sort(new)):
                     for number in rows.words[:, rig.layout.rows.offsets[-1]].tolist():
                         at, before = live[number]
                         assert not before
@@ -260,7 +260,9 @@ def test_many_rows_through_files(remote: bool, tmp_path: Path, monkeypatch: pyte
         until = base - 4 * SECOND
         table.expire(until)
         gone = [
-            n for rows in table.leaving(unmatched=True) for n in rows.words[:, rig.layout.rows.offsets[-1]].tolist()
+            n
+            for rows in table.expired_rows(unmatched=True)
+            for n in rows.words[:, rig.layout.rows.offsets[-1]].tolist()
         ]
         assert sorted(gone) == sorted(n for n, (at, flag) in live.items() if at <= until and not flag)
         live = {n: state for n, state in live.items() if state[0] > until}
@@ -292,18 +294,18 @@ def test_blocks_of_announced_keys_are_there(tmp_path: Path) -> None:
     words[:, 0] = np.arange(2000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     words[:, rig.layout.rows.offsets[0]] = np.arange(2000)
     table.append(Rows(words, np.empty(0, np.uint8)), np.arange(2000) * SECOND)
-    table.settle()
+    table.build_parts()
     table._files.spill(table.fresh, lambda: False)
     table.seal()
     table.begin(1)
     assert all(part.rows is None for part in table.parts)
     probe = words[words[:, 0].argsort()][5:400:9, : rig._probe.rows.width].copy()
     for part in table.parts:  # a read that fails costs no later one
-        part.bring = lambda _: [][0]  # type: ignore[method-assign]
+        part.preload_blocks = lambda _: [][0]  # type: ignore[method-assign]
     table.prefetch(probe[:, 0].copy())
     assert table.stats()["prefetched_keys"] == 0
     for part in table.parts:
-        del part.bring  # type: ignore[method-assign]
+        del part.preload_blocks  # type: ignore[method-assign]
     table.prefetch(probe[:, 0].copy())
     read = store.cache.misses
     found = 0
@@ -317,16 +319,16 @@ def test_blocks_of_announced_keys_are_there(tmp_path: Path) -> None:
     assert table.stats()["prefetched_keys"] == len(probe)
     table.begin(2)
     # Hints behind one read wait for it in no more than a part of the memory.
-    assert table._ahead is not None
-    table._ahead._reading = True
+    assert table._prefetcher is not None
+    table._prefetcher._reading = True
     flood = np.arange(1 << 17, dtype=np.uint64) << np.uint64(46)
     for start in range(0, len(flood), 1 << 12):
         table.prefetch(flood[start : start + (1 << 12)])
-    held = [column.nbytes for one in table._ahead._waiting for column in one]
+    held = [column.nbytes for one in table._prefetcher._waiting for column in one]
     assert sum(held) <= rig.table._budget.total // 16
-    table._ahead._reading = False
+    table._prefetcher._reading = False
     table.seal()
-    assert table.stats()["dropped_hints"] == len(flood) - sum(len(one.hashes) for one in table._ahead._waiting)
+    assert table.stats()["dropped_hints"] == len(flood) - sum(len(one.hashes) for one in table._prefetcher._waiting)
     rig.close()
     assert table.stats()["cache_misses"] == len(probe) * len(table.parts)
     rig.close()
@@ -343,7 +345,7 @@ def test_only_parts_of_the_times_that_are_sought_are_read_ahead(tmp_path: Path) 
     for version, at in enumerate(np.concatenate(times).tolist()):
         table.begin(version)
         table.append(Rows(words.copy(), np.empty(0, np.uint8)), np.full(2000, at))
-        table.settle()
+        table.build_parts()
         table._files.spill(table.fresh, lambda: False)
         table.seal()
     table.begin(4)

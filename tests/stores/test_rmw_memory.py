@@ -16,7 +16,7 @@ from millpond.layout import HashRange, RowLayout, Rows
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.rmw.policy import Policy, PrefetchShare
 from millpond.stores.rmw.table import RmwTable
-from millpond.stores.runs.prefetcher import Prefetches
+from millpond.stores.runs.prefetcher import PrefetchFigures
 from millpond.stores.runs.run_set import RunSet
 from millpond.stores.runs.run_store import RunStore
 from tests.rows import layout
@@ -415,14 +415,14 @@ def test_what_fits_is_worked_through_in_order_and_stays(pools, tmp_path) -> None
 def test_memory_for_what_is_read_ahead_goes_by_what_became_of_it() -> None:
     share = PrefetchShare()
     begun = share.value
-    share.learn(Prefetches(read=100, used=100, dropped=0))
-    share.learn(Prefetches(read=0, used=0, dropped=100))
+    share.learn(PrefetchFigures(read=100, used=100, dropped=0))
+    share.learn(PrefetchFigures(read=0, used=0, dropped=100))
     assert share.value == begun
     for _ in range(9):
-        share.learn(Prefetches(read=100, used=99, dropped=1))
+        share.learn(PrefetchFigures(read=100, used=99, dropped=1))
     assert share.value == 0.5
-    share.learn(Prefetches(read=100, used=90, dropped=1))
+    share.learn(PrefetchFigures(read=100, used=90, dropped=1))
     assert begun < share.value < 0.5
     for _ in range(9):
-        share.learn(Prefetches(read=100, used=90, dropped=1))
+        share.learn(PrefetchFigures(read=100, used=90, dropped=1))
     assert share.value == 0.125

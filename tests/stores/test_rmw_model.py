@@ -151,7 +151,7 @@ class Rig:
         keys = encode((Entry(h, key, blank) for h, key in names), self.layout)
         if step.ahead and not table._memory.complete:
             table._lookup.upsert(keys, step.stamp, TOUCH_NONE)
-            table._memory.expect(len(names))
+            table._memory.expect_present(len(names))
         located = table.upsert(keys, step.stamp, step.touch)
         fresh = []
         seen = set(self.state)
@@ -216,7 +216,7 @@ class Rig:
             elif isinstance(step, Evict):
                 table._memory.evict(table._eviction_buffer, step.share)
             elif isinstance(step, Flush):
-                table._flusher._most_bytes = 0
+                table._flusher._flush_bytes = 0
             elif isinstance(step, Announce):
                 self.prefetch(step)
             elif isinstance(step, Read):

@@ -182,10 +182,10 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shrink(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(window_log, "_LEAST_OUTDATED", 1)
-    patch.setattr(unaligned, "_CHUNK", 5)
-    patch.setattr(batch_read, "_BLOCKS", 2)
-    patch.setattr(log_segment, "_GROUP", 2)
+    patch.setattr(window_log, "_MIN_OUTDATED_BYTES", 1)
+    patch.setattr(unaligned, "_CHUNK_ROWS", 5)
+    patch.setattr(batch_read, "_BLOCKS_PER_PART", 2)
+    patch.setattr(log_segment, "_BLOCKS_PER_READ", 2)
     patch.setattr("millpond.files.formats.blocks.BLOCK_BYTES", 100)
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from millpond.files.formats.append_file import ByteRange
 from millpond.files.refs import TableManifest
 from millpond.layout import HashRange, Rows, TableSchema
-from millpond.stores.aligned.hash_intervals import gradually
+from millpond.stores.aligned.hash_intervals import read_gradually
 from millpond.stores.aligned.table import AlignedStore, AlignedTable
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import MemoryBudget
@@ -42,8 +42,8 @@ class WindowTables:
             self._appended.add(window)
 
     def read(self, *windows: int, size: int | None = None, range_: HashRange = HashRange()) -> Iterator[Rows]:  # noqa: B008
-        files = [self.tables[window].readable() for window in windows if window in self.tables]
-        return gradually(files, self.store.layout, size or self.store.piece, range_)
+        files = [self.tables[window].all_segments() for window in windows if window in self.tables]
+        return read_gradually(files, self.store.layout, size or self.store.piece, range_)
 
     def drop(self, window: int) -> None:
         if window in self.tables:

@@ -174,7 +174,7 @@ class SlicedState(Generic[P]):
         Late rows read nothing, and a slice without a part has nothing to read.
         """
         on_time = np.flatnonzero(self.on_time(times))
-        for slice_, rows in self._assigner.known(times[on_time]):
+        for slice_, rows in self._assigner.divide_existing(times[on_time]):
             self._hinted.add(slice_)
             # The part must begin with the next batch, even if no row follows, so that it drops what was read in vain.
             yield self._parts[slice_], on_time[rows]

@@ -15,7 +15,7 @@ from millpond.files.formats.blocks import sort_rows
 from millpond.files.refs import range_of
 from millpond.layout import HashRange, RowLayout, Rows, TableSchema
 from millpond.operators.protocol import StateTable, TableKind
-from millpond.stores.aligned.hash_intervals import gradually
+from millpond.stores.aligned.hash_intervals import read_gradually
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.ordered.table import OrderedTable
@@ -101,7 +101,7 @@ def _aligned(
         for ref in state.deltas:
             if ref.length:
                 opened += store.open_range(ByteRange(ref.commit, ref.offset, ref.length, ref.window), [layout])
-        yield from gradually([opened], layout, _MEMORY // 8, range_.meet(HashRange(state.runs.lowest)))
+        yield from read_gradually([opened], layout, _MEMORY // 8, range_.meet(HashRange(state.runs.lowest)))
     finally:
         store.close()
 

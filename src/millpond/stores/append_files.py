@@ -39,9 +39,9 @@ from millpond.layout import RowLayout, Rows
 FOLDER = "files/"
 """Folder of append files below the state location; the same as that of runs."""
 
-_BUFFER = 1 << 20
-_PARTS_IN_FLIGHT = 8
-_PIECE = 4 << 20
+_BUFFER_BYTES = 1 << 20
+_MAX_PARTS_IN_FLIGHT = 8
+_COPY_PIECE_BYTES = 4 << 20
 _log = logging.getLogger(__name__)
 
 
@@ -97,7 +97,7 @@ class AppendFiles:
         """
         if self._in_place is not None:
             return self.stage(fill, layouts, rows).publish()
-        name = self._name()
+        name = self._new_name()
         staged = self._copies.staged(name) if self._copies is not None and self._copies.limit else None
         try:
             with self._files.upload(name) as write, ExitStack() as stack:
@@ -117,19 +117,19 @@ class AppendFiles:
             self._copies.admit(name, staged, written=True)
         return ref, self.open(ref, layouts)
 
-    def _name(self) -> str:
+    def _new_name(self) -> str:
         return f"{FOLDER}{self._prefix}{uuid.uuid4().hex}.append"
 
     def stage(self, fill: Callable[[AppendFileWriter], object], layouts: Sequence[RowLayout], rows: int) -> Staged:
         """Write a file to the local disk, readable at once; `Staged.publish` makes it durable."""
-        name = self._name()
+        name = self._new_name()
         if self._in_place is None:
             data = self.spool(fill)
             file = AppendFile(MappedBytes(data, name), layouts)
-            return Staged(file, lambda: self._put(name, data, layouts, rows))
+            return Staged(file, lambda: self._upload(name, data, layouts, rows))
         path = self._in_place.staging()
         try:
-            with open(path, "wb", buffering=_BUFFER) as raw:
+            with open(path, "wb", buffering=_BUFFER_BYTES) as raw:
                 writer = AppendFileWriter(raw.write, compress=False)
                 fill(writer)
                 writer.finish()
@@ -146,7 +146,9 @@ class AppendFiles:
         file.data.place = self._in_place.place(name)
         return RunRef(name, rows, file.data.size, 0, 0), file
 
-    def _put(self, name: str, data: memoryview, layouts: Sequence[RowLayout], rows: int) -> tuple[RunRef, AppendFile]:
+    def _upload(
+        self, name: str, data: memoryview, layouts: Sequence[RowLayout], rows: int
+    ) -> tuple[RunRef, AppendFile]:
         with_retries(lambda: self._files.put(name, [data]))
         self._copy(name, len(data), [data], written=True)
         ref = RunRef(name, rows, len(data), 0, 0)
@@ -158,7 +160,7 @@ class AppendFiles:
             return None
         staged = self._copies.staged(name)
         try:
-            with open(staged, "wb", buffering=_BUFFER) as copy:
+            with open(staged, "wb", buffering=_BUFFER_BYTES) as copy:
                 for piece in pieces:
                     copy.write(piece)
             mapped = MappedBytes.of_file(staged)  # before eviction may delete the file
@@ -169,7 +171,7 @@ class AppendFiles:
                 os.unlink(staged)
             return None
 
-    def _missed(self, data: CachedBytes, blocks: int) -> None:
+    def _on_remote_read(self, data: CachedBytes, blocks: int) -> None:
         """Count a remote read, and copy the file in the background if the copy policy wants it."""
         assert self._copies is not None
         with self._lock:
@@ -180,12 +182,15 @@ class AppendFiles:
 
         def copy() -> None:
             try:
-                ranges = [(offset, min(_PIECE, data.size - offset)) for offset in range(0, data.size, _PIECE)]
+                ranges = [
+                    (offset, min(_COPY_PIECE_BYTES, data.size - offset))
+                    for offset in range(0, data.size, _COPY_PIECE_BYTES)
+                ]
                 pieces = (piece for range_ in ranges for piece in data.remote_bytes.get([range_]))
                 mapped = self._copy(data.name, data.size, pieces, written=False)
                 if mapped is not None:
                     data.adopt(mapped)
-                if data.forgotten and self._copies is not None:  # `forget` may have run before the copy existed
+                if data.forgotten and self._copies is not None:  # `drop_copy` may have run before the copy existed
                     self._copies.drop(data.name)
             finally:
                 with self._lock:
@@ -199,14 +204,14 @@ class AppendFiles:
 
     def spool(self, fill: Callable[[AppendFileWriter], object]) -> memoryview:
         """Write an unnamed file to the local disk, and map it; its disk space is freed with the last view."""
-        with tempfile.TemporaryFile(dir=self._local, buffering=_BUFFER) as raw:
+        with tempfile.TemporaryFile(dir=self._local, buffering=_BUFFER_BYTES) as raw:
             writer = AppendFileWriter(raw.write, compress=True)
             fill(writer)
             writer.finish()
             raw.flush()
             return memoryview(mmap.mmap(raw.fileno(), 0, prot=mmap.PROT_READ))
 
-    def put_aside(self, data: Buffer) -> memoryview:
+    def spool_bytes(self, data: Buffer) -> memoryview:
         """Move bytes from memory to an unnamed file on the local disk (see `spool`)."""
         with tempfile.TemporaryFile(dir=self._local, buffering=0) as raw:
             raw.write(data)
@@ -227,7 +232,7 @@ class AppendFiles:
         remote = RemoteBytes(self._files, ByteRange(ref.name, 0, ref.bytes), self._requests)
         if self._copies is None:
             return AppendFile(remote, layouts, range_of(ref.window))
-        data = CachedBytes(ref.name, remote, self._copies, self._map(ref), self._missed)
+        data = CachedBytes(ref.name, remote, self._copies, self._map_copy(ref), self._on_remote_read)
         try:
             return AppendFile(data, layouts, range_of(ref.window))
         except StateDamagedError:
@@ -236,7 +241,7 @@ class AppendFiles:
                 raise
             return AppendFile(data, layouts, range_of(ref.window))
 
-    def _map(self, ref: RunRef) -> MappedBytes | None:
+    def _map_copy(self, ref: RunRef) -> MappedBytes | None:
         assert self._copies is not None
         if not self._copies.has(ref.name):
             return None
@@ -259,13 +264,13 @@ class AppendFiles:
         whole = MappedBytes.of_file(self._in_place.place(at.name))
         return open_files(whole.part(at.offset, at.length), layouts, window)
 
-    def read_ahead(self, parts: Iterable[Part]) -> Iterator[list[Rows]]:
+    def read_ahead(self, parts: Iterable[SectionBlocks]) -> Iterator[list[Rows]]:
         """Yield the rows of file parts in order, reading the next parts ahead."""
         remaining = iter(parts)
-        ahead: deque[tuple[Part, Future[list[Rows]] | None]] = deque()
+        ahead: deque[tuple[SectionBlocks, Future[list[Rows]] | None]] = deque()
         done = False
         while True:
-            while not done and len(ahead) < _PARTS_IN_FLIGHT:
+            while not done and len(ahead) < _MAX_PARTS_IN_FLIGHT:
                 part = next(remaining, None)
                 if part is None:
                     done = True
@@ -279,7 +284,7 @@ class AppendFiles:
             part, future = ahead.popleft()
             yield part.read() if future is None else future.result()
 
-    def forget(self, ref: RunRef, file: AppendFile) -> None:
+    def drop_copy(self, ref: RunRef, file: AppendFile) -> None:
         """Drop the local copy of a file; the file stays in the state location."""
         if isinstance(file.data, CachedBytes):
             file.data.forgotten = True
@@ -293,7 +298,7 @@ class AppendFiles:
         self._requests.shutdown(wait=True, cancel_futures=True)
 
 
-class Part(NamedTuple):
+class SectionBlocks(NamedTuple):
     """Blocks of one section of a file, by ascending number."""
 
     file: AppendFile

@@ -16,7 +16,7 @@ from millpond.kernels.event_time.slices import assign, group
 from millpond.layout import NEVER
 from millpond.time_slices import TimeSlice
 
-_MANY = 32
+_TARGET_SLICES = 32
 """Slices that one batch adds, at most, roughly; with more live slices than this, new ones get wider."""
 
 
@@ -59,7 +59,7 @@ class SliceAssigner:
         for number in np.flatnonzero(np.diff(starts)).tolist():
             yield live[number], order[starts[number] : starts[number + 1]]
 
-    def known(self, times: NDArray[np.int64]) -> Iterator[tuple[TimeSlice, NDArray[np.int64]]]:
+    def divide_existing(self, times: NDArray[np.int64]) -> Iterator[tuple[TimeSlice, NDArray[np.int64]]]:
         """Divide rows by existing slice, without adding any; yields each slice's row positions."""
         numbers = np.empty(len(times), np.int32)
         if len(times):
@@ -73,17 +73,17 @@ class SliceAssigner:
         grains = np.unique((times[times != NEVER] - self._origin) // self._grain)
         lows = grains * self._grain + self._origin
         # The more slices are live, the more grains a new slice spans, so that their number stays bounded.
-        ahead = 1 << min(len(self.live) // _MANY, 16)
+        min_grains = 1 << min(len(self.live) // _TARGET_SLICES, 16)
         before = np.searchsorted(self._lows, lows, "right")
-        # Grains that share a slice, so that one batch adds about `_MANY` slices.
-        most = -(-len(grains) // _MANY)
+        # Grains that share a slice, so that one batch adds about `_TARGET_SLICES` slices.
+        grains_per_slice = -(-len(grains) // _TARGET_SLICES)
         begin = 0
         while begin < len(grains):
             # Neighbours share a slice if there are many, but no slice that exists may lie between them.
-            end = min(begin + most, int(np.searchsorted(before, before[begin], "right")))
+            end = min(begin + grains_per_slice, int(np.searchsorted(before, before[begin], "right")))
             following = self.live[int(before[begin])].low if before[begin] < len(self.live) else NEVER
             following = min(following, int(lows[end])) if end < len(lows) else following
-            past = max(int(lows[end - 1]) + self._grain, int(lows[begin]) + ahead * self._grain)
+            past = max(int(lows[end - 1]) + self._grain, int(lows[begin]) + min_grains * self._grain)
             first = max(int(lows[begin]), self.live[before[begin] - 1].last + 1) if before[begin] else int(lows[begin])
             added.append(TimeSlice(first, min(past, following) - 1))
             begin = end

@@ -27,7 +27,7 @@ class Table(Protocol):
         """Layout of the rows."""
 
     @property
-    def portion(self) -> int:
+    def portion_bytes(self) -> int:
         """Bytes of rows that the table takes at once, roughly."""
 
     def begin(self, version: int) -> None:
@@ -77,7 +77,7 @@ class SlicedTable(Table, Protocol):
         """Restrict to a hash range: until the next call or batch, all rows have hashes within it."""
 
 
-class Located(NamedTuple):
+class LocatedRows(NamedTuple):
     """Rows of keys: `rows` are row ids, `created` marks the first occurrence of each new key."""
 
     rows: NDArray[np.int64]
@@ -94,7 +94,7 @@ class Writable(Protocol):
         """Write byte values, two words each, into column word `offset` of the rows; `heap` holds the long ones."""
 
 
-class Found(NamedTuple):
+class FoundRows(NamedTuple):
     """Rows of keys, in place in the blocks of runs.
 
     Attributes:

@@ -77,7 +77,7 @@ def test_the_contents_stay_as_they_were(store, monkeypatch, data):
     one = entries(shape, data.draw(st.sampled_from([HASHES, st.integers(0, 20)])))
     runs = RunSet(shape)
     now = Now()
-    compactor = Compactor(runs, store, now, most=data.draw(st.integers(1, 3)), share=1.0)
+    compactor = Compactor(runs, store, now, max_layers=data.draw(st.integers(1, 3)), share=1.0)
     for _ in range(data.draw(st.integers(1, 10))):
         if held := in_order(data.draw(st.lists(one, max_size=15))):
             encoded = encode(held, shape)
@@ -181,10 +181,10 @@ def test_closing_ends_a_merge(store):
 
 def test_the_pace_pauses_hurries_and_stops():
     pace = Pace(0.01)
-    pace.hurry(True)
-    assert list(pace.over(range(1000))) == list(range(1000))
-    pace.hurry(False)
-    pieces = pace.over(range(3))
+    pace.set_full_speed(True)
+    assert list(pace.throttle(range(1000))) == list(range(1000))
+    pace.set_full_speed(False)
+    pieces = pace.throttle(range(3))
     next(pieces)
     threading.Timer(0.05, pace.stop).start()
     pace.share = 1e-9
@@ -200,7 +200,7 @@ def test_tombstones_go_only_with_the_oldest_run(store):
     runs = RunSet(FIXED, [store.write(gone, FIXED), store.write(alive, FIXED)])
     assert contents(runs) == []
     now = Now()
-    compactor = Compactor(runs, store, now, most=1)
+    compactor = Compactor(runs, store, now, max_layers=1)
     compactor.step()
     now.run()
     compactor.step()

@@ -145,7 +145,7 @@ def test_filters_and_blocks_keep_to_one_limit(far, memory):
     assert store.cache.filter_bytes <= store.cache.filter_limit
     assert store.cache.bytes <= memory // 2
     for one in runs.runs:
-        store.forget(one)
+        store.drop(one)
     assert store.cache.bytes == store.cache.filter_bytes == 0
 
 

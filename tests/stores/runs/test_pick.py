@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.stores.runs.pick import Extent, layered, pick
+from millpond.stores.runs.pick import Extent, group_layers, pick
 
 ALL = 2**64 - 1
 
@@ -28,7 +28,7 @@ def test_a_huge_old_run_is_left_alone_until_the_newer_ones_have_grown():
 
 def test_runs_that_do_not_overlap_count_as_one():
     parts = [Extent(i * 100, i * 100 + 99, 10) for i in range(8)]
-    assert layered(parts) == [(0, 8)]
+    assert group_layers(parts) == [(0, 8)]
     assert pick(parts + full(1000)) is None
     chosen = pick(parts + full(80, 80, 80, 1000))
     assert (chosen.begin, chosen.end, chosen.whole) == (0, 11, False)
@@ -41,7 +41,7 @@ EXTENTS = st.builds(
 
 @given(st.lists(EXTENTS))
 def test_a_pick_is_a_proper_slice_and_layers_do_not_overlap(runs):
-    layers = layered(runs)
+    layers = group_layers(runs)
     assert [i for begin, end in layers for i in range(begin, end)] == list(range(len(runs)))
     for begin, end in layers:
         part = runs[begin:end]

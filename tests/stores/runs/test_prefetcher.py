@@ -59,11 +59,11 @@ def test_what_nobody_reads_yet_is_not_waited_for_and_not_read_later() -> None:
     runs, pool = RunSet(NUMBERS, [run_of(np.arange(0, 1000, 2))]), Later()
     prefetcher = Prefetcher(runs, pool, lambda: 1 << 20)
     prefetcher.prefetch(np.arange(100, dtype=np.uint64), 1)
-    prefetcher.take(np.arange(40, dtype=np.uint64))
+    prefetcher.dequeue(np.arange(40, dtype=np.uint64))
     assert ask(runs, np.arange(40)) == list(range(0, 40, 2))
     pool.work()
     assert ask(runs, np.arange(100)) == list(range(0, 100, 2))
-    prefetcher.over(1)
+    prefetcher.end_batch(1)
     assert prefetcher.latest[:3] == (60, 60, 0)
 
 
@@ -72,10 +72,10 @@ def test_keys_that_are_asked_for_while_they_wait_are_taken_out() -> None:
     prefetcher = Prefetcher(runs, pool, lambda: 1 << 20)
     prefetcher.prefetch(np.arange(10, dtype=np.uint64), 1)
     prefetcher.prefetch(np.arange(20, 60, dtype=np.uint64), 1)  # waits for the read of the others to end
-    prefetcher.take(np.arange(25, 40, dtype=np.uint64))
+    prefetcher.dequeue(np.arange(25, 40, dtype=np.uint64))
     prefetcher.prefetch(np.arange(30, 35, dtype=np.uint64), 2)  # by now for the next batch
     pool.work()
-    prefetcher.over(3)
+    prefetcher.end_batch(3)
     assert prefetcher.latest.read == 10 + 40 - 15 + 5
 
 
@@ -85,17 +85,17 @@ def test_keys_that_are_asked_for_as_their_read_begins_are_not_read_twice(monkeyp
     seen: list[int] = []
 
     def look() -> None:
-        prefetcher.take(np.arange(10, dtype=np.uint64))
-        seen.append(len(runs.fetched))
+        prefetcher.dequeue(np.arange(10, dtype=np.uint64))
+        seen.append(len(runs.prefetched))
 
-    asking, fetch = threading.Thread(target=look), runs.fetch
+    asking, fetch = threading.Thread(target=look), runs.start_prefetch
 
     def fetch_meanwhile(*args: Any) -> Any:
         asking.start()
         asking.join(0.2)
         return fetch(*args)
 
-    monkeypatch.setattr(runs, "fetch", fetch_meanwhile)
+    monkeypatch.setattr(runs, "start_prefetch", fetch_meanwhile)
     prefetcher.prefetch(np.arange(10, dtype=np.uint64), 1)
     pool.work()
     asking.join(60)
@@ -113,11 +113,11 @@ def test_a_read_that_fails_costs_no_later_one() -> None:
         pool.work()
         run.search = search  # type: ignore[method-assign]
         assert ask(runs, np.arange(10)) == list(range(10))
-        prefetcher.over(1)
+        prefetcher.end_batch(1)
         assert prefetcher.latest.read == 0
     prefetcher.prefetch(np.arange(10, dtype=np.uint64), 2)
     pool.work()
-    prefetcher.over(3)
+    prefetcher.end_batch(3)
     assert prefetcher.latest.read == 10
 
 
@@ -136,12 +136,12 @@ def test_memory_is_bounded_by_bytes(kind: str) -> None:
     prefetcher.prefetch(numbers.astype(np.uint64), 1)
     while pool.waiting:
         pool.waiting.pop(0)()
-        assert runs.fetched_memory <= limit
-    assert runs.fetched_memory > 0.98 * limit  # read after read takes most of what is left, until no row has room
+        assert runs.prefetched_memory <= limit
+    assert runs.prefetched_memory > 0.98 * limit  # read after read takes most of what is left, until no row has room
     assert ask(runs, numbers[::7]) == numbers[::7].tolist()
-    prefetcher.over(2)
+    prefetcher.end_batch(2)
     assert prefetcher.latest.read + prefetcher.latest.dropped == count
-    assert not runs.fetched_memory
+    assert not runs.prefetched_memory
 
 
 def test_the_filters_of_a_run_are_looked_at_again_whatever_two_threads_do() -> None:
@@ -149,7 +149,7 @@ def test_the_filters_of_a_run_are_looked_at_again_whatever_two_threads_do() -> N
     looked: list[Any] = []
     filters = run.source.filters
     run.source.filters = lambda wanted: looked.append(wanted) or filters(wanted)  # type: ignore[method-assign, func-returns-value]
-    run._filter_idle = -1  # as two that took the last one away have left it
+    run._filter_skips = -1  # as two that took the last one away have left it
     assert ask(RunSet(NUMBERS, [run]), np.arange(1, 1000, 2)) == []
     assert looked
 
@@ -161,7 +161,7 @@ def test_nothing_is_read_once_the_table_is_closed() -> None:
     prefetcher.close()
     prefetcher.prefetch(np.arange(20, 30, dtype=np.uint64), 1)
     pool.work()
-    assert not any(one.read_keys for one in runs.fetched)
+    assert not any(one.read_keys for one in runs.prefetched)
 
 
 def test_keys_that_come_a_batch_late_were_not_read_in_vain() -> None:
@@ -170,14 +170,14 @@ def test_keys_that_come_a_batch_late_were_not_read_in_vain() -> None:
     prefetcher.prefetch(np.arange(10, dtype=np.uint64), 1)
     pool.work()
     assert ask(runs, np.arange(5)) == list(range(5))
-    prefetcher.over(1)
+    prefetcher.end_batch(1)
     assert prefetcher.latest.read == 0
     assert ask(runs, np.arange(5, 10)) == list(range(5, 10))
-    prefetcher.over(2)
+    prefetcher.end_batch(2)
     assert prefetcher.latest[:2] == (10, 10)
     prefetcher.prefetch(np.arange(20, dtype=np.uint64), 3)
     pool.work()
     assert ask(runs, np.arange(20)) == list(range(20))
-    prefetcher.over(3)  # no lookup will ask for them again
+    prefetcher.end_batch(3)  # no lookup will ask for them again
     assert prefetcher.latest[:2] == (20, 20)
-    assert not runs.fetched
+    assert not runs.prefetched

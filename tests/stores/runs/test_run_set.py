@@ -115,7 +115,7 @@ def _first_values(runs, rows, shape):
 def test_what_was_fetched_stands_behind_newer_runs():
     old, new = _versions(FIXED, 1, 2)
     runs = RunSet(FIXED, [memory_run(old, FIXED)])
-    fetched = runs.fetch(old.words[:, 0].copy(), 0)
+    fetched = runs.start_prefetch(old.words[:, 0].copy(), 0)
     fetched.read()
     assert _first_values(runs, old, FIXED) == {1}
     assert fetched.used == old.count
@@ -128,7 +128,7 @@ def test_a_merge_of_runs_that_were_fetched_from(among):
     oldest, old, new = _versions(FIXED, 0, 1, 2)
     inputs = [memory_run(rows, FIXED) for rows in (old, oldest)]
     runs = RunSet(FIXED, inputs)
-    fetched = runs.fetch(old.words[:, 0].copy(), 0)
+    fetched = runs.start_prefetch(old.words[:, 0].copy(), 0)
     fetched.read()
     if among == "the first":  # what was fetched stands for the merged run, too
         runs.replace(inputs, [memory_run(old, FIXED)])
@@ -139,7 +139,7 @@ def test_a_merge_of_runs_that_were_fetched_from(among):
         runs.add(newer)
         runs.replace([newer, *inputs], [memory_run(new, FIXED)])
         assert _first_values(runs, old, FIXED) == {2}
-        assert not runs.fetched
+        assert not runs.prefetched
 
 
 def test_hashes_of_which_runs_hold_nothing_are_not_sought_again(monkeypatch):
@@ -147,7 +147,7 @@ def test_hashes_of_which_runs_hold_nothing_are_not_sought_again(monkeypatch):
     run = memory_run(rows, FIXED)
     runs = RunSet(FIXED, [run])
     collisions = random_rows(300, FIXED, 4)
-    fetched = runs.fetch(np.unique(collisions.words[:, 0]), 0)
+    fetched = runs.start_prefetch(np.unique(collisions.words[:, 0]), 0)
     fetched.read()
     sought = []
     monkeypatch.setattr(run, "_search", lambda query, select: sought.append(len(select)) or select)
@@ -159,7 +159,7 @@ def test_keys_with_one_hash_are_told_apart_after_fetching():
     rows = random_rows(400, FIXED, 5, bits=4)
     one = sort_rows(rows, FIXED)
     runs = RunSet(FIXED, [memory_run(one, FIXED)])
-    fetched = runs.fetch(np.unique(one.words[:, 0]), 0)
+    fetched = runs.start_prefetch(np.unique(one.words[:, 0]), 0)
     fetched.read()
     found, got = found_rows(runs, rows, np.arange(400))
     assert sorted(found.tolist()) == list(range(400))
@@ -168,7 +168,7 @@ def test_keys_with_one_hash_are_told_apart_after_fetching():
 
 def test_nothing_is_fetched_where_hashes_do_not_tell_what_counts():
     (rows,) = _versions(FIXED, 1)
-    assert RunSet(FIXED).fetch(rows.words[:, 0].copy(), 0) is None
+    assert RunSet(FIXED).start_prefetch(rows.words[:, 0].copy(), 0) is None
 
 
 @pytest.mark.parametrize("far", [(), (0, 1, 2, 3), (1, 3), (2,)])
@@ -185,7 +185,7 @@ def test_runs_that_are_far_are_searched_side_by_side(far, monkeypatch):
     runs.insert(0, memory_run(Rows(gone, versions[0].heap), FIXED))
     going, most = 0, 0
     distant = [runs[number] for number in far]
-    monkeypatch.setattr(Run, "far", property(lambda self: self in distant))
+    monkeypatch.setattr(Run, "remote", property(lambda self: self in distant))
     search = Run._search
 
     def watched(*asked):

@@ -172,7 +172,7 @@ def test_local_copies_keep_to_their_limit_and_are_replaced_by_reading_remotely(t
     assert [cached(one).mapped for one in made] == [False, False, True, True]
     for one in made:
         assert len(RunSet(FIXED, [one]).lookup(rows, np.arange(0, 30_000, 50)).positions) == 600
-    first.forget(made[3])
+    first.drop(made[3])
     assert len(os.listdir(tmp_path / "local")) == 1
     first.close()
 
@@ -426,7 +426,7 @@ def test_a_copy_of_a_run_that_is_forgotten_meanwhile_does_not_stay(tmp_path):
     admit = again.copies.admit
 
     def late(*args, **kwargs):
-        again.forget(opened)
+        again.drop(opened)
         return admit(*args, **kwargs)
 
     again.copies.admit = late

@@ -19,7 +19,7 @@ from millpond.operators.protocol import MAIN, ROWS, MakeRmwTable, MakeTable
 from millpond.operators.tables.input_rows import StoredRows
 from millpond.operators.tables.keyed import Keyed
 from millpond.spec.kinds.aggregate import AggregateSpec
-from millpond.stores.aligned.hash_intervals import gradually, largest_hash_bytes
+from millpond.stores.aligned.hash_intervals import largest_hash_bytes, read_gradually
 from millpond.stores.aligned.table import AlignedTable
 from millpond.stores.rmw.table import RmwTable
 
@@ -122,7 +122,7 @@ class AdaptiveSlice:
         assert self._rows is not None
         rows, sample = self._rows
         self._appended = True
-        for portion in portions(batch, rows.portion, rows.ahead):
+        for portion in portions(batch, rows.portion_bytes, rows.portion_keys):
             rows.append(self._stored.encode(portion))
             sample.add(portion)
 
@@ -156,7 +156,7 @@ class AdaptiveSlice:
     @property
     def largest_hash_bytes(self) -> int:
         """Upper bound of the bytes of one group's appended rows."""
-        return 0 if self._rows is None else largest_hash_bytes(self._rows[0].readable())
+        return 0 if self._rows is None else largest_hash_bytes(self._rows[0].all_segments())
 
     def switch_to_rows(self) -> None:
         """Append rows from now on, unless the slice has ever appended."""
@@ -223,7 +223,9 @@ class AdaptiveSlice:
         """Yield the rows that are not groups yet, in hash order; a piece has all rows of its hashes."""
         assert self._rows is not None
         rows = self._rows[0]
-        yield from gradually([rows.readable()], self._stored.layout, max(1, rows.portion // 2), HashRange(rows.lowest))
+        yield from read_gradually(
+            [rows.all_segments()], self._stored.layout, max(1, rows.portion_bytes // 2), HashRange(rows.lowest)
+        )
 
     # Closing
 
@@ -258,7 +260,7 @@ class AdaptiveSlice:
         if not ranges:
             return
         groups.restrict(HashRange(min(range_.lo for range_ in ranges), max(range_.hi for range_ in ranges)))
-        groups.table.expect(sum(len(piece.words) for piece in (*stored, *rows)))
+        groups.table.size_index(sum(len(piece.words) for piece in (*stored, *rows)))
         for piece in stored:
             groups.table.load(piece)
         for (table, side), pieces in zip(groups.sides, entries, strict=False):
@@ -277,11 +279,11 @@ class AdaptiveSlice:
                 yield (), (), (piece,)
             return
         assert self._rows is not None
-        portion = self._rows[0].portion
+        portion = self._rows[0].portion_bytes
         ends = bounds(groups.table.range, -(-self._size // max(1, portion // 2)))
         # A side table is in the order of its entries' own hashes, which says nothing about their groups' ranges.
         sides = [self._by_group(table, side, open_tables) for table, side in groups.sides]
-        entries = [gradually([side.readable()], side.layout, portion // 4) for side in sides]
+        entries = [read_gradually([side.all_segments()], side.layout, portion // 4) for side in sides]
         sources = [groups.scan(), self._backlog_rows(), *entries]
         for stored, backlog, *inputs in zip(*(by_range(source, ends) for source in sources), strict=True):
             yield stored, inputs, backlog

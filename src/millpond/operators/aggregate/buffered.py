@@ -24,7 +24,7 @@ from millpond.operators.hash_ranges import key_groups
 from millpond.operators.protocol import MAIN, MakeTable, Times, scratch
 from millpond.operators.tables.input_rows import StoredRows
 from millpond.spec.kinds.aggregate import AggregateSpec
-from millpond.stores.aligned.hash_intervals import gradually
+from millpond.stores.aligned.hash_intervals import read_gradually
 from millpond.stores.aligned.table import AlignedTable
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class _Appended:
 
     def fold(self, batch: pa.RecordBatch) -> None:
         """Append the rows of a batch."""
-        for portion in portions(batch, self.table.portion, self.table.ahead):
+        for portion in portions(batch, self.table.portion_bytes, self.table.portion_keys):
             rows = self._stored.encode(portion)
             if self._in_order:
                 rows.words[:, META] = portion.column(portion.num_columns - 1)
@@ -118,8 +118,8 @@ class BufferedAggregate(WindowedAggregate):
         tables: list[Any] = [self._parts.closing[slice_].table for slice_ in sorted(self._parts.closing)]
         if not tables:
             return
-        files = [table.readable() for table in tables]
-        for rows in gradually(files, self._stored.layout, max(1, tables[0].portion // 2)):
+        files = [table.all_segments() for table in tables]
+        for rows in read_gradually(files, self._stored.layout, max(1, tables[0].portion_bytes // 2)):
             yield from self._aggregate_piece(_in_arrival_order(rows) if self._in_order else rows)
 
     def _aggregate_piece(self, rows: Rows) -> Iterator[pa.RecordBatch]:
@@ -132,7 +132,7 @@ class BufferedAggregate(WindowedAggregate):
             try:
                 groups.begin(0)
                 groups.restrict(key_groups(rows))
-                groups.table.expect(rows.count)
+                groups.table.size_index(rows.count)
                 for placed in self._rows_of_windows(batch, times, low, high):
                     groups.fold(placed)
                 for result in groups.scan():

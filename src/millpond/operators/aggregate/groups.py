@@ -119,7 +119,7 @@ class Groups:
 
     def fold(self, batch: pa.RecordBatch) -> None:
         """Fold in rows: the column `__hash`, then keys and inputs in the order of the spec."""
-        for portion in portions(batch, self.table.portion, self.table.ahead):
+        for portion in portions(batch, self.table.portion_bytes, self.table.portion_keys):
             self._fold(portion, self._rows)
 
     def merge(self, batch: pa.RecordBatch) -> None:
@@ -134,7 +134,7 @@ class Groups:
             # Only rows of the first value set carry partial results: in the others they would count again.
             if number == 0 and self._partial:
                 self._merge(rows, self._partial, skipped)
-            for portion in portions(rows, self.table.portion, self.table.ahead):
+            for portion in portions(rows, self.table.portion_bytes, self.table.portion_keys):
                 self._fold(portion, folds)
 
     def adopt(self, batch: pa.RecordBatch) -> None:
@@ -143,10 +143,10 @@ class Groups:
 
     def _merge(self, batch: pa.RecordBatch, calls: Sequence[Accumulator], skipped: int = 0) -> None:
         """Fold in partial results of `calls`, whose state columns follow the keys and `skipped` further columns."""
-        for portion in portions(batch, self.table.portion, self.table.ahead):
+        for portion in portions(batch, self.table.portion_bytes, self.table.portion_keys):
             rows = partial_rows(portion, self.main, self.main.types, self.main.keys, calls, skipped)
             keys = Rows(np.ascontiguousarray(rows.words[:, : self.main.layout.key_stop]), rows.heap)
-            self.table.prepare(keys, self._version)
+            self.table.preload(keys, self._version)
             signs = np.ones(rows.count if self.changelog is not None else 0, dtype=np.int8)
             for start in range(0, rows.count, BLOCK):
                 block = slice(start, start + BLOCK)
@@ -185,7 +185,7 @@ class Groups:
             if isinstance(accumulator, Retractable):
                 accumulator.signs = signs
             accumulator.load(inputs, counts)
-        self.table.prepare(keys, self._version)
+        self.table.preload(keys, self._version)
         for start in range(0, count, BLOCK):
             stop = min(start + BLOCK, count)
             for side in folds.sides:
@@ -334,7 +334,7 @@ class _Side:
         # The hash of the group alone would put all inputs of a large group in one place of the index.
         distinct_entries.hash_entries(words, heap, self._start, self._stop, self._references)
         self._rows, self._groups, self._passed = Rows(words, heap), hashes, passed
-        self._table.prepare(self._rows, version)
+        self._table.preload(self._rows, version)
         self.masks = {column: np.zeros(count, dtype=np.uint8) for column in self.distinct.filters}
 
     def fill(self, start: int, stop: int, version: int) -> None:

@@ -57,7 +57,7 @@ def merge_panes(parts: Sequence[Groups], windows: Windows, place: int, low: int,
     row = 8 * first.main.layout.width
     stats = [part.table.stats() for part in parts]
     size = sum(max(row * stat["keys"], stat["bytes"]) for stat in stats)
-    portion = max(1, first.table.portion)
+    portion = max(1, first.table.portion_bytes)
     ends = bounds(first.table.range, -(-size // portion))
     piece = max(_MIN_PIECE_ROWS, portion // (row * len(parts)))  # of each part, one piece is held from range to range
     scratch = first.table.scratch()
@@ -126,7 +126,7 @@ class _Panes:
             result = Rows(*gather_rows(rows_at[which], heaps_at[which], width, blobs))
             # The row of a window's first pane becomes the window's; the other panes are merged into it.
             result.words[:, self._place] = starts[:count].view(np.uint64)
-            scratch.hold(result)
+            scratch.replace(result)
             others = int(counts[:count].sum()) - count
             if others:
                 rows, ids = np.empty(others, np.int64), np.empty(others, np.int64)

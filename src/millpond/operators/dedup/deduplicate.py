@@ -55,7 +55,7 @@ class Seen:
 
     def first_rows(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Yield the rows whose key is new; the batch has the column `__hash`, then those of the spec."""
-        for portion in portions(batch, self.table.portion, self.table.ahead):
+        for portion in portions(batch, self.table.portion_bytes, self.table.portion_keys):
             new = self._insert(portion)
             if new.any():
                 rows = pa.RecordBatch.from_arrays(portion.columns[1:], names=portion.schema.names[1:])
@@ -63,7 +63,7 @@ class Seen:
 
     def _insert(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
         keys = self._main.encode(hashes_of(batch), [batch.column(1 + position) for position in self._positions])
-        self.table.prepare(keys, self._version)
+        self.table.preload(keys, self._version)
         new = np.empty(batch.num_rows, dtype=np.bool_)
         for start in range(0, batch.num_rows, BLOCK):
             block = Rows(keys.words[start : start + BLOCK], keys.heap)

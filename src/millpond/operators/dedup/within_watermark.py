@@ -65,7 +65,7 @@ class WithinWatermarkOperator:
 
     def process(self, batch: pa.RecordBatch) -> None:
         """Keep the rows whose key is new; the batch has the column `__hash`, then those of the spec."""
-        for portion in portions(batch, self._table.portion, self._table.ahead):
+        for portion in portions(batch, self._table.portion_bytes, self._table.portion_keys):
             column = plain(portion.column(1 + self.spec.time.column))
             times, valid = numbers(column, self._time_type), validity(column).astype(np.bool_)
             late = times <= self._times.late * 1000
@@ -82,7 +82,7 @@ class WithinWatermarkOperator:
 
     def adopt(self, batch: pa.RecordBatch) -> None:
         """Adopt keys from Spark's state: rows as in `process`, whose time is the expiry of their key."""
-        for portion in portions(batch, self._table.portion, self._table.ahead):
+        for portion in portions(batch, self._table.portion_bytes, self._table.portion_keys):
             times = numbers(plain(portion.column(1 + self.spec.time.column)), self._time_type)
             self._insert(portion, -(-times // 1000))
             self._first_rows = []
@@ -90,7 +90,7 @@ class WithinWatermarkOperator:
     def _insert(self, batch: pa.RecordBatch, expiries: NDArray[np.int64]) -> None:
         keys = self._main.encode(hashes_of(batch), [batch.column(1 + position) for position in self.spec.keys])
         stamps = Expiry.stamps(expiries)
-        self._table.prepare(keys, stamps)
+        self._table.preload(keys, stamps)
         new = np.empty(batch.num_rows, dtype=np.bool_)
         for start in range(0, batch.num_rows, BLOCK):
             block = slice(start, start + BLOCK)

@@ -18,7 +18,7 @@ from millpond.operators.joins import condition
 from millpond.operators.joins.rows import LEFT, RIGHT, SideRows, has_matched_bit, side_table, times
 from millpond.operators.protocol import MAX_OUTPUT_ROWS, NO_EXTRA_METRICS, MakeTable, Times
 from millpond.spec.kinds.join import JoinSpec
-from millpond.stores.ordered.ahead import PrefetchKeys, Wanted, bring
+from millpond.stores.ordered.block_prefetcher import KeyIntervals, PartBlockNumbers, preload_blocks
 from millpond.stores.ordered.parts import BEGINNING, Part
 from millpond.stores.ordered.table import OrderedTable
 
@@ -126,7 +126,7 @@ class JoinOperator:
 
     def process(self, batch: pa.RecordBatch) -> None:
         """Store rows of the batch: `__hash`, then the columns of the spec."""
-        for portion in portions(batch, self._left.table.portion, batch.num_rows):
+        for portion in portions(batch, self._left.table.portion_bytes, batch.num_rows):
             right = np.asarray(portion.column("__right"))
             self._store(self._left, _select(portion, ~right))
             self._store(self._right, _select(portion, right))
@@ -153,7 +153,7 @@ class JoinOperator:
 
     def adopt(self, batch: pa.RecordBatch) -> None:
         """Adopt rows from Spark's state: columns as for `process`, then `__matched`, null where it is not known."""
-        for portion in portions(batch, self._left.table.portion, batch.num_rows):
+        for portion in portions(batch, self._left.table.portion_bytes, batch.num_rows):
             right = np.asarray(portion.column("__right"))
             for side, which in ((self._left, ~right), (self._right, right)):
                 rows = _select(portion, which)
@@ -168,7 +168,7 @@ class JoinOperator:
     def finish(self) -> dict[str, TableDelta]:
         """End the batch: set the matched bits, if the join needs them, and seal both tables."""
         for side in (self._left, self._right):
-            side.table.settle()
+            side.table.build_parts()
         # Adopted rows have met in Spark already, so their matched bits come with them.
         if self.spec.kind != "inner" and not self._adopted:
             for matches in self._match():
@@ -200,7 +200,7 @@ class JoinOperator:
         """Yield all pairs of the batch that fulfil the whole condition, in pieces; use each before the next."""
         left, right = self._left.table, self._right.table
         # Read the remote blocks of the first rows at once for both sides and all parts, not one part after the other.
-        bring([*self._remote_blocks(self._left, self._right), *self._remote_blocks(self._right, self._left)])
+        preload_blocks([*self._remote_blocks(self._left, self._right), *self._remote_blocks(self._right, self._left)])
         if self.spec.right_first:
             # As in Spark since 4.2, right rows come first, and stored right rows expire before left rows look for them.
             yield from self._probe(self._right, self._left, [(part, left.floor(part)) for part in left.parts])
@@ -212,14 +212,14 @@ class JoinOperator:
         floors = [(part, left.floor(part)) for part in (*left.parts, *left.fresh)]
         yield from self._probe(self._right, self._left, floors)
 
-    def _remote_blocks(self, probe: _Side, other: _Side) -> Wanted:
+    def _remote_blocks(self, probe: _Side, other: _Side) -> PartBlockNumbers:
         """Return the remote blocks of one side's table that the first new rows of the other side will meet."""
         in_memory = [fresh for fresh in probe.table.fresh if fresh.rows is not None]
-        if not in_memory or not other.table.far:
+        if not in_memory or not other.table.remote_parts:
             return []
         first = [next(fresh.chunks())[0] for fresh in in_memory]
         lo, hi = self._intervals(probe, np.concatenate([in_memory[0].layout.times(rows) for rows in first]))
-        return other.table.far_blocks(PrefetchKeys(np.concatenate([rows.words[:, HASH] for rows in first]), lo, hi))
+        return other.table.remote_blocks(KeyIntervals(np.concatenate([rows.words[:, HASH] for rows in first]), lo, hi))
 
     def _probe(self, probe: _Side, other: _Side, floors: Sequence[tuple[Part, int]]) -> Iterator[_Matches]:
         """Yield pairs of a side's new rows with rows of the other's parts.
@@ -281,7 +281,7 @@ class JoinOperator:
         if self.spec.kind == "left_semi":
             for part, positions in self._semi_matches:
                 # Positions in order, so that each block of the part is read once.
-                for rows in part.at(np.sort(positions)):
+                for rows in part.rows_at_positions(np.sort(positions)):
                     yield self._batch(self._left.rows.columns(rows))
             return
         for matches in self._match():
@@ -293,7 +293,7 @@ class JoinOperator:
                 for batch in side.unmatchable:
                     for start in range(0, batch.num_rows, MAX_OUTPUT_ROWS):
                         yield batch.slice(start, MAX_OUTPUT_ROWS)
-                for rows in side.table.leaving(unmatched=True):
+                for rows in side.table.expired_rows(unmatched=True):
                     yield self._with_nulls(side, side.rows.columns(rows))
 
     def close(self) -> None:

@@ -35,7 +35,7 @@ class Cache:
         self._type = DataType("struct", fields=tuple((field.name, parse_type(field.type)) for field in spec.found))
         self._columns = looked_up_schema(spec)
         self._table = make_table("cache", self._keyed.layout.schema, self._keyed.initial, kind="cache")
-        self._table.most = spec.most
+        self._table.max_rows = spec.most
 
     @property
     def memory(self) -> int:
@@ -49,7 +49,7 @@ class Cache:
 
     def begin(self) -> None:
         """Start a batch."""
-        self._table.tidy()
+        self._table.shrink_to_limit()
 
     def encode_keys(self, hashes: Ints, columns: list[pa.Array]) -> Rows:
         """Encode keys for the cache."""

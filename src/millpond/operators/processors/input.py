@@ -22,7 +22,7 @@ from millpond.operators.protocol import MakeTable
 from millpond.operators.tables.input_rows import StoredRows
 from millpond.operators.tables.keyed import keyed
 from millpond.spec.operators import Field
-from millpond.stores.aligned.hash_intervals import gradually
+from millpond.stores.aligned.hash_intervals import read_gradually
 
 MAX_KEYS = 8192
 """Maximum keys that are processed together."""
@@ -131,12 +131,14 @@ class Input:
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Add rows: the column `__hash`, then keys and others."""
-        for portion in portions(batch, self._table.portion, self._table.ahead):
+        for portion in portions(batch, self._table.portion_bytes, self._table.portion_keys):
             self._table.append(self._stored.encode(portion))
 
     def groups(self) -> Iterator[Group]:
         """Yield all rows grouped by key, in the order of the keys' hashes."""
-        for rows in gradually([self._table.readable()], self._stored.layout, max(1, self._table.portion // 2)):
+        for rows in read_gradually(
+            [self._table.all_segments()], self._stored.layout, max(1, self._table.portion_bytes // 2)
+        ):
             for part, heavy in self._split_heavy(rows):
                 yield from self._group_heavy(part) if heavy else self._group_rows(part)
 
@@ -216,7 +218,7 @@ class Input:
         table = self._make_table("keys", self._distinct.layout.schema, self._distinct.initial, kind="scratch")
 
         def numbers(batch: pa.RecordBatch) -> NDArray[np.int64]:
-            table.expect(batch.num_rows)
+            table.size_index(batch.num_rows)
             keys = self._distinct.encode(hashes_of(batch), batch.columns[1 : 1 + self._keys], self._comparison_leaf)
             return table.upsert(keys, 0).rows
 

@@ -76,7 +76,7 @@ class StoredVariable:
 
     def expect(self, keys: int) -> None:
         """Prepare for `keys` more keys, which come in hash order (see `RmwTable.expect`)."""
-        self.table.expect(min(keys, self.table.ahead))
+        self.table.size_index(min(keys, self.table.portion_keys))
 
     def read(self, keys: Rows) -> list[pa.Array]:
         """Return the state of distinct keys, null for none, and the heads if any key has parts.
@@ -119,7 +119,7 @@ class StoredVariable:
             expiries: the earliest expiry in each, in milliseconds.
             heads: the heads of their parts; if not given, no key has or had parts.
         """
-        max_rows = max(1, len(values) * self.table.portion // max(1, values.nbytes))
+        max_rows = max(1, len(values) * self.table.portion_bytes // max(1, values.nbytes))
         for start in range(0, len(values), max_rows):
             piece = slice(start, start + max_rows)
             part = (None if column is None else column[piece] for column in (expiries, heads))

@@ -81,7 +81,7 @@ class TopNOperator:
 
     def process(self, batch: pa.RecordBatch) -> None:
         """Fold in rows of the batch: the column `__hash`, then those of the spec."""
-        for portion in portions(batch, self._table.portion, self._table.ahead):
+        for portion in portions(batch, self._table.portion_bytes, self._table.portion_keys):
             self._fold(portion)
 
     def _fold(self, batch: pa.RecordBatch) -> None:
@@ -91,7 +91,7 @@ class TopNOperator:
         signs = np.empty(0, dtype=np.int8)
         if self.spec.retracts:
             signs = np.sign(batch.column(batch.num_columns - 1).to_numpy())
-        self._table.prepare(keys, self._version)
+        self._table.preload(keys, self._version)
         rank_block = self._rank_block_single if self.spec.single else self._rank_block
         for start in range(0, batch.num_rows, BLOCK):
             stop = start + BLOCK

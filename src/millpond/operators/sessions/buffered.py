@@ -22,7 +22,7 @@ from millpond.operators.sessions.operator import SessionOperator
 from millpond.operators.sessions.row_lists import RowLists
 from millpond.operators.sessions.tables import kept_rows
 from millpond.spec.kinds.session import SessionSpec
-from millpond.stores.memory.spooled import spooled
+from millpond.stores.memory.spooled import spool_pieces
 
 if TYPE_CHECKING:
     from millpond.stores.protocol import TableDelta
@@ -101,7 +101,7 @@ class BufferedSessions(SessionOperator):
         self._rows = Rows(self._rows.words[:0].copy(), self._rows.heap[:0].copy())
         self._table.unrestrict()
         # Before the seal: the delta of the row store names the lists that closed sessions have taken.
-        self._closed = spooled(self._results(self._expiry), self._table.portion)
+        self._closed = spool_pieces(self._results(self._expiry), self._table.portion_bytes)
         return {MAIN: self._table.seal(), ROWS: self._row_store.seal()}
 
     def _results(self, expiry: Expiry) -> Iterator[list[Any]]:

@@ -96,7 +96,7 @@ class ClosedSessions:
     def _take(self, names: Keyed, table: RmwTable) -> Iterator[pa.RecordBatch]:
         collisions: list[Rows] = []
         buffered = 0
-        flush_at = self._row_store.portion
+        flush_at = self._row_store.portion_bytes
         for rows in self._row_store.take(*self._record_lists(names, table)):
             sessions = self._sessions_of(rows, names, table)
             known = sessions >= 0
@@ -110,7 +110,7 @@ class ClosedSessions:
                 yield from self._aggregate()
                 buffered = sum(session_rows.bytes for session_rows in self._buffered)
                 # Incomplete sessions stay buffered, so the next aggregation waits for another portion of rows.
-                flush_at = buffered + self._row_store.portion
+                flush_at = buffered + self._row_store.portion_bytes
         if (self._received != self._expected).any():
             raise StateDamagedError(
                 "The log does not have the rows of all sessions that it should.",

@@ -29,7 +29,7 @@ from millpond.operators.tables.partial_rows import partial_rows
 from millpond.spec.functions import count_only_inputs
 from millpond.spec.kinds.session import SessionSpec
 from millpond.spec.types import DataType, parse_type
-from millpond.stores.memory.spooled import spooled
+from millpond.stores.memory.spooled import spool_pieces
 from millpond.stores.rmw.expiry import Expiry
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class SessionOperator:
     def process(self, batch: pa.RecordBatch) -> None:
         """Fold in rows of the batch: the column `__hash`, then the input columns of the spec."""
         first = 1 + len(self._key_types)
-        for portion in portions(batch, self._table.portion, self._table.ahead):
+        for portion in portions(batch, self._table.portion_bytes, self._table.portion_keys):
             bounds = [
                 numbers(plain(column), self._bound_type) for column in portion.columns[first : first + self._bounds]
             ]
@@ -116,7 +116,7 @@ class SessionOperator:
     def adopt(self, batch: pa.RecordBatch) -> None:
         """Adopt sessions: `__hash`, the keys, start and end in microseconds, and the state columns of all calls."""
         first = 1 + len(self._key_types)
-        for portion in portions(batch, self._table.portion, _MAX_MERGED_SESSIONS):
+        for portion in portions(batch, self._table.portion_bytes, _MAX_MERGED_SESSIONS):
             places = self._main.keys[:-1]
             rows = partial_rows(portion, self._main, self._key_types, places, self._calls, skipped=2)
             for number in (0, 1):
@@ -172,8 +172,8 @@ class SessionOperator:
         stamps = self._stamps(pieces.ends[pieces.keys[1:] - 1])
         count = len(heads.words)
         ids, stored, simple = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.uint8)
-        self._table.prepare(heads, stamps)
-        epoch = self._table.epoch
+        self._table.preload(heads, stamps)
+        epoch = self._table.row_id_epoch
         which = np.arange(count)
         for chosen in self._blocks(which):
             ids[chosen] = rows = self._find(heads, stamps, chosen)
@@ -189,7 +189,7 @@ class SessionOperator:
             chosen = which[start : min(start + BLOCK, simple_keys)]
             stop = start + len(chosen)
             # Row ids are only valid as long as the table's epoch does not change.
-            rows = ids[chosen] if self._table.epoch == epoch else self._find(heads, stamps, chosen)
+            rows = ids[chosen] if self._table.row_id_epoch == epoch else self._find(heads, stamps, chosen)
             kernels.extend(self._table.words, rows, self._session, pieces.starts[start:stop], pieces.ends[start:stop])
             self._mark_changed(rows, rows)
             self._update(rows, pieces.rows[start : stop + 1])
@@ -207,7 +207,7 @@ class SessionOperator:
         If the index may have to grow, each block is spread over all keys: new keys in hash order would crowd one place
         of an index that has not grown yet.
         """
-        if len(keys) <= self._table.spare:
+        if len(keys) <= self._table.index_room:
             yield from (keys[start : start + BLOCK] for start in range(0, len(keys), BLOCK))
             return
         blocks = -(-len(keys) // BLOCK)
@@ -327,16 +327,16 @@ class SessionOperator:
     def _close_all(self, expiry: Expiry) -> None:
         """Take the sessions that the watermark has passed out of the table."""
         closed = (encode_rows(rows, self._layout, False) for rows in self._take_closed(expiry))
-        self._closed = spooled(closed, self._table.portion)
+        self._closed = spool_pieces(closed, self._table.portion_bytes)
 
     def _take_closed(self, expiry: Expiry) -> Iterator[Rows]:
         """Take out the sessions that the watermark has passed, and yield them."""
         table = self._table
         # Closed sessions that wait to be taken out: memory holds their keys until then.
-        max_waiting = max(_MAX_MERGED_SESSIONS, table.portion // (8 * self._layout.key_stop))
+        max_waiting = max(_MAX_MERGED_SESSIONS, table.portion_bytes // (8 * self._layout.key_stop))
         done = False
         while not done:
-            epoch = table.epoch
+            epoch = table.row_id_epoch
             marked: list[Ints] = []
             marked_keys: list[Rows] = []
             waiting = 0
@@ -361,7 +361,7 @@ class SessionOperator:
                         done = False
                         break
             if waiting:
-                self._remove_closed(marked_keys, np.concatenate(marked) if table.epoch == epoch else None)
+                self._remove_closed(marked_keys, np.concatenate(marked) if table.row_id_epoch == epoch else None)
 
     def _remove_closed(self, closed_keys: Sequence[Rows], marked: Ints | None) -> None:
         """Remove sessions that are marked as closed.
@@ -371,9 +371,9 @@ class SessionOperator:
             marked: the ids of their rows, if these are still in memory.
         """
         table = self._table
-        epoch = table.epoch
+        epoch = table.row_id_epoch
         heads = [self._find_heads(keys) for keys in closed_keys]
-        if marked is not None and table.epoch == epoch:
+        if marked is not None and table.row_id_epoch == epoch:
             # Mostly all sessions of a key have been closed: then no session needs a new ordinal.
             rows, places, counts = np.unique(np.concatenate(heads), return_inverse=True, return_counts=True)
             whole = (counts == table.words[rows, self._session + 3].view(np.int64))[places]

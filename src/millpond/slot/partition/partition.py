@@ -293,7 +293,7 @@ class Partition:
             # Aligned tables read their delta from the sealed file from now on, which frees its memory.
             if isinstance(table, AlignedTable) and name in deltas:
                 (data,) = sealed.pieces[name]
-                table.placed(data)
+                table.adopt_sealed(data)
         if self.query.remote is not None:
             self.query.remote.record_sealed(sealed.manifest)
         self.query.committer.submit(sealed)

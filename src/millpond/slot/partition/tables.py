@@ -196,7 +196,7 @@ class Tables:
                 assert name in self._opened  # an aligned table: it reads deltas from the commit objects on demand
                 continue
             if isinstance(table, RmwTable):
-                table.expect_load(sum(ref.rows for ref in state.deltas))
+                table.size_index_for_load(sum(ref.rows for ref in state.deltas))
             with self._name_variable(name):
                 for ref, data in zip(state.deltas, checkpoint.read_deltas(state.deltas), strict=True):
                     before = self._schemas[ref.shape][base_name(name)] if self._schemas else table.layout.schema

@@ -14,12 +14,12 @@ from millpond.kernels.runs.gather import addresses, gather_rows
 from millpond.kernels.runs.sort import order_by_hash
 from millpond.layout import HASH, HashRange, RowLayout, Rows
 
-_LEAST_PIECE = 1 << 16
-_SIDE_BY_SIDE = 16
+_MIN_INTERVAL_BYTES = 1 << 16
+_MAX_CONCURRENT_READS = 16
 """Remote files that are read concurrently."""
 
 
-def gradually(
+def read_gradually(
     groups: Sequence[Sequence[AppendFile]],
     layout: RowLayout,
     size: int,
@@ -37,10 +37,10 @@ def gradually(
         return
     ends = list(_boundaries(cursors, size, range_))
     remote = any(cursor.file.data.remote for cursor in cursors)
-    pool = ThreadPoolExecutor(min(_SIDE_BY_SIDE, len(cursors)), "millpond-window") if remote else None
+    pool = ThreadPoolExecutor(min(_MAX_CONCURRENT_READS, len(cursors)), "millpond-window") if remote else None
     try:
         for end in ends:
-            taken = (pool.map if pool else map)(partial(_Cursor.upto, end=end), cursors)
+            taken = (pool.map if pool else map)(partial(_Cursor.take_until, end=end), cursors)
             parts = [part for piece in taken for part in piece]
             if parts:
                 yield in_hash_order(parts, layout)
@@ -58,7 +58,7 @@ class _Cursor:
         range_ = range_.meet(file.window)
         first = section.first
         # `first` has the lowest hash of each block, so the block before may hold hashes of the range, too.
-        self.at = max(0, int(np.searchsorted(first, np.uint64(range_.lo), "left")) - 1)
+        self.block = max(0, int(np.searchsorted(first, np.uint64(range_.lo), "left")) - 1)
         self.stop = int(np.searchsorted(first, np.uint64(range_.hi - 1), "right")) if range_.lo < range_.hi else 0
         self._lo = np.uint64(range_.lo)
         self._hi = range_.hi
@@ -67,22 +67,22 @@ class _Cursor:
     @property
     def pending(self) -> int:
         """Number of blocks not read yet."""
-        return max(0, self.stop - self.at)
+        return max(0, self.stop - self.block)
 
-    def upto(self, end: int) -> list[Rows]:
+    def take_until(self, end: int) -> list[Rows]:
         """Take all remaining rows with hashes below `end`."""
         out: list[Rows] = []
         if self._rest is not None:
             self._split(self._rest, end, out)
         last = int(np.searchsorted(self.section.first, np.uint64(end - 1), "right"))
         last = min(self.stop, last)
-        if self._rest is None and self.at < last:
-            blocks = np.arange(self.at, last)
-            self.at = last
+        if self._rest is None and self.block < last:
+            blocks = np.arange(self.block, last)
+            self.block = last
             # Prefetch as many blocks as were just read: the next interval needs about as many.
             self.file.data.expect(self.file.ranges(self.section, np.arange(last, min(self.stop, 2 * last - blocks[0]))))
-            for block in self.file.read(self.section, blocks):
-                self._split(block, end, out)
+            for rows in self.file.read(self.section, blocks):
+                self._split(rows, end, out)
         return out
 
     def _split(self, rows: Rows, end: int, out: list[Rows]) -> None:
@@ -96,17 +96,19 @@ class _Cursor:
 
 def _boundaries(cursors: Sequence[_Cursor], size: int, range_: HashRange) -> Iterator[int]:
     """Yield the exclusive ends of hash intervals with about `size` bytes of rows each."""
-    fences = np.concatenate([c.section.first[c.at : c.stop] for c in cursors])
+    fences = np.concatenate([cursor.section.first[cursor.block : cursor.stop] for cursor in cursors])
     heap_and_words = []
     for cursor in cursors:
-        rows = np.diff(cursor.section.starts)[cursor.at : cursor.stop]
+        rows = np.diff(cursor.section.starts)[cursor.block : cursor.stop]
         # Compressed blocks are shorter than their rows; words alone would ignore long values.
         words = rows * (8 * cursor.section.layout.width)
-        heap_and_words.append(np.maximum(words, 2 * cursor.section.sizes[cursor.at : cursor.stop] * _has_heap(cursor)))
+        heap_and_words.append(
+            np.maximum(words, 2 * cursor.section.sizes[cursor.block : cursor.stop] * _has_heap(cursor))
+        )
     sizes = np.concatenate(heap_and_words)
     order = np.argsort(fences, kind="stable")
     before = np.cumsum(sizes[order]) - sizes[order]
-    step = max(size, _LEAST_PIECE)
+    step = max(size, _MIN_INTERVAL_BYTES)
     cuts = np.searchsorted(before, np.arange(step, int(sizes.sum()), step), "left")
     for fence in np.unique(fences[order[cuts[cuts < len(order)]]]).tolist():
         if fence > range_.lo:

@@ -27,15 +27,15 @@ from millpond.files.formats.blocks import shape_of
 from millpond.files.refs import RunRef, TableManifest
 from millpond.kernels.runs.gather import addresses, gather_rows
 from millpond.layout import HASH, HashRange, RowLayout, Rows, TableSchema
-from millpond.stores.aligned.hash_intervals import gradually, in_hash_order
+from millpond.stores.aligned.hash_intervals import in_hash_order, read_gradually
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.protocol import TableDelta
 
-_MOST_SEGMENTS = 64
+_MAX_SMALL_SEGMENTS = 64
 """Number of segments from which a window's segments are merged, unless they are large."""
-_LARGE = 4 << 20
-_MOST_LARGE = 512
+_LARGE_SEGMENT_BYTES = 4 << 20
+_MAX_SEGMENTS = 512
 
 WindowName = int | str
 """Name of a window: its start, or the name of several that are kept together."""
@@ -73,7 +73,7 @@ class AlignedTable:
         self.lowest = manifest.lowest
         self.rows = sum(file.rows for file in self.files)
         self._held = 0
-        self._count()
+        self._update_held()
 
     @property
     def files(self) -> list[AppendFile]:
@@ -87,23 +87,23 @@ class AlignedTable:
 
     @property
     def memory(self) -> int:
-        """Size of all segments in bytes."""
+        """Bytes of memory in use: buffered rows, resident segments, directories of files."""
         return self.buffered + self._held
 
-    def _count(self) -> None:
+    def _update_held(self) -> None:
         files = self.files + self._fresh
-        resident = sum(file.data.size for file in files if isinstance(file.data, _Resident))
+        resident = sum(file.data.size for file in files if isinstance(file.data, _ResidentSegment))
         self._held = resident + sum(file.memory for file in files)
 
     @property
-    def portion(self) -> int:
+    def portion_bytes(self) -> int:
         """Bytes of input to work on at once, at most."""
-        return self._owner.portion
+        return self._owner.portion_bytes
 
     @property
-    def ahead(self) -> int:
+    def portion_keys(self) -> int:
         """Number of keys to work on together: unlimited."""
-        return self._owner.ahead
+        return self._owner.portion_keys
 
     @property
     def in_flight(self) -> bool:
@@ -148,54 +148,54 @@ class AlignedTable:
 
         if spool:
             self._fresh.append(AppendFile(MappedBytes(self._store.spool(fill), "a segment set aside"), [self.layout]))
-            self._count()
+            self._update_held()
             return
         pieces: list[Buffer] = []
         writer = AppendFileWriter(pieces.append, compress=True)
         fill(writer)
         writer.finish()
-        self._fresh.append(AppendFile(_Resident(b"".join(pieces), "a segment in memory"), [self.layout]))
-        self._count()
+        self._fresh.append(AppendFile(_ResidentSegment(b"".join(pieces), "a segment in memory"), [self.layout]))
+        self._update_held()
 
     def seal(self) -> TableDelta:
         """End the batch, and return the segments that it appended."""
         self.freeze(spool=False)
         new, self._fresh = self._fresh, []
         self._segments += new
-        return TableDelta(sum(file.sections[0].rows for file in new), [_view(file) for file in new])
+        return TableDelta(sum(file.sections[0].rows for file in new), [_encoded(file) for file in new])
 
-    def placed(self, data: Buffer) -> None:
+    def adopt_sealed(self, data: Buffer) -> None:
         """Replace the last delta's segments by its sealed copy, which frees their memory."""
         files = open_files(MappedBytes(data, "a sealed delta"), [self.layout])
         self._segments[len(self._segments) - len(files) :] = files
-        self._count()
+        self._update_held()
 
     def begin(self, version: int) -> None:
         """Start a batch: move segments that are still in memory to disk, and merge many small ones."""
         background, piece = self._owner.background, self._owner.piece
         for number, file in enumerate(self._segments):
-            # `placed` has not replaced this segment, so it still takes memory.
-            if isinstance(file.data, _Resident):
-                view = self._store.put_aside(file.data.view)
+            # `adopt_sealed` has not replaced this segment, so it still takes memory.
+            if isinstance(file.data, _ResidentSegment):
+                view = self._store.spool_bytes(file.data.view)
                 self._segments[number] = AppendFile(MappedBytes(view, "a segment set aside"), [self.layout])
         self._adopt()
         if self._merging is None and self._due:
             # Files merged before are merged again only once they are many, so that a row is rewritten few times.
-            old = len(self._merged) if len(self._merged) >= _MOST_SEGMENTS // 2 else 0
+            old = len(self._merged) if len(self._merged) >= _MAX_SMALL_SEGMENTS // 2 else 0
             inputs = [file for _, file in self._merged[:old]] + self._segments
             future = background.submit(self._merge, inputs, piece)
             self._merging = version, old, len(self._segments), future
-        self._count()
+        self._update_held()
 
     @property
     def _due(self) -> bool:
         count, size = len(self._segments), sum(file.data.size for file in self._segments)
-        return count >= _MOST_LARGE or (count >= _MOST_SEGMENTS and size < count * _LARGE)
+        return count >= _MAX_SEGMENTS or (count >= _MAX_SMALL_SEGMENTS and size < count * _LARGE_SEGMENT_BYTES)
 
     def _merge(self, inputs: Sequence[AppendFile], piece: int) -> tuple[RunRef, AppendFile]:
         def fill(writer: AppendFileWriter) -> None:
             writer.begin(self.layout)
-            for rows in gradually([inputs], self.layout, piece):
+            for rows in read_gradually([inputs], self.layout, piece):
                 writer.add(rows, rows.words[:, HASH])
 
         return self._store.write(fill, [self.layout], sum(file.rows for file in inputs))
@@ -210,7 +210,7 @@ class AlignedTable:
             _log.warning("Merging %d segments of a window failed and will be tried again: %s", count, error)
             return
         for ref, file in self._merged[:old]:
-            self._store.forget(ref, file)
+            self._store.drop_copy(ref, file)
         self._merged = [*self._merged[old:], result]
         # Segments appended since the merge began stay behind its result.
         self._segments = self._segments[count:]
@@ -232,7 +232,7 @@ class AlignedTable:
             "hot_bytes": self.memory,
         }
 
-    def readable(self) -> list[AppendFile]:
+    def all_segments(self) -> list[AppendFile]:
         """Return all segments, oldest first, including those of the running batch."""
         if self._chunks:
             self.freeze(spool=False)
@@ -240,20 +240,20 @@ class AlignedTable:
 
     def close(self) -> None:
         """Close the table and release its segments."""
-        self._owner.forget(self._window, self)
+        self._owner.remove(self._window, self)
         if self._merging is not None:
             self._merging[3].cancel()
         for ref, file in self._merged:
-            self._store.forget(ref, file)
+            self._store.drop_copy(ref, file)
         self._chunks, self._fresh, self._segments, self._merged = [], [], [], []
         self.buffered = self._held = 0
 
 
-class _Resident(MappedBytes):
+class _ResidentSegment(MappedBytes):
     """A segment in memory that is not yet in a file."""
 
 
-def _view(file: AppendFile) -> memoryview:
+def _encoded(file: AppendFile) -> memoryview:
     assert isinstance(file.data, MappedBytes)
     return file.data.view
 
@@ -308,12 +308,12 @@ class AlignedStore:
         return table
 
     @property
-    def portion(self) -> int:
+    def portion_bytes(self) -> int:
         """Bytes of input to work on at once, at most."""
         return 2 * self._budget.piece
 
     @property
-    def ahead(self) -> int:
+    def portion_keys(self) -> int:
         """Number of keys to work on together: unlimited."""
         return 1 << 32
 
@@ -322,11 +322,11 @@ class AlignedStore:
 
     def make_room(self, more: int) -> None:
         """Reserve `more` bytes; if memory is short, spool rows of the running batch to files, largest buffers first."""
-        self._budget.relieve()
+        self._budget.trim_if_needed()
         held = self._memory() + more
         if self._account.reserve(held):
             return
-        for table in sorted(self._tables.values(), key=lambda each: -each.buffered):
+        for table in sorted(self._tables.values(), key=lambda table: -table.buffered):
             if self._account.reserve(held + more):
                 break
             self._spilled_bytes += table.buffered
@@ -335,7 +335,7 @@ class AlignedStore:
         if not self._account.reserve(held):
             self._account.force(held)
 
-    def forget(self, window: WindowName, table: AlignedTable) -> None:
+    def remove(self, window: WindowName, table: AlignedTable) -> None:
         """Remove a closed table."""
         if self._tables.get(window) is table:
             del self._tables[window]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from threading import Lock
 
-from millpond.stores.memory.process_memory import anonymous, trim
+from millpond.stores.memory.process_memory import anonymous_bytes, trim
 
-_WORKING = 8
+_TEMPORARIES_DIVISOR = 8
 """Divisor of the budget: an eighth of it is for temporaries, which no table accounts for."""
-_PIECES = 8
-_LARGEST_PIECE = 8 << 20
-_RUNNING = 24 << 20
+_MAX_PIECES = 8
+_MAX_PIECE_BYTES = 8 << 20
+_PROCESS_BYTES = 24 << 20
 """Bytes for threads, file buffers and late-loaded code, whatever the budget (at most 3/8 of it)."""
 
 
@@ -33,10 +33,10 @@ class MemoryBudget:
 
     def __init__(self, total: int) -> None:
         self.total = total
-        self.piece = min(total // (_WORKING * _PIECES), _LARGEST_PIECE)
-        self.tables = total - _PIECES * self.piece - min(_RUNNING, total * 3 // 8)
-        self._relieve_at = anonymous() + self.tables
-        self._full = self._relieve_at
+        self.piece = min(total // (_TEMPORARIES_DIVISOR * _MAX_PIECES), _MAX_PIECE_BYTES)
+        self.tables = total - _MAX_PIECES * self.piece - min(_PROCESS_BYTES, total * 3 // 8)
+        self._trim_at = anonymous_bytes() + self.tables
+        self._first_trim_at = self._trim_at
         self._accounts: list[Account] = []
         self._lock = Lock()
 
@@ -45,12 +45,12 @@ class MemoryBudget:
         """Bytes reserved by all tables."""
         return sum(account.reserved for account in self._accounts)
 
-    def relieve(self) -> None:
+    def trim_if_needed(self) -> None:
         """Return freed heap memory to the system if the process is about to outgrow the budget; call between pieces."""
-        if anonymous() > self._relieve_at:
+        if anonymous_bytes() > self._trim_at:
             trim()
             # The remaining memory is in use: do not trim again before there is more of it.
-            self._relieve_at = max(self._full, anonymous() + self.piece)
+            self._trim_at = max(self._first_trim_at, anonymous_bytes() + self.piece)
 
     def open(self) -> Account:
         """Open an account for one more table."""
@@ -66,14 +66,14 @@ class MemoryBudget:
         # Each table is guaranteed half of an even share; the other half of the memory is shared freely.
         others = [other for other in self._accounts if other is not account]
         short = any(other.short for other in others)
-        sure = self._even // 2
-        taken = sum(other.reserved if other.idle else max(0, other.reserved - sure) for other in others)
-        limit = sure + max(0, self.tables // 2 - taken)
+        guaranteed = self._even_share // 2
+        taken = sum(other.reserved if other.idle else max(0, other.reserved - guaranteed) for other in others)
+        limit = guaranteed + max(0, self.tables // 2 - taken)
         # While a table is short of memory, the others may not exceed an even share.
-        return min(limit, 2 * sure) if short else limit
+        return min(limit, 2 * guaranteed) if short else limit
 
     @property
-    def _even(self) -> int:
+    def _even_share(self) -> int:
         """An even share for each table that is not idle."""
         return self.tables // max(1, sum(not account.idle for account in self._accounts))
 
@@ -107,7 +107,7 @@ class Account:
             if granted:
                 self.reserved = wanted
             # `short` makes other tables shrink to an even share. Only a table in use with less than that may set it.
-            self.short = not granted and not self.idle and self.reserved < budget._even
+            self.short = not granted and not self.idle and self.reserved < budget._even_share
             return granted
 
     def set_idle(self, idle: bool) -> None:

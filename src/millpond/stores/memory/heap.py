@@ -9,7 +9,7 @@ from millpond.kernels.hot_table.arena import ARENA_START, CLASSES, long_bytes, p
 from millpond.kernels.hot_table.state import HEAP, HEAP_FREE, HEAP_TOP
 from millpond.kernels.pointers import address
 from millpond.layout import Bytes, Words
-from millpond.stores.memory.reserved_mapping import Mapping
+from millpond.stores.memory.reserved_mapping import ReservedMapping
 
 _FIRST = np.zeros(1, np.int64)
 
@@ -23,7 +23,7 @@ class Heap:
 
     def __init__(self, state: NDArray[np.int64], size: int) -> None:
         # Two halves: packing copies values from one to the other, so the mapping's address never changes.
-        self._mapping = Mapping(2 * size)
+        self._mapping = ReservedMapping(2 * size)
         self._start = ARENA_START  # start of the half in use
         self._state = state
         self.data: Bytes = self._mapping.view(np.uint8)
@@ -49,7 +49,7 @@ class Heap:
 
     def reserve(self, more: int) -> None:
         """Prepare for up to `more` additional bytes."""
-        self._mapping.using(int(self._state[HEAP_TOP]) + more)
+        self._mapping.advise_huge_pages(int(self._state[HEAP_TOP]) + more)
 
     def size_of(self, values: Words) -> int:
         """Return the arena bytes that byte values (two words each) take, at most."""
@@ -59,15 +59,15 @@ class Heap:
         """Write byte values into column word `offset` of rows, freeing the previous values."""
         put_values(self._state, self.lists, rows, offset, address(values), values.strides[0] // 8, address(heap))
 
-    def turn(self) -> None:
-        """Start to fill the other half of the address space; values in the old half stay until `turned`."""
+    def switch_half(self) -> None:
+        """Start to fill the other half of the address space; values in the old half stay until `release_old_half`."""
         self._old = self._start, int(self._state[HEAP_TOP])
         self._start = ARENA_START if self._start >= self.capacity else self.capacity + ARENA_START
         self._state[HEAP_TOP] = self._start
         self._state[HEAP_FREE] = 0
         self.lists[:] = 0
 
-    def turned(self) -> None:
+    def release_old_half(self) -> None:
         """Release the old half, all values of which have been copied."""
         self._mapping.release(*self._old)
 

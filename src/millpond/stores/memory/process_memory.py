@@ -11,7 +11,7 @@ _libc = ctypes.CDLL(None)
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 
 
-def anonymous() -> int:
+def anonymous_bytes() -> int:
     """Return the bytes of anonymous memory of this process."""
     with open("/proc/self/statm", "rb", buffering=0) as file:
         _, resident, shared, *_ = file.read().split()

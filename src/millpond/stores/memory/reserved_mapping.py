@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 _NORESERVE = 0x4000  # Linux's MAP_NORESERVE, which the mmap module names only from Python 3.13 on
-_HUGE_FROM = 32 << 20
+_MIN_HUGE_BYTES = 32 << 20
 PAGE = mmap.PAGESIZE
 
 
-class Mapping:
+class ReservedMapping:
     """`size` bytes of zeroed address space; pages take memory when they are first written.
 
     Attributes:
@@ -26,22 +26,22 @@ class Mapping:
         self._map = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
         self._bytes = np.frombuffer(self._map, dtype=np.uint8)
         self.address = int(self._bytes.__array_interface__["data"][0])
-        self._huge_until = 0
+        self._huge_end = 0
 
     def view(self, dtype: Any) -> NDArray[Any]:
         """View the whole mapping as an array."""
         return self._bytes[: self.size - self.size % np.dtype(dtype).itemsize].view(dtype)
 
-    def using(self, used: int) -> None:
+    def advise_huge_pages(self, used: int) -> None:
         """Prepare the first `used` bytes for use: in a large mapping, back them by huge pages.
 
         Only the used part and a quarter more is backed: a huge page for a few rows would waste memory.
         """
-        if used >= _HUGE_FROM and used > self._huge_until:
-            until = min(self.size, used + used // 4) // _HUGE_FROM * _HUGE_FROM
-            if until > self._huge_until:
-                self._map.madvise(mmap.MADV_HUGEPAGE, self._huge_until, until - self._huge_until)
-                self._huge_until = until
+        if used >= _MIN_HUGE_BYTES and used > self._huge_end:
+            until = min(self.size, used + used // 4) // _MIN_HUGE_BYTES * _MIN_HUGE_BYTES
+            if until > self._huge_end:
+                self._map.madvise(mmap.MADV_HUGEPAGE, self._huge_end, until - self._huge_end)
+                self._huge_end = until
 
     def release(self, start: int, stop: int) -> None:
         """Return the whole pages between two offsets; they read as zeros afterwards."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import IO, Any
 
 
-def spooled(pieces: Iterable[list[Any]], limit: int) -> list[Any]:
+def spool_pieces(pieces: Iterable[list[Any]], limit: int) -> list[Any]:
     """Return the buffers of all pieces; more than `limit` bytes become one buffer, mapped from an unnamed file."""
     held: list[Any] = []
     size = 0
@@ -29,12 +29,12 @@ def spooled(pieces: Iterable[list[Any]], limit: int) -> list[Any]:
         return [memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))]
 
 
-def joined(buffers: Sequence[Any]) -> memoryview:
+def concatenate(buffers: Sequence[Any]) -> memoryview:
     """Concatenate buffers into one."""
     return memoryview(buffers[0] if len(buffers) == 1 else b"".join(buffers))
 
 
-class Log:
+class SpooledLog:
     """A log of buffers; those beyond `limit` bytes go to an unnamed file.
 
     Args:

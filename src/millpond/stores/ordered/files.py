@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Executor, Future, wait
 from dataclasses import dataclass
+from itertools import chain
 
 import msgspec
 import numpy as np
@@ -15,20 +16,20 @@ from millpond.files.refs import RunRef
 from millpond.layout import HASH, HashRange, Rows
 from millpond.stores.jobs import MergeParts, RemoteCompactor
 from millpond.stores.memory.budget import MemoryBudget
-from millpond.stores.ordered.layout import OrderedLayout, names_of, sorted_rows
-from millpond.stores.ordered.merge import Input, TimeInterval, merged
+from millpond.stores.ordered.layout import OrderedLayout, matched_names, sorted_rows
+from millpond.stores.ordered.merge import Input, TimeInterval, merge_parts
 from millpond.stores.ordered.parts import Part
 from millpond.stores.ordered.time_buckets import TimeBuckets
 from millpond.stores.runs.compactor import Writer
 from millpond.stores.runs.pace import Pace
-from millpond.stores.runs.pick import MOST_LAYERS, Extent, pick
+from millpond.stores.runs.pick import MAX_LAYERS, Extent, pick
 from millpond.stores.runs.run import Run
 
-_MOST_DELTAS = 64
-_LEAST_BYTES = 32 << 20
-_MOST_BYTES = 512 << 20
+_MAX_DELTAS = 64
+_MIN_FLUSH_BYTES = 32 << 20
+_MAX_FLUSH_BYTES = 512 << 20
 _MAX_FAILURES = 5
-_LEAST_ROWS = 1024
+_MIN_PIECE_ROWS = 1024
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class _Merge:
     """A running merge: its inputs, the files written in this process so far, and the future of all files."""
 
     inputs: list[Input]
-    made: list[Run]
+    outputs: list[Run]
     result: Future[list[Run]]
 
 
@@ -58,7 +59,7 @@ class PartFiles:
         remote_compactor: submits merges to remote workers.
 
     Attributes:
-        flushed: see above. notes: files that name the matched rows of other files.
+        flushed: see above. matched_files: files that name the matched rows of other files.
     """
 
     def __init__(
@@ -80,26 +81,26 @@ class PartFiles:
         self._writers = writers
         self._range = range_
         self._piece = budget.piece
-        self._most_bytes = min(max(budget.total // 2, _LEAST_BYTES), _MOST_BYTES)
+        self._flush_bytes = min(max(budget.total // 2, _MIN_FLUSH_BYTES), _MAX_FLUSH_BYTES)
         self._drop_matched = drop_matched
         self._pace = Pace()
-        self.most_deltas = _MOST_DELTAS
+        self.max_deltas = _MAX_DELTAS
         self.flushed = flushed
-        self.notes: list[Part] = []
+        self.matched_files: list[Part] = []
         self._deltas: list[tuple[int, int]] = []  # version and bytes
         self._flushing: int | None = None
-        self._noting: Future[Run] | None = None
+        self._matched_write: Future[Run] | None = None
         self._merge: _Merge | None = None
         self._failures = 0
 
-    def sealed(self, version: int, size: int) -> None:
+    def add_delta(self, version: int, size: int) -> None:
         """Record a delta and the version that it made (0: an older one)."""
         self._deltas.append((version, size))
 
     @property
     def due(self) -> bool:
         """Whether the deltas are many or long, and no flush is running."""
-        many = len(self._deltas) >= self.most_deltas or sum(size for _, size in self._deltas) >= self._most_bytes
+        many = len(self._deltas) >= self.max_deltas or sum(size for _, size in self._deltas) >= self._flush_bytes
         return many and self._flushing is None
 
     def flush(self, parts: Sequence[Part], version: int) -> None:
@@ -115,22 +116,22 @@ class PartFiles:
         for part in parts:
             if part.file is not None:
                 wait([part.file])
-                part.settle(part.file.result())
+                part.adopt_file(part.file.result())
                 if fits():
                     return
 
     def _write(self, part: Part) -> None:
         if part.rows is not None and part.file is None and part.count:
-            part.set_deleted()
+            part.flag_matched_rows()
             part.file = self._writers.submit(self._store.write, part.rows, self._layout.rows)
 
-    def listed(self, parts: Sequence[Part]) -> list[RunRef]:
+    def manifest_refs(self, parts: Sequence[Part]) -> list[RunRef]:
         """List files for a manifest: those that the flushed version covers, their notes, and pending ones.
 
         Pending files are not part of the state; the manifest names them so that the garbage collection keeps them.
         """
-        refs = [msgspec.structs.replace(note.ref, marks=True) for note in self.notes if note.ref is not None]
-        pending = [] if self._merge is None else [run.ref for run in list(self._merge.made)]
+        refs = [msgspec.structs.replace(file.ref, marks=True) for file in self.matched_files if file.ref is not None]
+        pending = [] if self._merge is None else [run.ref for run in list(self._merge.outputs)]
         for part in parts:
             if part.ref is not None and part.upto <= self.flushed:
                 refs.append(part.ref)
@@ -139,41 +140,41 @@ class PartFiles:
         return refs + [msgspec.structs.replace(ref, pending=True) for ref in pending if ref is not None]
 
     def step(
-        self, parts: list[Part], gone: Sequence[Part], buckets: TimeBuckets, expired: int, version: int
+        self, parts: list[Part], dropped: Sequence[Part], buckets: TimeBuckets, expired: int, version: int
     ) -> list[Part]:
         """Take over finished writes and merges, and continue a running flush; called between two batches.
 
         Args:
-            parts: the state. gone: parts that were dropped since the last call.
+            parts: the state. dropped: parts that were dropped since the last call.
 
         Returns:
             The state, with merged parts in place of their inputs.
         """
         for part in parts:
             if part.file is not None and part.file.done():
-                part.settle(part.file.result())
-        self._step_flush(parts)
+                part.adopt_file(part.file.result())
+        self._advance_flush(parts)
         if self._merge is not None and self._merge.result.done():
             parts = self._adopt(parts, self._merge)
-        for part in gone:
+        for part in dropped:
             if part.file is not None:
                 part.file.cancel()
             merging = self._merge is not None and any(source.part is part for source in self._merge.inputs)
             # The inputs of a running merge are dropped when its result is adopted.
             if part.run is not None and not merging:
-                self._store.forget(part.run)
+                self._store.drop(part.run)
         if self._merge is None:
             self._begin_merge(parts, buckets, expired)
         return parts
 
     # Flush
 
-    def _step_flush(self, parts: Sequence[Part]) -> None:
+    def _advance_flush(self, parts: Sequence[Part]) -> None:
         if self._flushing is None:
             return
         # Parts that later batches added are not covered by this flush.
         covered = [part for part in parts if part.upto <= self._flushing]
-        if self._noting is None:
+        if self._matched_write is None:
             # Some parts are not in files yet.
             if any(part.run is None and part.count for part in covered):
                 return
@@ -181,29 +182,29 @@ class PartFiles:
             # covered.
             notes = list(self._unflagged_names(covered))
             if notes:
-                self._noting = self._writers.submit(self._store.write, notes, self._layout.rows)
+                self._matched_write = self._writers.submit(self._store.write, notes, self._layout.rows)
                 return
-            self._flushed([])
-        elif self._noting.done():
-            self._flushed([Part.of_run(self._layout, self._noting.result(), self._flushing)])
+            self._finish_flush([])
+        elif self._matched_write.done():
+            self._finish_flush([Part.of_run(self._layout, self._matched_write.result(), self._flushing)])
 
-    def _flushed(self, notes: list[Part]) -> None:
+    def _finish_flush(self, matched_files: list[Part]) -> None:
         assert self._flushing is not None
         # The new notes include the old ones: marks stay in memory until a merge writes them into the rows.
-        for old in self.notes:
+        for old in self.matched_files:
             if old.run is not None:
-                self._store.forget(old.run)
-        self.notes, self._noting = notes, None
+                self._store.drop(old.run)
+        self.matched_files, self._matched_write = matched_files, None
         self.flushed, self._flushing = self._flushing, None
         self._deltas = [delta for delta in self._deltas if delta[0] > self.flushed]
 
     def _unflagged_names(self, parts: Sequence[Part]) -> Iterator[Rows]:
         """Yield the names of the matched rows in files that do not carry the flag themselves, in order."""
         names = [
-            names_of(rows, self._layout)
+            matched_names(rows, self._layout)
             for part in parts
             if part.marks is not None and part.run is not None
-            for rows in part.at(_set_bits(part.marks))
+            for rows in part.rows_at_positions(_set_bits(part.marks))
         ]
         if names:
             yield sorted_rows(names, self._layout)
@@ -211,35 +212,37 @@ class PartFiles:
     # Merges
 
     def _begin_merge(self, parts: Sequence[Part], buckets: TimeBuckets, expired: int) -> None:
-        chosen, bucket = self._choose(parts, buckets, expired)
+        chosen, bucket = self._choose_inputs(parts, buckets, expired)
         if not chosen:
             return
-        windows = [TimeInterval(expired)] if bucket is not None else buckets.windows(chosen, expired)
+        intervals = [TimeInterval(expired)] if bucket is not None else buckets.intervals(chosen, expired)
         inputs = [Input(part) for part in chosen]
         outputs: list[Run] = []
         store, layout = self._store, self._layout
 
-        def here() -> Future[list[Run]]:
+        def merge_locally() -> Future[list[Run]]:
             return self._background.submit(
-                do_merge, self._job(inputs, windows), inputs, layout, store, self._pace, outputs
+                do_merge, self._job(inputs, intervals), inputs, layout, store, self._pace, outputs
             )
 
-        def opened(refs: Sequence[RunRef]) -> list[Run]:
+        def open_results(refs: Sequence[RunRef]) -> list[Run]:
             return [store.open(ref, layout.rows) for ref in refs]
 
         if self._remote_compactor is None:
-            result = here()
+            result = merge_locally()
         else:
-            result = self._remote_compactor.submit(lambda: self._job(inputs, windows), here, opened)
+            result = self._remote_compactor.submit(lambda: self._job(inputs, intervals), merge_locally, open_results)
         self._merge = _Merge(inputs, outputs, result)
 
-    def _choose(self, parts: Sequence[Part], buckets: TimeBuckets, expired: int) -> tuple[list[Part], int | None]:
+    def _choose_inputs(
+        self, parts: Sequence[Part], buckets: TimeBuckets, expired: int
+    ) -> tuple[list[Part], int | None]:
         # Only files that a manifest lists as state are merged: the rows of later files are still read from deltas.
         groups: dict[int | None, list[Part]] = {}
         for part in sorted(parts, key=lambda part: -part.upto):
             if part.run is not None and part.upto <= self.flushed:
-                groups.setdefault(buckets.of(part), []).append(part)
-        self._pace.hurry(any(len(group) > 2 * MOST_LAYERS for group in groups.values()))
+                groups.setdefault(buckets.bucket_of(part), []).append(part)
+        self._pace.set_full_speed(any(len(group) > 2 * MAX_LAYERS for group in groups.values()))
         for number, group in groups.items():
             chosen = pick([Extent(0, 1, part.bytes) for part in group])
             if chosen is not None:
@@ -251,18 +254,18 @@ class PartFiles:
                     return [part], number
         return [], None
 
-    def _job(self, inputs: Sequence[Input], windows: Sequence[TimeInterval]) -> MergeParts:
+    def _job(self, inputs: Sequence[Input], intervals: Sequence[TimeInterval]) -> MergeParts:
         rows, size = sum(source.part.count for source in inputs), sum(source.part.bytes for source in inputs)
-        most = self._piece // max(self._layout.stride, size // max(1, rows))
+        rows_per_piece = self._piece // max(self._layout.stride, size // max(1, rows))
         return MergeParts(
             schema=self._layout.rows.schema,
             inputs=tuple(source.part.ref for source in inputs if source.part.ref is not None),
             marks=tuple(b"" if source.marks is None else source.marks.tobytes() for source in inputs),
             lowest=self._range.lo,
             highest=self._range.hi - 1,
-            windows=tuple((window.after, window.until) for window in windows),
+            windows=tuple((interval.after, interval.until) for interval in intervals),
             drop_matched=self._drop_matched,
-            size=min(max(most, _LEAST_ROWS), 65536),
+            size=min(max(rows_per_piece, _MIN_PIECE_ROWS), 65536),
         )
 
     def _adopt(self, parts: Sequence[Part], merge: _Merge) -> list[Part]:
@@ -281,21 +284,21 @@ class PartFiles:
         for source in merge.inputs:
             self._carry_over(source, merged_parts)
             assert source.part.run is not None
-            self._store.forget(source.part.run)
+            self._store.drop(source.part.run)
         return [part for part in parts if part not in old] + merged_parts
 
-    def _carry_over(self, each: Input, made: Sequence[Part]) -> None:
+    def _carry_over(self, source: Input, outputs: Sequence[Part]) -> None:
         """Copy the marks that an input got while the merge was running to the merged parts."""
-        marks = each.part.marks
+        marks = source.part.marks
         if marks is None:
             return
         # Bits set since the merge copied them.
-        since = _set_bits(marks if each.marks is None else marks & ~each.marks)
-        for rows in each.part.at(since):
-            names = names_of(rows, self._layout)
+        since = _set_bits(marks if source.marks is None else marks & ~source.marks)
+        for rows in source.part.rows_at_positions(since):
+            names = matched_names(rows, self._layout)
             hashes = np.ascontiguousarray(names.words[:, HASH])
             numbers = np.ascontiguousarray(names.words[:, self._layout.number]).view(np.int64)
-            for part in made:
+            for part in outputs:
                 part.mark_named(hashes, self._layout.times(names), numbers)
 
     def close(self) -> None:
@@ -303,24 +306,24 @@ class PartFiles:
         self._pace.stop()
         if self._merge is not None:
             self._merge.result.cancel()
-        for note in self.notes:
-            if note.run is not None:
-                note.run.close()
+        for file in self.matched_files:
+            if file.run is not None:
+                file.run.close()
 
 
 def do_merge(
-    job: MergeParts, inputs: Sequence[Input], layout: OrderedLayout, store: Writer, pace: Pace, made: list[Run]
+    job: MergeParts, inputs: Sequence[Input], layout: OrderedLayout, store: Writer, pace: Pace, outputs: list[Run]
 ) -> list[Run]:
     """Merge parts into one file for each time interval that has rows.
 
     Args:
-        inputs: the job's inputs, opened. layout: of the rows. made: receives each file when it is written.
+        inputs: the job's inputs, opened. layout: of the rows. outputs: receives each file when it is written.
 
     Returns:
-        `made`.
+        `outputs`.
     """
     for after, until in job.windows:
-        pieces = merged(
+        pieces = merge_parts(
             inputs,
             layout,
             HashRange(job.lowest, job.highest + 1),
@@ -330,16 +333,11 @@ def do_merge(
         )
         first = next(pieces, None)
         if first is not None:
-            made.append(store.write(pace.over(_chained(first, pieces)), layout.rows))
-    return made
+            outputs.append(store.write(pace.throttle(chain([first], pieces)), layout.rows))
+    return outputs
 
 
 def _set_bits(marks: np.ndarray) -> np.ndarray:
     """Return the positions of the set bits."""
     positions: np.ndarray = np.flatnonzero(np.unpackbits(marks.view(np.uint8), bitorder="little"))
     return positions.astype(np.int64)
-
-
-def _chained(first: Rows, rest: Iterator[Rows]) -> Iterator[Rows]:
-    yield first
-    yield from rest

@@ -83,7 +83,7 @@ def empty_rows(layout: OrderedLayout) -> Rows:
     return Rows(words, np.empty(0, np.uint8))
 
 
-def names_of(rows: Rows, layout: OrderedLayout) -> Rows:
+def matched_names(rows: Rows, layout: OrderedLayout) -> Rows:
     """Make notes that rows were matched: rows with only their hash, time and number."""
     words: Words = np.zeros((rows.count, layout.rows.width), np.uint64)
     words[:, HASH] = rows.words[:, HASH]

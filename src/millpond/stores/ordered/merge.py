@@ -15,9 +15,9 @@ from millpond.layout import HASH, NEVER, HashRange, Rows
 from millpond.stores.ordered.layout import OrderedLayout
 from millpond.stores.ordered.parts import BEGINNING, Part
 
-_FENCE = 1024  # rows between two possible cuts of a part in memory
-_ANY = 1 << 62
-_NOWHERE: NDArray[np.uint64] = np.empty(0, np.uint64)
+_FENCE_ROWS = 1024  # rows between two possible cuts of a part in memory
+_UNLIMITED_ROWS = 1 << 62
+_NO_ADDRESSES: NDArray[np.uint64] = np.empty(0, np.uint64)
 
 
 class TimeInterval(NamedTuple):
@@ -34,14 +34,14 @@ class Input:
         self.part = part
         # A copy: rows marked during the merge are marked again in its result.
         self.marks = part.marks.copy() if marks is None and part.marks is not None else marks
-        self._hashes = _NOWHERE
+        self._hashes = _NO_ADDRESSES
         if part.rows is not None:
             self._hashes = np.ascontiguousarray(part.rows.words[:, HASH])
 
     def fences(self, lowest: int, highest: int) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
         """Return the hashes at which the part can be cut, and the number of rows between them."""
         if self.part.rows is not None:
-            cuts = np.arange(0, len(self._hashes), _FENCE)
+            cuts = np.arange(0, len(self._hashes), _FENCE_ROWS)
             return self._hashes[cuts], np.diff(cuts, append=len(self._hashes))
         index = self.part.source.index
         begin, end = index.span(lowest, highest)
@@ -58,12 +58,12 @@ class Input:
         """
         part = self.part
         if not part.range.meets(HashRange(lowest, highest + 1)):
-            return _NOWHERE, _NOWHERE, np.empty(0, np.int64), np.empty(0, np.int64), None
+            return _NO_ADDRESSES, _NO_ADDRESSES, np.empty(0, np.int64), np.empty(0, np.int64), None
         if part.rows is not None:
             begin = int(np.searchsorted(self._hashes, np.uint64(lowest), "left"))
             end = int(np.searchsorted(self._hashes, np.uint64(highest), "right"))
             if begin == end:
-                return _NOWHERE, _NOWHERE, np.empty(0, np.int64), np.empty(0, np.int64), None
+                return _NO_ADDRESSES, _NO_ADDRESSES, np.empty(0, np.int64), np.empty(0, np.int64), None
             rows_at = np.array([address(part.rows.words) + begin * part.layout.stride], np.uint64)
             heap = np.array([address(part.rows.heap)], np.uint64)
             return rows_at, heap, np.array([end - begin]), np.array([begin]), part.rows
@@ -73,20 +73,20 @@ class Input:
         return blocks.words_at, blocks.heap_at, np.diff(blocks.starts), blocks.bases, blocks.pins
 
 
-def merged(
+def merge_parts(
     inputs: Sequence[Input],
     layout: OrderedLayout,
     range_: HashRange,
-    window: TimeInterval,
+    interval: TimeInterval,
     *,
     drop_matched: bool = False,
-    size: int = _ANY,
+    size: int = _UNLIMITED_ROWS,
 ) -> Iterator[Rows]:
     """Merge parts in the order of (hash, time); matched rows carry the flag themselves in the result.
 
     Args:
         inputs: the parts. layout: of their rows.
-        range_, window: the hash range and the time interval to merge.
+        range_, interval: the hash range and the time interval to merge.
         drop_matched: leave out matched rows.
         size: rows in a piece, roughly; a piece never splits the rows of one hash.
 
@@ -104,7 +104,7 @@ def merged(
         marks_at = np.array([0 if source.marks is None else address(source.marks) for source in inputs], np.uint64)
         count = ordered_scan.merge_parts(
             first, rows_in, bases, words_at, heap_at, marks_at, current, boundary - 1, layout.stride, layout.time,
-            layout.number, window.after, window.until, drop_matched, rows_at, heaps_at, matched,
+            layout.number, interval.after, interval.until, drop_matched, rows_at, heaps_at, matched,
         )  # fmt: skip
         if count:
             rows = Rows(*gather_rows(rows_at[:count], heaps_at[:count], layout.rows.width, layout.shape.blobs))

@@ -24,12 +24,12 @@ from millpond.stores.runs.run import Run
 BEGINNING = -(1 << 63)
 """Earlier than every time."""
 
-_SAMPLE = 256
-_PART_BLOCKS = 256
+_SAMPLE_ROWS = 256
+_BLOCKS_PER_STEP = 256
 """Blocks of a file that are read at a time."""
-_TOP_STAMP = (1 << 48) - 1
-_PIECE = 65536
-_NONE: NDArray[np.uint64] = np.empty(0, np.uint64)
+_MAX_STAMP = (1 << 48) - 1
+_PIECE_ROWS = 65536
+_NO_MARKS: NDArray[np.uint64] = np.empty(0, np.uint64)
 
 
 class Blocks(NamedTuple):
@@ -56,13 +56,13 @@ class Part:
         oldest, newest: bounds of the rows' times, ignoring rows without time; timeless: whether there are such rows.
         run: the file, once written; file: the future of a file being written.
         marks: a bit for each matched row that does not carry the flag itself; None while no bit is set.
-        sought: number of keys looked up in the file during this batch.
+        lookups: number of keys looked up in the file during this batch.
     """
 
     def __init__(self, layout: OrderedLayout, rows: Rows, upto: int) -> None:
         self.layout = layout
         self.upto = upto
-        self.sought = 0
+        self.lookups = 0
         self.range = HashRange()
         self.count = rows.count
         self.rows: Rows | None = rows
@@ -74,7 +74,7 @@ class Part:
         self.timeless = len(timed) < self.count
         self.oldest = int(timed.min()) if len(timed) else NEVER
         self.newest = int(timed.max()) if len(timed) else BEGINNING
-        sample = times[:: max(1, self.count // _SAMPLE)]
+        sample = times[:: max(1, self.count // _SAMPLE_ROWS)]
         self._sample: NDArray[np.int64] | None = np.sort(sample)
 
     @classmethod
@@ -84,9 +84,9 @@ class Part:
         assert run.ref is not None
         part.layout, part.upto, part.range = layout, upto, run.range
         part.count, part.rows, part.run, part.file, part.marks = run.rows, None, run, None, None
-        part.sought = 0
-        # References have times in milliseconds, clipped to the range from 0 to `_TOP_STAMP`.
-        part.timeless = run.ref.newest == _TOP_STAMP
+        part.lookups = 0
+        # References have times in milliseconds, clipped to the range from 0 to `_MAX_STAMP`.
+        part.timeless = run.ref.newest == _MAX_STAMP
         part.oldest = run.ref.oldest * 1000 if run.ref.oldest else BEGINNING
         part.newest = run.ref.newest * 1000 + 999
         part._sample = None
@@ -113,11 +113,11 @@ class Part:
         assert self.ref is not None
         return self.ref.bytes
 
-    def settle(self, run: Run) -> None:
+    def adopt_file(self, run: Run) -> None:
         """Release the rows in memory: the file holds them now."""
         self.run, self.file, self.rows = run, None, None
 
-    def dead(self, expired: int) -> bool:
+    def is_expired(self, expired: int) -> bool:
         """Return whether all rows are expired."""
         return self.newest <= expired and not self.timeless
 
@@ -138,7 +138,7 @@ class Part:
             self.marks = np.zeros(-(-rows // 64), np.uint64)
         return self.marks
 
-    def set_deleted(self) -> None:
+    def flag_matched_rows(self) -> None:
         """Move the marks into the flags of the rows in memory; no other thread may be writing these rows to a file."""
         if self.marks is not None and self.rows is not None:
             ordered_scan.set_deleted(address(self.rows.words), self.count, self.layout.stride, self.marks)
@@ -185,11 +185,11 @@ class Part:
     def chunks(self) -> Iterator[tuple[Rows, int]]:
         """Yield all rows in order, in pieces, each with the position of its first row; pieces are views if possible."""
         if self.rows is not None:
-            for start in range(0, self.count, _PIECE):
-                yield Rows(self.rows.words[start : start + _PIECE], self.rows.heap), start
+            for start in range(0, self.count, _PIECE_ROWS):
+                yield Rows(self.rows.words[start : start + _PIECE_ROWS], self.rows.heap), start
             return
         layout = self.layout
-        step = max(1, _PIECE // rows_per_block(layout.rows))
+        step = max(1, _PIECE_ROWS // rows_per_block(layout.rows))
         for begin in range(0, self.source.index.count, step):
             wanted = np.arange(begin, min(begin + step, self.source.index.count))
             blocks = self.blocks(wanted)
@@ -221,7 +221,7 @@ class Part:
         out = Pairs(
             np.empty(room, np.int64), np.empty(room, np.uint64), np.empty(room, np.uint64), np.empty(room, np.int64)
         )
-        for begin, end, blocks in self._searched(np.ascontiguousarray(words[:, HASH])):
+        for begin, end, blocks in self._candidate_ranges(np.ascontiguousarray(words[:, HASH])):
             state = np.array([0, 0, 0, -1, 0], np.int64)
             where = (data_of(words[begin:]), data_of(probes.heap), words.strides[0], shape.key_start, end - begin)
             part = PartBlocks(*blocks[:5])
@@ -236,28 +236,28 @@ class Part:
                 if count < room:
                     break
 
-    def _searched(self, hashes: NDArray[np.uint64]) -> Iterator[tuple[int, int, Blocks]]:
+    def _candidate_ranges(self, hashes: NDArray[np.uint64]) -> Iterator[tuple[int, int, Blocks]]:
         """Yield ranges (from, to) of the hashes with the blocks that may hold them."""
         if self.rows is not None:
             yield 0, len(hashes), self.blocks()
             return
-        for begin, end, wanted in self._numbers(hashes):
-            self.sought += end - begin
+        for begin, end, wanted in self._block_numbers(hashes):
+            self.lookups += end - begin
             yield begin, end, self.blocks(wanted)
 
-    def near(self, hashes: NDArray[np.uint64], most: int) -> NDArray[np.int64]:
-        """Return the numbers of up to `most` blocks of the file that may hold rows of the hashes (ascending)."""
+    def candidate_blocks(self, hashes: NDArray[np.uint64], max_blocks: int) -> NDArray[np.int64]:
+        """Return the numbers of up to `max_blocks` blocks of the file that may hold rows of the hashes (ascending)."""
         run = self.run
         if run is None or not run.source.index.count or not len(hashes):
             return np.empty(0, np.int64)
         numbers: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
-        for _, _, wanted in self._numbers(hashes):
+        for _, _, wanted in self._block_numbers(hashes):
             numbers.append(wanted)
-            if sum(map(len, numbers)) >= most:
+            if sum(map(len, numbers)) >= max_blocks:
                 break
-        return np.unique(np.concatenate(numbers))[:most]
+        return np.unique(np.concatenate(numbers))[:max_blocks]
 
-    def bring(self, wanted: NDArray[np.int64]) -> None:
+    def preload_blocks(self, wanted: NDArray[np.int64]) -> None:
         """Read blocks of the file into the block cache or the page cache. Thread-safe."""
         run = self.run
         if run is None:
@@ -267,11 +267,11 @@ class Part:
             run.source.expect_blocks(int(neighbours[0]), int(neighbours[-1]) + 1)
 
     @property
-    def far(self) -> bool:
+    def remote(self) -> bool:
         """Whether the part's blocks are read by remote requests."""
-        return self.run is not None and self.run.far
+        return self.run is not None and self.run.remote
 
-    def _numbers(self, hashes: NDArray[np.uint64]) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
+    def _block_numbers(self, hashes: NDArray[np.uint64]) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
         """Yield ranges (from, to) of the hashes with the numbers of the blocks that may hold them, piece by piece."""
         index = self.source.index
         lowest, highest = max(int(index.fence[0]), self.range.lo), min(index.highest, self.range.hi - 1)
@@ -281,7 +281,7 @@ class Part:
         last = np.maximum(np.searchsorted(index.fence, hashes[begin:end], "right") - 1, first)
         position = 0
         while position < end - begin:
-            stop = int(np.searchsorted(first, first[position] + _PART_BLOCKS, "left"))
+            stop = int(np.searchsorted(first, first[position] + _BLOCKS_PER_STEP, "left"))
             # Count the hashes of each block by differences: the block ranges of several hashes may overlap.
             spread = np.zeros(int(last[stop - 1] - first[position]) + 2, np.int64)
             np.add.at(spread, first[position:stop] - first[position], 1)
@@ -289,12 +289,12 @@ class Part:
             yield begin + position, begin + stop, np.flatnonzero(np.cumsum(spread) > 0) + first[position]
             position = stop
 
-    def between(self, after: int, until: int, *, unmatched: bool) -> Iterator[Rows]:
+    def rows_between(self, after: int, until: int, *, unmatched: bool) -> Iterator[Rows]:
         """Yield rows with a time in (`after`, `until`], in pieces; with `unmatched`, only rows never matched."""
         if self.oldest > until or (self.newest <= after and not self.timeless):
             return
-        layout, marks = self.layout, _NONE if self.marks is None else self.marks
-        positions = np.empty(_PIECE, np.int64)
+        layout, marks = self.layout, _NO_MARKS if self.marks is None else self.marks
+        positions = np.empty(_PIECE_ROWS, np.int64)
         for rows, base in self.chunks():
             words = np.ascontiguousarray(rows.words)
             if len(words) > len(positions):
@@ -308,18 +308,18 @@ class Part:
                 selected = positions[:count]
                 yield Rows(*gather_rows(rows_at[selected], heaps_at[selected], layout.rows.width, layout.shape.blobs))
 
-    def at(self, positions: NDArray[np.int64]) -> Iterator[Rows]:
+    def rows_at_positions(self, positions: NDArray[np.int64]) -> Iterator[Rows]:
         """Yield the rows at the positions (ascending), in pieces."""
         layout = self.layout
-        for start in range(0, len(positions), _PIECE):
-            chosen = positions[start : start + _PIECE]
+        for start in range(0, len(positions), _PIECE_ROWS):
+            chosen = positions[start : start + _PIECE_ROWS]
             if self.rows is not None:
                 rows_at = np.uint64(address(self.rows.words)) + chosen.astype(np.uint64) * np.uint64(layout.stride)
                 heaps_at = np.full(len(chosen), address(self.rows.heap), np.uint64)
                 yield Rows(*gather_rows(rows_at, heaps_at, layout.rows.width, layout.shape.blobs))
                 continue
             number = np.searchsorted(self.source.index.starts, chosen, "right") - 1
-            cuts = [0, *(np.flatnonzero(np.diff(number // _PART_BLOCKS)) + 1).tolist(), len(chosen)]
+            cuts = [0, *(np.flatnonzero(np.diff(number // _BLOCKS_PER_STEP)) + 1).tolist(), len(chosen)]
             for begin, end in pairwise(cuts):
                 wanted, inverse = np.unique(number[begin:end], return_inverse=True)
                 blocks = self.blocks(wanted)
@@ -339,7 +339,7 @@ class Part:
             return np.arange(len(hashes))
         layout, lost = self.layout, []
         inside_from, inside_to = len(hashes), 0
-        for begin, end, blocks in self._searched(hashes):
+        for begin, end, blocks in self._candidate_ranges(hashes):
             inside_from, inside_to = min(inside_from, begin), max(inside_to, end)
             missing = np.empty(end - begin, np.int64)
             count = ordered.mark_named(

@@ -25,30 +25,30 @@ from millpond.kernels.ordered.order import MARK, MATCHED
 from millpond.layout import HASH, META, NEVER, HashRange, Rows, TableSchema, Words
 from millpond.stores.jobs import RemoteCompactor
 from millpond.stores.memory.budget import MemoryBudget
-from millpond.stores.memory.spooled import spooled
-from millpond.stores.ordered.ahead import BlockPrefetcher, PrefetchKeys, Wanted, blocks_near
+from millpond.stores.memory.spooled import spool_pieces
+from millpond.stores.ordered.block_prefetcher import BlockPrefetcher, KeyIntervals, PartBlockNumbers, find_blocks
 from millpond.stores.ordered.files import PartFiles
-from millpond.stores.ordered.layout import OrderedLayout, empty_rows, names_of, sorted_rows
-from millpond.stores.ordered.memory_merge import merged_in_memory
-from millpond.stores.ordered.merge import Input, TimeInterval, merged
+from millpond.stores.ordered.layout import OrderedLayout, empty_rows, matched_names, sorted_rows
+from millpond.stores.ordered.memory_merge import merge_in_memory
+from millpond.stores.ordered.merge import Input, TimeInterval, merge_parts
 from millpond.stores.ordered.parts import BEGINNING, Part
 from millpond.stores.ordered.time_buckets import TimeBuckets
 from millpond.stores.protocol import TableDelta
 from millpond.stores.runs.compactor import Writer
-from millpond.stores.runs.prefetcher import Prefetches
+from millpond.stores.runs.prefetcher import PrefetchFigures
 from millpond.stores.runs.run_store import RunStore
 from millpond.stores.windows import inside
 
-_CHUNK = 65536
-_AHEAD_SHARE = 16
+_CHUNK_ROWS = 65536
+_PREFETCH_DIVISOR = 16
 """Divisor of the memory that one prefetch may fill with blocks: half of the block cache."""
 
 
 class OrderedTable:
     """One ordered table of one partition.
 
-    A batch is `begin`, `append`, `settle`, then reading, marking and `expire`, then `seal`. Rows that were read stay
-    valid until the next `begin`. Not thread-safe: one writer.
+    A batch is `begin`, `append`, `build_parts`, then reading, marking and `expire`, then `seal`. Rows that were read
+    stay valid until the next `begin`. Not thread-safe: one writer.
 
     Args:
         schema: the stored columns, as `ordered_schema` makes them.
@@ -103,21 +103,20 @@ class OrderedTable:
                 drop_matched,
                 remote_compactor,
             )
-        self._sought = self._reported_lookups = (
+        self._file_lookups = self._reported_lookups = (
             0  # keys looked up in files: after the last seal; already reported at that seal
         )
-        self._ahead = None if readers is None else BlockPrefetcher(readers, budget.total // _AHEAD_SHARE)
+        self._prefetcher = None if readers is None else BlockPrefetcher(readers, budget.total // _PREFETCH_DIVISOR)
         self.parts: list[Part] = list(parts)
         self.fresh: list[Part] = []
         self.expired = self.until = manifest.expired
         self._buckets = TimeBuckets()
         self._version = manifest.flushed
         self._sealed = True
-        self._waiting: list[Rows] = []
-        self._waiting_bytes = 0
-        self._numbered = 0
-        self._newly: list[tuple[Part, NDArray[np.int64]]] = []
-        self._delta: list[Rows] = []
+        self._pending_rows: list[Rows] = []
+        self._pending_bytes = 0
+        self._appended_rows = 0
+        self._newly_marked: list[tuple[Part, NDArray[np.int64]]] = []
 
     @classmethod
     def open(
@@ -146,9 +145,9 @@ class OrderedTable:
         refs = [ref for ref in manifest.runs if not ref.pending]
         runs = store.open_all(refs, layout.rows, range_)
         parts: list[Part] = []
-        notes: list[Part] = []
+        matched_files: list[Part] = []
         for ref, run in zip(refs, runs, strict=True):
-            (notes if ref.marks else parts).append(Part.of_run(layout, run, manifest.flushed))
+            (matched_files if ref.marks else parts).append(Part.of_run(layout, run, manifest.flushed))
         table = cls(
             schema,
             budget,
@@ -162,15 +161,15 @@ class OrderedTable:
             parts=parts,
             drop_matched=drop_matched,
         )
-        for note in notes:
-            for rows, _ in note.chunks():
-                table._apply_notes(inside(rows, note.range))
+        for file in matched_files:
+            for rows, _ in file.chunks():
+                table._apply_matched_names(inside(rows, file.range))
             if table._files is not None:
-                table._files.notes.append(note)
+                table._files.matched_files.append(file)
         return table
 
     @property
-    def portion(self) -> int:
+    def portion_bytes(self) -> int:
         """Bytes of input to work on at once, at most."""
         return 2 * self._budget.piece
 
@@ -180,26 +179,26 @@ class OrderedTable:
         """Start the batch that reads `version`: drop expired parts, merge parts, take over written files."""
         if not self._sealed:
             raise UsageError(f"The batch on version {self._version} was not sealed.", action="Open the table again.")
-        self._settle(version)  # the rows of loaded deltas
+        self._build_parts(version)  # the rows of loaded deltas
         self._version = version
         self._sealed = False
         self.expired = self.until
         self.parts += self.fresh
-        self.fresh, self._newly, self._delta = [], [], []
+        self.fresh, self._newly_marked = [], []
         # Rows may be matched after `seal`, when the output is read. The next batch's figures include these look-ups.
-        self._sought = sum(part.sought for part in self.parts) - self._reported_lookups
+        self._file_lookups = sum(part.lookups for part in self.parts) - self._reported_lookups
         self._reported_lookups = 0
         for part in self.parts:
-            part.sought = 0
-        self._numbered = 0
-        gone = [part for part in self.parts if part.dead(self.expired)]
-        self.parts = [part for part in self.parts if not part.dead(self.expired)]
-        self._buckets.choose(self.parts, self.expired)
-        self.parts = self._merged()
+            part.lookups = 0
+        self._appended_rows = 0
+        expired_parts = [part for part in self.parts if part.is_expired(self.expired)]
+        self.parts = [part for part in self.parts if not part.is_expired(self.expired)]
+        self._buckets.choose_length(self.parts, self.expired)
+        self.parts = self._merge_in_memory()
         if self._files is not None:
-            self.parts = self._files.step(self.parts, gone, self._buckets, self.expired, version)
+            self.parts = self._files.step(self.parts, expired_parts, self._buckets, self.expired, version)
             if self._files.due:
-                self.parts = self._merged(everything=True)
+                self.parts = self._merge_in_memory(everything=True)
                 self._files.flush(self.parts, version)
         self._reserve()
 
@@ -211,22 +210,24 @@ class OrderedTable:
             lo, hi: the time interval of each look-up, both ends included; any time if not given. Expired times are left
                 out.
         """
-        if self._ahead is None:
+        if self._prefetcher is None:
             return
         lo = np.full(len(hashes), BEGINNING) if lo is None else lo
         hi = np.full(len(hashes), NEVER) if hi is None else hi
-        self._ahead.prefetch(
-            PrefetchKeys(hashes, lo, hi).after(self.until if self._sealed else self.expired), self.parts
+        self._prefetcher.prefetch(
+            KeyIntervals(hashes, lo, hi).after(self.until if self._sealed else self.expired), self.parts
         )
 
     @property
-    def far(self) -> list[Part]:
+    def remote_parts(self) -> list[Part]:
         """The parts whose blocks are read by remote requests."""
-        return [part for part in self.parts if part.far]
+        return [part for part in self.parts if part.remote]
 
-    def far_blocks(self, sought: PrefetchKeys) -> Wanted:
+    def remote_blocks(self, keys: KeyIntervals) -> PartBlockNumbers:
         """Find the blocks of remote parts that the batch may look up, as many as have room in memory."""
-        return blocks_near(sought.after(self.expired), self.far, self._budget.total // _AHEAD_SHARE // BLOCK_BYTES)
+        return find_blocks(
+            keys.after(self.expired), self.remote_parts, self._budget.total // _PREFETCH_DIVISOR // BLOCK_BYTES
+        )
 
     def append(self, rows: Rows, times: NDArray[np.int64], matched: NDArray[np.bool_] | None = None) -> None:
         """Add rows to the batch.
@@ -237,32 +238,32 @@ class OrderedTable:
             matched: mask of rows that were matched already; no row if not given.
         """
         # Row numbers are unique in the table: the version, then the position within the batch.
-        first = self._version << 32 | self._numbered
+        first = self._version << 32 | self._appended_rows
         ordered.put_times(rows.words, times, self.ordered.time, self.ordered.number, first)
         if matched is not None:
             rows.words[matched, META] |= np.uint64(MATCHED)
-        self._numbered += rows.count
+        self._appended_rows += rows.count
         self._add(rows)
 
     def _add(self, rows: Rows) -> None:
-        self._waiting.append(rows)
-        self._waiting_bytes += rows.words.nbytes + rows.heap.nbytes
-        if self._waiting_bytes > self._account.limit // 4:
-            self._settle(self._version + 1)
+        self._pending_rows.append(rows)
+        self._pending_bytes += rows.words.nbytes + rows.heap.nbytes
+        if self._pending_bytes > self._account.limit // 4:
+            self._build_parts(self._version + 1)
             self._reserve()
 
-    def settle(self) -> None:
+    def build_parts(self) -> None:
         """Turn the rows of the batch into parts, which `fresh` then has."""
-        self._settle(self._version + 1)
+        self._build_parts(self._version + 1)
         self._reserve()
 
-    def _settle(self, upto: int) -> None:
-        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+    def _build_parts(self, upto: int) -> None:
+        waiting, self._pending_rows, self._pending_bytes = self._pending_rows, [], 0
         if not waiting:
             return
         rows = sorted_rows(waiting, self.ordered)
         del waiting
-        self.fresh += [Part(self.ordered, piece, upto) for piece in self._buckets.cut(rows, self.ordered)]
+        self.fresh += [Part(self.ordered, piece, upto) for piece in self._buckets.split(rows, self.ordered)]
 
     def mark(
         self,
@@ -289,19 +290,19 @@ class OrderedTable:
         new = new[:count]
         # Rows of this batch carry the mark into the delta themselves; only older rows need a note.
         if count and part.upto <= self._version:
-            self._newly.append((part, new))
+            self._newly_marked.append((part, new))
         return new
 
     def expire(self, until: int) -> None:
         """Expire rows with a time up to `until` (microseconds) from the state that the batch leaves."""
         self.until = max(self.until, until)
 
-    def leaving(self, *, unmatched: bool) -> Iterator[Rows]:
+    def expired_rows(self, *, unmatched: bool) -> Iterator[Rows]:
         """Yield the rows that `expire` removed in this batch; with `unmatched`, only rows that were never matched."""
         for part in (*self.parts, *self.fresh):
-            for rows in part.between(self.floor(part), self.until, unmatched=unmatched):
+            for rows in part.rows_between(self.floor(part), self.until, unmatched=unmatched):
                 yield rows
-                self._budget.relieve()
+                self._budget.trim_if_needed()
 
     def floor(self, part: Part) -> int:
         """Return the time up to which a part's rows do not count in this batch; rows of the batch itself all count."""
@@ -319,17 +320,17 @@ class OrderedTable:
             if not count:
                 yield encode_rows(empty_rows(self.ordered), self.layout, True)
 
-        self.settle()
-        pieces = spooled(encoded(), self._account.limit // 16)
+        self.build_parts()
+        pieces = spool_pieces(encoded(), self._account.limit // 16)
         delta = TableDelta(count, pieces)
         self._sealed = True
         self._version += 1
-        self._reported_lookups = sum(part.sought for part in (*self.parts, *self.fresh))
-        if self._ahead is not None:
-            self._ahead.over()
+        self._reported_lookups = sum(part.lookups for part in (*self.parts, *self.fresh))
+        if self._prefetcher is not None:
+            self._prefetcher.end_batch()
         if self._files is not None:
-            self._files.sealed(self._version, sum(part.bytes for part in self.fresh))
-        self._budget.relieve()
+            self._files.add_delta(self._version, sum(part.bytes for part in self.fresh))
+        self._budget.trim_if_needed()
         return delta
 
     def _changes(self) -> Iterator[Rows]:
@@ -337,23 +338,23 @@ class OrderedTable:
         for part in self.fresh:
             # A background thread may be writing the part to a file; its rows must not change then.
             if part.file is None:
-                part.set_deleted()
+                part.flag_matched_rows()
             if part.marks is None and part.rows is not None:
-                yield from self._remaining(rows for rows, _ in part.chunks())
+                yield from self._unexpired(rows for rows, _ in part.chunks())
             else:
-                yield from merged(
+                yield from merge_parts(
                     [Input(part)],
                     self.ordered,
                     self._range,
                     TimeInterval(self.until),
                     drop_matched=self._drop_matched,
-                    size=_CHUNK,
+                    size=_CHUNK_ROWS,
                 )
-        for part, positions in self._newly:
-            for rows in part.at(np.sort(positions)):
-                yield names_of(rows, self.ordered)
+        for part, positions in self._newly_marked:
+            for rows in part.rows_at_positions(np.sort(positions)):
+                yield matched_names(rows, self.ordered)
 
-    def _remaining(self, pieces: Iterator[Rows]) -> Iterator[Rows]:
+    def _unexpired(self, pieces: Iterator[Rows]) -> Iterator[Rows]:
         """Filter out rows that have already left the state."""
         for rows in pieces:
             if self.until == BEGINNING and not self._drop_matched:
@@ -370,22 +371,22 @@ class OrderedTable:
     def touched(self) -> Iterator[Rows]:
         """Yield the rows that the batch added."""
         for part in self.fresh:
-            yield from self._remaining(rows for rows, _ in part.chunks())
+            yield from self._unexpired(rows for rows, _ in part.chunks())
 
     def load(self, delta_rows: Rows, window: HashRange = HashRange()) -> None:  # noqa: B008
         """Apply a delta during recovery; rows outside the window are skipped."""
         delta_rows = inside(delta_rows, window)
-        notes = delta_rows.words[:, META] & np.uint64(MARK) != 0
-        if not notes.all():
-            words = delta_rows.words[~notes] if notes.any() else delta_rows.words
+        is_name = delta_rows.words[:, META] & np.uint64(MARK) != 0
+        if not is_name.all():
+            words = delta_rows.words[~is_name] if is_name.any() else delta_rows.words
             self._add(Rows(np.ascontiguousarray(words), delta_rows.heap))
-        if notes.any():
-            self._settle(self._version + 1)
-            self._apply_notes(Rows(np.ascontiguousarray(delta_rows.words[notes]), delta_rows.heap))
+        if is_name.any():
+            self._build_parts(self._version + 1)
+            self._apply_matched_names(Rows(np.ascontiguousarray(delta_rows.words[is_name]), delta_rows.heap))
         if self._files is not None:
-            self._files.sealed(0, delta_rows.words.nbytes)
+            self._files.add_delta(0, delta_rows.words.nbytes)
 
-    def _apply_notes(self, rows: Rows) -> None:
+    def _apply_matched_names(self, rows: Rows) -> None:
         hashes = np.ascontiguousarray(rows.words[:, HASH])
         times = self.ordered.times(rows)
         numbers = np.ascontiguousarray(rows.words[:, self.ordered.number]).view(np.int64)
@@ -397,13 +398,13 @@ class OrderedTable:
 
     # Memory
 
-    def _merged(self, *, everything: bool = False) -> list[Part]:
-        return merged_in_memory(
+    def _merge_in_memory(self, *, everything: bool = False) -> list[Part]:
+        return merge_in_memory(
             self.parts,
             self._buckets,
             self._range,
             self.expired,
-            most=self._account.limit // 4,
+            max_bytes=self._account.limit // 4,
             drop_matched=self._drop_matched,
             everything=everything,
         )
@@ -422,25 +423,27 @@ class OrderedTable:
     @property
     def memory(self) -> int:
         """Bytes of memory that the rows take."""
-        return self._waiting_bytes + sum(part.memory for part in (*self.parts, *self.fresh))
+        return self._pending_bytes + sum(part.memory for part in (*self.parts, *self.fresh))
 
     # The rest
 
     def scan(self) -> Iterator[Rows]:
         """Yield the whole state in hash order, in pieces."""
-        self._settle(self._version + 1)
+        self._build_parts(self._version + 1)
         inputs = [Input(part) for part in (*self.parts, *self.fresh)]
         if inputs:
-            window = TimeInterval(self.until)
-            yield from merged(inputs, self.ordered, self._range, window, drop_matched=self._drop_matched, size=_CHUNK)
+            interval = TimeInterval(self.until)
+            yield from merge_parts(
+                inputs, self.ordered, self._range, interval, drop_matched=self._drop_matched, size=_CHUNK_ROWS
+            )
 
     def manifest(self) -> TableManifest:
         """List the runs that hold the state together with the deltas of later versions."""
         keys = self.stats()["keys"]
         if self._files is None:
             return TableManifest((), 0, keys, self.until)
-        parts = [part for part in (*self.parts, *self.fresh) if not part.dead(self.until)]
-        refs = self._files.listed(parts)
+        parts = [part for part in (*self.parts, *self.fresh) if not part.is_expired(self.until)]
+        refs = self._files.manifest_refs(parts)
         return TableManifest(tuple(refs), self._files.flushed, keys, self.until)
 
     def stats(self) -> dict[str, int]:
@@ -448,13 +451,13 @@ class OrderedTable:
         parts = (*self.parts, *self.fresh)
         hot = [part for part in parts if part.rows is not None]
         filed = [part for part in parts if part.rows is None]
-        ahead = Prefetches() if self._ahead is None else self._ahead.latest
+        figures = PrefetchFigures() if self._prefetcher is None else self._prefetcher.latest
         return {
             "keys": sum(part.count - round(part.count * part.expired_share(self.until)) for part in parts),
             "bytes": sum(part.bytes for part in parts),
             "cache_hits": 0,
-            "cache_misses": self._sought + sum(part.sought for part in filed),
-            **ahead.stats(),
+            "cache_misses": self._file_lookups + sum(part.lookups for part in filed),
+            **figures.stats(),
             "hot_rows": sum(part.count for part in hot),
             "hot_bytes": self.memory,
             "dirty_rows": sum(part.count for part in hot if part.file is None),
@@ -464,12 +467,12 @@ class OrderedTable:
 
     def close(self) -> None:
         """Close the table and release all memory."""
-        if self._ahead is not None:
-            self._ahead.close()
+        if self._prefetcher is not None:
+            self._prefetcher.close()
         if self._files is not None:
             self._files.close()
         for part in (*self.parts, *self.fresh):
             if part.run is not None:
                 part.run.close()
-        self.parts, self.fresh, self._waiting = [], [], []
+        self.parts, self.fresh, self._pending_rows = [], [], []
         self._account.close()

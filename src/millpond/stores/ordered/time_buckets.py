@@ -11,9 +11,9 @@ from millpond.stores.ordered.layout import OrderedLayout
 from millpond.stores.ordered.merge import TimeInterval
 from millpond.stores.ordered.parts import BEGINNING, Part
 
-_WHOLE = 63  # all times in one bucket
-_LIVE = 8  # live buckets at a time, roughly
-_MOST = 16
+_WHOLE_SHIFT = 63  # all times in one bucket
+_LIVE_BUCKETS = 8  # live buckets at a time, roughly
+_MAX_BUCKETS = 16
 
 
 class TimeBuckets:
@@ -27,53 +27,53 @@ class TimeBuckets:
     """
 
     def __init__(self) -> None:
-        self.shift = _WHOLE
+        self.shift = _WHOLE_SHIFT
 
-    def choose(self, parts: Sequence[Part], expired: int) -> None:
+    def choose_length(self, parts: Sequence[Part], expired: int) -> None:
         """Choose the bucket length for the parts and the time up to which rows have expired."""
         front = max((part.newest for part in parts), default=BEGINNING)
         if expired == BEGINNING or front <= expired:
             return
-        wanted = min(_WHOLE, max(10, ((front - expired) // _LIVE).bit_length()))
+        shift = min(_WHOLE_SHIFT, max(10, ((front - expired) // _LIVE_BUCKETS).bit_length()))
         # Lengthen at once, but shorten by two steps at least, so that the length does not oscillate.
-        if wanted > self.shift or wanted < self.shift - 1:
-            self.shift = wanted
+        if shift > self.shift or shift < self.shift - 1:
+            self.shift = shift
 
-    def of(self, part: Part) -> int | None:
+    def bucket_of(self, part: Part) -> int | None:
         """Return the bucket of a part, or None if its rows belong to several."""
         first, last = part.oldest >> self.shift, part.newest >> self.shift
         if part.oldest > part.newest:  # only rows without time
             return NEVER
-        return first if first == last and not (part.timeless and self.shift < _WHOLE) else None
+        return first if first == last and not (part.timeless and self.shift < _WHOLE_SHIFT) else None
 
-    def windows(self, parts: Sequence[Part], expired: int) -> list[TimeInterval]:
+    def intervals(self, parts: Sequence[Part], expired: int) -> list[TimeInterval]:
         """Return the time intervals of the parts' live buckets; one interval for all times if there are many."""
         first = max(min(part.oldest for part in parts), expired + 1)
         last = max(part.newest for part in parts)
         timeless = any(part.timeless for part in parts)
-        if first == BEGINNING or last - first >= _MOST << self.shift or self.shift == _WHOLE:
+        if first == BEGINNING or last - first >= _MAX_BUCKETS << self.shift or self.shift == _WHOLE_SHIFT:
             return [TimeInterval(expired)]
-        windows = [
+        intervals = [
             TimeInterval(max(expired, (number << self.shift) - 1), ((number + 1) << self.shift) - 1)
             for number in range(first >> self.shift, (last >> self.shift) + 1)
         ]
-        return [*windows, TimeInterval(NEVER - 1)] if timeless else windows
+        return [*intervals, TimeInterval(NEVER - 1)] if timeless else intervals
 
-    def cut_up(self, parts: Sequence[Part]) -> bool:
+    def should_split(self, parts: Sequence[Part]) -> bool:
         """Return whether parts that span several buckets should be cut: only if their times span few buckets."""
         first, last = min(part.oldest for part in parts), max(part.newest for part in parts)
-        return self.shift < _WHOLE and first > BEGINNING and last - first < _MOST << self.shift
+        return self.shift < _WHOLE_SHIFT and first > BEGINNING and last - first < _MAX_BUCKETS << self.shift
 
-    def cut(self, rows: Rows, layout: OrderedLayout) -> Iterator[Rows]:
+    def split(self, rows: Rows, layout: OrderedLayout) -> Iterator[Rows]:
         """Split sorted rows by bucket."""
-        if self.shift == _WHOLE:
+        if self.shift == _WHOLE_SHIFT:
             yield rows
             return
         times = layout.times(rows)
         numbers = times >> self.shift
         numbers[times == NEVER] = NEVER
         distinct = np.unique(numbers)
-        if not 1 < len(distinct) <= _MOST:
+        if not 1 < len(distinct) <= _MAX_BUCKETS:
             yield rows
             return
         for number in distinct.tolist():

@@ -10,11 +10,11 @@ import numpy as np
 from millpond.files.formats.segment import decode_rows, encode_rows
 from millpond.kernels.hot_table.state import TOMBSTONE, TOUCHED
 from millpond.layout import META, HashRange, RowLayout, Rows
-from millpond.stores.memory.spooled import joined, spooled
+from millpond.stores.memory.spooled import concatenate, spool_pieces
 from millpond.stores.protocol import TableDelta
 from millpond.stores.rmw.hot.table import HotTable
-from millpond.stores.rmw.memory_pressure import MemoryManager
-from millpond.stores.rmw.scan import merged
+from millpond.stores.rmw.memory_manager import MemoryManager
+from millpond.stores.rmw.scan import merge_hot_and_runs
 
 
 class BatchChanges:
@@ -42,7 +42,7 @@ class BatchChanges:
         if self._memory.spilled:
             self._hot.clear_touched()
             self._memory.spilled.clear()
-        self._hot.forget_touched()
+        self._hot.reset_touched()
         self._copies, self._segments = None, ()
 
     def encode(self, size: int, keep: int) -> tuple[TableDelta, int]:
@@ -71,7 +71,7 @@ class BatchChanges:
             if not count:
                 yield encode_rows(self._hot.copy(np.empty(0, np.uint32)), self._layout, True)
 
-        pieces = spooled(encoded(), keep)
+        pieces = spool_pieces(encoded(), keep)
         self._copies = kept if held <= keep else None
         self._segments = tuple(pieces) if held > keep and self._memory.spilled else ()
         return TableDelta(count, pieces), held
@@ -84,7 +84,7 @@ class BatchChanges:
         """
         sealed = iter(self._copies) if self._copies is not None else None
         if self._segments:
-            sealed = decode_rows(joined(self._segments), self._layout, "what a batch changed", piece)
+            sealed = decode_rows(concatenate(self._segments), self._layout, "what a batch changed", piece)
         if sealed is not None:
             for rows in sealed:
                 words = rows.words
@@ -102,13 +102,13 @@ class BatchChanges:
 
     def _with_tombstones(self, size: int) -> Iterator[Rows]:
         if self._memory.spilled:
-            yield from self._merged(size, dead=True)
+            yield from self._merged(size, tombstones=True)
             return
         ids = self._hot.touched_ids()
         for start in range(0, len(ids), size):
             # Copying clears the flags, so that `begin` only has to reset the list of touched rows.
             yield self._hot.copy(ids[start : start + size], keep=TOMBSTONE, clear=TOUCHED)
 
-    def _merged(self, size: int, *, dead: bool = False) -> Iterator[Rows]:
+    def _merged(self, size: int, *, tombstones: bool = False) -> Iterator[Rows]:
         spilled = [evicted.run.view for evicted in reversed(self._memory.spilled)]
-        return merged(self._hot, spilled, self._range, size, touched=True, dead=dead)
+        return merge_hot_and_runs(self._hot, spilled, self._range, size, touched=True, tombstones=tombstones)

@@ -10,11 +10,11 @@ from millpond.layout import HASH, META, HashRange, RowLayout, Rows, TableSchema,
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.rmw.hot.table import HotTable
 
-_SHARE = 0.2
+_MIN_EVICTED_SHARE = 0.2
 """Share of the rows that an eviction drops, at least."""
 
-_PIECE = 4096
-_ADDED = 8192
+_EVICTION_ROWS = 4096
+_ADD_ROWS = 8192
 """Rows added at a time."""
 
 
@@ -28,12 +28,12 @@ class CacheTable:
 
     Attributes:
         layout: of the rows.
-        most: number of rows, at most.
+        max_rows: number of rows, at most.
     """
 
     def __init__(self, schema: TableSchema, initial: Words, budget: MemoryBudget, range_: HashRange) -> None:
         self.layout = RowLayout(schema)
-        self.most = 1 << 31
+        self.max_rows = 1 << 31
         self._hot = HotTable(self.layout, initial, range_, 2 * budget.total)
         self._account = budget.open()
 
@@ -72,9 +72,9 @@ class CacheTable:
             The number of rows added, which are the first ones.
         """
         rows.words[:, META] = np.uint64(stamp << STAMP_SHIFT)
-        count = min(rows.count, self.most)
-        for start in range(0, count, _ADDED):
-            piece = Rows(rows.words[start : min(start + _ADDED, count)], rows.heap)
+        count = min(rows.count, self.max_rows)
+        for start in range(0, count, _ADD_ROWS):
+            piece = Rows(rows.words[start : min(start + _ADD_ROWS, count)], rows.heap)
             if not self._make_room(piece):
                 return start
             self._hot.load(piece)
@@ -84,11 +84,11 @@ class CacheTable:
         """Make room for rows, within the memory and the row limit. Returns False if that is impossible."""
         hot = self._hot
         long_bytes = hot.long_bytes(rows)
-        share = _SHARE
-        while hot.count + rows.count > self.most or not self._reserve(rows.count, long_bytes):
+        share = _MIN_EVICTED_SHARE
+        while hot.count + rows.count > self.max_rows or not self._reserve(rows.count, long_bytes):
             if not hot.count:
                 return False
-            for _ in hot.evict(min(1.0, share), _PIECE):
+            for _ in hot.evict(min(1.0, share), _EVICTION_ROWS):
                 pass  # evicted rows are dropped: they can be fetched again
             if hot.heap.free > hot.heap.used // 2:
                 hot.pack_values()
@@ -100,13 +100,13 @@ class CacheTable:
         return rows.count <= hot.row_room and hot.heap.used + long_bytes <= hot.heap.capacity
 
     def _reserve(self, rows: int, long_bytes: int) -> bool:
-        return self._account.reserve(self._hot.memory + self._hot.growth(rows, long_bytes))
+        return self._account.reserve(self._hot.memory + self._hot.growth_bytes(rows, long_bytes))
 
-    def tidy(self) -> None:
+    def shrink_to_limit(self) -> None:
         """Release memory that other tables are short of; called between batches."""
         over = 1 - self._account.limit / max(1, self._account.reserved)
         if over > 0 and self._hot.count:
-            for _ in self._hot.evict(min(1.0, over + _SHARE / 2), _PIECE):
+            for _ in self._hot.evict(min(1.0, over + _MIN_EVICTED_SHARE / 2), _EVICTION_ROWS):
                 pass
             self._hot.pack_rows()
             if self.layout.bytes_columns:

@@ -12,16 +12,16 @@ from millpond.kernels.hot_table.state import EXPIRY, FLAGS, LOST, NOTHING_LOST, 
 from millpond.kernels.hot_table.upsert import TOUCH_NONE
 from millpond.kernels.runs.gather import addresses
 from millpond.layout import META, NEVER, HashRange, Rows
-from millpond.stores.protocol import Found
+from millpond.stores.protocol import FoundRows
 from millpond.stores.rmw.hot.table import HotTable
-from millpond.stores.rmw.memory_pressure import MemoryManager
+from millpond.stores.rmw.memory_manager import MemoryManager
 from millpond.stores.runs.merge import merge
 from millpond.stores.runs.run import Query, Run
 from millpond.stores.runs.run_set import RunSet
 
-_SHARE = 8  # divisor: the share of rows that is filed, or read ahead, so that a pass over all of them pays
-_SAMPLE = 4096
-_PIECE = 16384
+_FILED_DIVISOR = 8  # divisor: the share of rows that is filed, or read ahead, so that a pass over all of them pays
+_SAMPLE_ROWS = 4096
+_PIECE_ROWS = 16384
 
 
 class Expiry:
@@ -46,14 +46,14 @@ class Expiry:
         self._memory = memory
         self._range = range_
         self._offset = offset
-        self._filed = hot.list_filed()
+        self._filed = hot.allocate_expiry_list()
         hot.state[EXPIRY] = offset
-        self._forget()
+        self._clear_filed()
 
-    def _forget(self) -> None:
-        self._count = 0
+    def _clear_filed(self) -> None:
+        self._filed_count = 0
         self._horizon = -NEVER
-        self._next = NEVER  # lower bound of the filed rows' times of expiry
+        self._earliest = NEVER  # lower bound of the filed rows' times of expiry
         self._moves = self._hot.moves
 
     @staticmethod
@@ -72,12 +72,12 @@ class Expiry:
     def file(self, rows: NDArray[np.int64]) -> None:
         """Register the time of expiry that was written to rows which the batch changed."""
         if self._moves != self._hot.moves:
-            self._forget()
-        if self._count + len(rows) > len(self._filed):  # removed and refiled rows use up the list
-            self._count = file_all(self._hot.state, self._horizon, self._filed)
+            self._clear_filed()
+        if self._filed_count + len(rows) > len(self._filed):  # removed and refiled rows use up the list
+            self._filed_count = file_all(self._hot.state, self._horizon, self._filed)
         if self._horizon > -NEVER and len(rows):
-            self._next = min(self._next, int(self._hot.words[rows, self._offset].view(np.int64).min()))
-        self._count = file(self._hot.state, rows, self._horizon, self._filed, self._count)
+            self._earliest = min(self._earliest, int(self._hot.words[rows, self._offset].view(np.int64).min()))
+        self._filed_count = file(self._hot.state, rows, self._horizon, self._filed, self._filed_count)
 
     def due(self, limit: int) -> Generator[NDArray[np.int64]]:
         """Yield the ids of all rows that expire at or before `limit` (milliseconds), in pieces.
@@ -88,44 +88,44 @@ class Expiry:
         yield from self._due_in_memory(limit)
         stamp = min(limit + STAMP_ZERO, STAMP_END - 1)
         while stamp > 0:
-            self._note_lost()
-            older = next((i for i, run in enumerate(reversed(self._runs.runs)) if run.due <= stamp), -1)
+            self._apply_lost()
+            older = next((i for i, run in enumerate(reversed(self._runs.runs)) if run.due_stamp <= stamp), -1)
             if older < 0:
                 return
             yield from self._sweep(older, limit, stamp)
 
     def _due_in_memory(self, limit: int) -> Iterator[NDArray[np.int64]]:
         if self._moves != self._hot.moves:
-            self._forget()
+            self._clear_filed()
         if limit > self._horizon:
             state = self._hot.state
-            times = np.empty(_SAMPLE, np.int64)
-            times = np.sort(times[: sample_times(state, max(1, self._hot.capacity // _SAMPLE), times)])
-            self._horizon = max(limit, int(times[len(times) // _SHARE]) if len(times) else limit)
-            self._count = file_all(state, self._horizon, self._filed)
-        elif limit < self._next:
+            times = np.empty(_SAMPLE_ROWS, np.int64)
+            times = np.sort(times[: sample_times(state, max(1, self._hot.used_rows // _SAMPLE_ROWS), times)])
+            self._horizon = max(limit, int(times[len(times) // _FILED_DIVISOR]) if len(times) else limit)
+            self._filed_count = file_all(state, self._horizon, self._filed)
+        elif limit < self._earliest:
             return
-        due = self._take(limit)
+        due = self._take_due(limit)
         start = 0
         try:
             while start < len(due):
-                start += _PIECE
-                yield due[start - _PIECE : start]
+                start += _PIECE_ROWS
+                yield due[start - _PIECE_ROWS : start]
         finally:  # file the remaining rows again if the caller stops early
             self.file(due[start:])
 
-    def _take(self, limit: int) -> NDArray[np.int64]:
-        due, figures = np.empty(self._count, np.int64), np.empty(2, np.int64)
-        count = take_due(self._hot.state, limit, self._horizon, self._filed[: self._count], due, figures)
-        self._count, self._next = int(figures[0]), int(figures[1])
+    def _take_due(self, limit: int) -> NDArray[np.int64]:
+        due, figures = np.empty(self._filed_count, np.int64), np.empty(2, np.int64)
+        count = take_due(self._hot.state, limit, self._horizon, self._filed[: self._filed_count], due, figures)
+        self._filed_count, self._earliest = int(figures[0]), int(figures[1])
         return due[:count]
 
-    def _note_lost(self) -> None:
+    def _apply_lost(self) -> None:
         """Lower the due stamps of runs to that of the oldest row that was read and left memory unchanged."""
         lost = int(self._hot.state[LOST])
         self._hot.state[LOST] = NOTHING_LOST
         for run in self._runs.runs if lost != NOTHING_LOST else ():
-            run.due = min(run.due, lost)
+            run.due_stamp = min(run.due_stamp, lost)
 
     def _sweep(self, older: int, limit: int, stamp: int) -> Iterator[NDArray[np.int64]]:
         """Read a run's rows up to a stamp, and some beyond; yield the ids of rows due up to `limit`.
@@ -137,11 +137,13 @@ class Expiry:
         last = -1
         first_left = STAMP_END + 1
         layout, range_ = self._hot.layout, self._range
-        pieces = merge([run.view], layout, drop_tombstones=True, lowest=range_.lo, highest=range_.hi - 1, size=_PIECE)
+        pieces = merge(
+            [run.view], layout, drop_tombstones=True, lowest=range_.lo, highest=range_.hi - 1, size=_PIECE_ROWS
+        )
         for rows in pieces:
             stamps = rows.words[:, META] >> np.uint64(STAMP_SHIFT)
             if last < 0:  # runs are ordered by hash, so any part of a run is a fair sample
-                room = max(0, self._memory.capacity // 2 - self._count) // (_SHARE // 2)
+                room = max(0, self._memory.capacity // 2 - self._filed_count) // (_FILED_DIVISOR // 2)
                 share = min(1.0, room / max(1, run.rows))
                 last = max(stamp, int(np.sort(stamps)[int((len(stamps) - 1) * share)]))
             soon = stamps <= last
@@ -149,19 +151,19 @@ class Expiry:
                 first_left = min(first_left, int(stamps[~soon].min()))
             rows = Rows(np.ascontiguousarray(rows.words[soon]), rows.heap)
             if rows.count:
-                ids = self._bring_in(rows, older)
+                ids = self._load_newest(rows, older)
                 times = self._hot.words[ids, self._offset].view(np.int64)
                 self.file(ids[times > limit])
                 expired = ids[times <= limit]
                 if len(expired):
                     yield expired
-        # `_note_lost` registers rows that left memory again meanwhile, and may bring this stamp forward.
-        self._run(older).due = first_left
+        # `_apply_lost` registers rows that left memory again meanwhile, and may bring this stamp forward.
+        self._run(older).due_stamp = first_left
 
     def _run(self, older: int) -> Run:
         return self._runs.runs[len(self._runs.runs) - 1 - older]
 
-    def _bring_in(self, rows: Rows, older: int) -> NDArray[np.int64]:
+    def _load_newest(self, rows: Rows, older: int) -> NDArray[np.int64]:
         """Load those rows of a run that are the newest of their keys, and return their ids.
 
         Rows already in memory, read from the run before and neither changed nor filed since, are included.
@@ -177,11 +179,11 @@ class Expiry:
             select = np.arange(len(absent), dtype=np.int32)
             for run in newer:
                 select = run.search(query, select)
-            absent = np.sort(query.sought.order[select])
+            absent = np.sort(query.probes.order[select])
         if not len(absent):
             return here
         new = Rows(rows.words[absent], rows.heap)
         stamps = (new.words[:, META] >> np.uint64(STAMP_SHIFT)).astype(np.int64)
         located, pending = hot.upsert(new, stamps, TOUCH_NONE, True)
-        hot.settle(located, pending, Found(pending, *addresses(*new), (new,)), TOUCH_NONE)
+        hot.fill_found(located, pending, FoundRows(pending, *addresses(*new), (new,)), TOUCH_NONE)
         return np.concatenate([here, located.rows])

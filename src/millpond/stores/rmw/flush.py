@@ -7,11 +7,11 @@ from millpond.layout import HASH
 from millpond.stores.rmw.eviction_buffer import EvictedRun, EvictionBuffer
 from millpond.stores.rmw.hot.table import HotTable
 
-_MOST_DELTAS = 64
-_LEAST_BYTES = 32 << 20
-_MOST_BYTES = 512 << 20
-_PER_BATCH = 16 << 20  # bytes copied between two batches, at most, unless far more bytes are dirty
-_LEAST_PIECE = 1 << 18
+_MAX_DELTAS = 64
+_MIN_FLUSH_BYTES = 32 << 20
+_MAX_FLUSH_BYTES = 512 << 20
+_BYTES_PER_BATCH = 16 << 20  # bytes copied between two batches, at most, unless far more bytes are dirty
+_MIN_PIECE_BYTES = 1 << 18
 
 
 class Flusher:
@@ -34,7 +34,7 @@ class Flusher:
     def __init__(self, hot: HotTable, buffer: EvictionBuffer, limit: int, flushed: int) -> None:
         self._hot = hot
         self._eviction_buffer = buffer
-        self._most_bytes = min(max(limit // 2, _LEAST_BYTES), _MOST_BYTES)
+        self._flush_bytes = min(max(limit // 2, _MIN_FLUSH_BYTES), _MAX_FLUSH_BYTES)
         self.flushed = flushed
         self._deltas: list[tuple[int, int]] = []  # version and bytes
         self._version: int | None = None  # the version at which the running flush began
@@ -42,7 +42,7 @@ class Flusher:
         self._copied = False
         self._needed: tuple[EvictedRun, ...] = ()
 
-    def sealed(self, version: int, size: int) -> None:
+    def add_delta(self, version: int, size: int) -> None:
         """Record a delta and the version that it made (0: an older one)."""
         self._deltas.append((version, size))
 
@@ -61,18 +61,18 @@ class Flusher:
     @property
     def _due(self) -> bool:
         size = sum(size for _, size in self._deltas)
-        return len(self._deltas) >= _MOST_DELTAS or size >= self._most_bytes
+        return len(self._deltas) >= _MAX_DELTAS or size >= self._flush_bytes
 
     def _copy(self) -> None:
         hot = self._hot
-        row = hot.average_bytes
-        wanted = max(_PER_BATCH, hot.dirty * row // 16)
-        room = max(_LEAST_PIECE, hot.memory // 3 - self._eviction_buffer.memory)
-        most = max(1, min(wanted, room) // row)
-        for ids in hot.walk(most, DIRTY, self._next_hash):
+        row_bytes = hot.average_row_bytes
+        wanted = max(_BYTES_PER_BATCH, hot.dirty * row_bytes // 16)
+        room = max(_MIN_PIECE_BYTES, hot.memory // 3 - self._eviction_buffer.memory)
+        piece_rows = max(1, min(wanted, room) // row_bytes)
+        for ids in hot.walk(piece_rows, DIRTY, self._next_hash):
             rows = hot.copy(ids, keep=TOMBSTONE, clear=DIRTY)
             self._eviction_buffer.add(rows)
-            if len(ids) == most:
+            if len(ids) == piece_rows:
                 self._next_hash = int(rows.words[-1, HASH])
                 return
         self._copied = True

@@ -10,12 +10,12 @@ from millpond.kernels.hot_table.state import FRESH, STAMP_SHIFT, TOMBSTONE
 from millpond.kernels.hot_table.upsert import TOUCH_ALL, TOUCH_NONE
 from millpond.kernels.runs.gather import addresses, gather_rows
 from millpond.layout import HASH, META, RowLayout, Rows, Words
-from millpond.stores.protocol import Found, Located
+from millpond.stores.protocol import FoundRows, LocatedRows
 from millpond.stores.rmw.hot.table import HotTable
-from millpond.stores.rmw.memory_pressure import MemoryManager
+from millpond.stores.rmw.memory_manager import MemoryManager
 from millpond.stores.rmw.pass_planner import PassPlanner
 from millpond.stores.rmw.policy import PrefetchShare, Stamps
-from millpond.stores.runs.prefetcher import Prefetcher, Prefetches
+from millpond.stores.runs.prefetcher import Prefetcher, PrefetchFigures
 from millpond.stores.runs.run_set import RunSet
 
 
@@ -50,7 +50,7 @@ class KeyLookup:
         self._share = share
         self._not_prefetched = 0  # hinted keys not read, because the passes read every block anyway
 
-    def upsert(self, keys: Rows, stamps: NDArray[np.int64] | int, mode: int) -> Located:
+    def upsert(self, keys: Rows, stamps: NDArray[np.int64] | int, mode: int) -> LocatedRows:
         """Find the rows of keys and make fresh ones for new keys (see `RmwTable.upsert`).
 
         Args:
@@ -65,11 +65,11 @@ class KeyLookup:
         located, pending = self._hot.upsert(keys, stamps, mode, search)
         self._plan.misses += len(pending)
         if search and len(pending):
-            found = self._in_runs(keys, pending)
+            found = self._search_runs(keys, pending)
             self._memory.reserve_values(self._hot.found_bytes(found))
-            self._hot.settle(located, pending, found, mode)
+            self._hot.fill_found(located, pending, found, mode)
         if mode != TOUCH_NONE:
-            self._plan.count(count, upserts=mode == TOUCH_ALL)
+            self._plan.count_lookups(count, upserts=mode == TOUCH_ALL)
         return located
 
     def find(self, keys: Rows, stamp: int) -> NDArray[np.int64]:
@@ -80,15 +80,15 @@ class KeyLookup:
             self._memory.make_room(count, self._hot.long_key_bytes(keys))
         rows = self._hot.find(keys)
         absent = np.flatnonzero(rows < 0)
-        self._plan.count(count, upserts=False)
+        self._plan.count_lookups(count, upserts=False)
         self._plan.misses += len(absent)
         if not self._memory.complete:
             if not self._hot.expiring:
                 self._hot.stamp(keys.words[:, HASH], np.full(count, self._stamps.used(stamp)))
             if len(absent):
-                found = self._in_runs(keys, absent)
+                found = self._search_runs(keys, absent)
                 if len(found.positions):
-                    rows[found.positions] = self._bring_in(found, stamp)
+                    rows[found.positions] = self._load_found(found, stamp)
         present = np.flatnonzero(rows >= 0)
         removed = (self._hot.words[rows[present], META] & np.uint64(TOMBSTONE | FRESH)) != 0
         rows[present[removed]] = -1
@@ -99,7 +99,7 @@ class KeyLookup:
         if self._memory.complete:
             return 0
         hashes = np.unique(hashes)
-        stamp = 0 if self._hot.expiring else self._stamps.announced(stamp)
+        stamp = 0 if self._hot.expiring else self._stamps.hinted(stamp)
         present = self._hot.stamp(hashes, np.full(len(hashes), stamp))
         absent = hashes[~present]
         if self._plan.sweeping:
@@ -109,9 +109,9 @@ class KeyLookup:
         return len(absent)
 
     @property
-    def prefetches(self) -> Prefetches:
+    def prefetches(self) -> PrefetchFigures:
         """Prefetch figures of the last batch."""
-        return Prefetches() if self._prefetcher is None else self._prefetcher.latest
+        return PrefetchFigures() if self._prefetcher is None else self._prefetcher.latest
 
     def begin(self, version: int) -> None:
         """Start the batch that reads state `version`."""
@@ -120,7 +120,7 @@ class KeyLookup:
     def seal(self, version: int) -> None:
         """End the batch that read state `version`, and close its prefetch figures."""
         if self._prefetcher is not None:
-            self._prefetcher.over(version)
+            self._prefetcher.end_batch(version)
             latest = self._prefetcher.latest
             self._share.learn(latest)
             self._prefetcher.latest = latest._replace(dropped=latest.dropped + self._not_prefetched)
@@ -129,20 +129,20 @@ class KeyLookup:
     def clear_figures(self) -> None:
         """Report no prefetches until the next batch."""
         if self._prefetcher is not None:
-            self._prefetcher.latest = Prefetches()
+            self._prefetcher.latest = PrefetchFigures()
 
     def close(self) -> None:
         """End background reads."""
         if self._prefetcher is not None:
             self._prefetcher.close()
 
-    def _in_runs(self, keys: Rows, pending: NDArray[np.int64]) -> Found:
+    def _search_runs(self, keys: Rows, pending: NDArray[np.int64]) -> FoundRows:
         """Look keys up in the runs, and take them out of the prefetcher's queue."""
         if self._prefetcher is not None:
-            self._prefetcher.take(keys.words[pending, HASH])
+            self._prefetcher.dequeue(keys.words[pending, HASH])
         return self._runs.lookup(keys, pending)
 
-    def _bring_in(self, found: Found, stamp: int) -> NDArray[np.int64]:
+    def _load_found(self, found: FoundRows, stamp: int) -> NDArray[np.int64]:
         """Copy rows found in runs into memory, and return their ids."""
         self._memory.reserve_values(self._hot.found_bytes(found))
         shape = shape_of(self._layout)
@@ -151,5 +151,5 @@ class KeyLookup:
         if not self._hot.expiring:
             stamps = np.maximum(stamps, stamp)
         located, pending = self._hot.upsert(rows, stamps, TOUCH_NONE, True)
-        self._hot.settle(located, pending, Found(pending, *addresses(*rows), (rows,)), TOUCH_NONE)
+        self._hot.fill_found(located, pending, FoundRows(pending, *addresses(*rows), (rows,)), TOUCH_NONE)
         return located.rows

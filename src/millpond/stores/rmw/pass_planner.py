@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from millpond.stores.rmw.memory_pressure import MemoryManager
+from millpond.stores.rmw.memory_manager import MemoryManager
 
-_UNLIMITED = 1 << 32  # more keys than any batch has
+_UNLIMITED_KEYS = 1 << 32  # more keys than any batch has
 _BLOCK_KEYS = 16384  # keys processed together, at least, if memory allows
 _MIN_BLOCK_KEYS = 1024  # keys processed together, at least, whatever the memory
-_RARE = 0.02  # share of missing keys below which nearly all keys count as in memory
+_MAX_MISS_SHARE = 0.02  # share of missing keys below which nearly all keys count as in memory
 _SORTED_PASSES = 2  # passes if all keys fit in memory: hash order avoids repeated reads of a block
-_FEW_ROWS = 2048  # number of rows below which order does not matter
+_MIN_ROWS_TO_ORDER = 2048  # number of rows below which order does not matter
 
 
 class PassPlanner:
@@ -37,13 +37,13 @@ class PassPlanner:
         self._upserts = 0  # lookups of this batch that change the key's row
         self._changed_keys = 0
         self._arriving = 0  # keys that may come into memory, and for which the index has no room yet
-        self._missing = 1.0  # share of the last batch's keys that were not in memory
-        self._distinct = 1.0  # share of the last batch's keys that differ from its other keys
+        self._miss_share = 1.0  # share of the last batch's keys that were not in memory
+        self._distinct_share = 1.0  # share of the last batch's keys that differ from its other keys
 
     @property
     def in_memory(self) -> bool:
         """Whether nearly all keys are in memory."""
-        return self._memory.complete or self._missing < _RARE
+        return self._memory.complete or self._miss_share < _MAX_MISS_SHARE
 
     @property
     def block(self) -> int:
@@ -54,7 +54,7 @@ class PassPlanner:
     @property
     def block_if_needed(self) -> int:
         """`block`, or no limit where nearly all keys are in memory."""
-        return _UNLIMITED if self.in_memory else self.block
+        return _UNLIMITED_KEYS if self.in_memory else self.block
 
     def passes(self, rows: int) -> int:
         """Return the number of passes over hash ranges for a batch.
@@ -66,13 +66,13 @@ class PassPlanner:
             rows: number of rows of the batch.
         """
         # Estimate with a margin, as the next batch may have more missing or more distinct keys than the last.
-        arriving = rows * min(2 * self._missing, 1.25 * self._distinct)
+        arriving = rows * min(2 * self._miss_share, 1.25 * self._distinct_share)
         self.over_budget = not self._memory.complete and arriving > self._memory.capacity
         self.sweeping = self.over_budget and arriving > self._run_blocks()
         if self.over_budget:
-            return math.ceil(rows * self._distinct / self.block)
+            return math.ceil(rows * self._distinct_share / self.block)
         self._arriving = int(arriving)
-        return 1 if self.in_memory or rows < _FEW_ROWS else _SORTED_PASSES
+        return 1 if self.in_memory or rows < _MIN_ROWS_TO_ORDER else _SORTED_PASSES
 
     def take_arriving(self) -> int:
         """Return how many keys the next pass may bring into memory, and count them as provided for."""
@@ -80,7 +80,7 @@ class PassPlanner:
         self._arriving = 0
         return arriving
 
-    def count(self, keys: int, *, upserts: bool) -> None:
+    def count_lookups(self, keys: int, *, upserts: bool) -> None:
         """Count keys of this batch that were looked up, for reading or for an upsert."""
         self.lookups += keys
         self._upserts += keys if upserts else 0
@@ -89,10 +89,10 @@ class PassPlanner:
         """Note how many different keys the batch has changed."""
         self._changed_keys = changed_keys
 
-    def conclude(self) -> None:
+    def learn(self) -> None:
         """Learn from the batch that has ended, and reset the counters."""
         if self.lookups:
-            self._missing = self.misses / self.lookups
+            self._miss_share = self.misses / self.lookups
             only_upserts = self._upserts == self.lookups
-            self._distinct = min(1.0, self._changed_keys / self.lookups) if only_upserts else 1.0
+            self._distinct_share = min(1.0, self._changed_keys / self.lookups) if only_upserts else 1.0
         self.lookups = self.misses = self._upserts = 0

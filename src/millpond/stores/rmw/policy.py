@@ -8,20 +8,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from millpond.stores.runs.prefetcher import Prefetches
+    from millpond.stores.runs.prefetcher import PrefetchFigures
 
 Policy = Literal["timestamp", "lru", "clock"]
 """`timestamp`: evicts the least recently used rows, by batch or event time, unless they are hinted (Keyed Prefetching
 §IV-D); `lru`: the least recently used rows; `clock`: rows that were not used since the last eviction."""
 
-_SHARES = 0.125, 0.5
-"""Share of a table's memory for prefetched keys: minimum and maximum."""
-_STEP = 1.5
-_UNUSED = 0.02
+_MIN_SHARE, _MAX_SHARE = 0.125, 0.5
+"""Share of a table's memory for prefetched keys."""
+_SHARE_STEP = 1.5
+_MAX_UNUSED_SHARE = 0.02
 """Share of unused prefetched keys from which the memory for prefetching shrinks."""
 
 _USES_BITS = 16
-_LATEST = (1 << 48) - 1
+_MAX_STAMP = (1 << 48) - 1
 
 
 class Stamps:
@@ -51,9 +51,9 @@ class Stamps:
         if self._policy == "clock":
             return 1
         self._uses += 1
-        return min(self._version << _USES_BITS | min(self._uses, (1 << _USES_BITS) - 1), _LATEST)
+        return min(self._version << _USES_BITS | min(self._uses, (1 << _USES_BITS) - 1), _MAX_STAMP)
 
-    def announced(self, stamp: int) -> int:
+    def hinted(self, stamp: int) -> int:
         """Return the stamp of hinted rows."""
         return stamp if self._policy == "timestamp" else 0
 
@@ -72,10 +72,9 @@ class PrefetchShare:
     def __init__(self) -> None:
         self.value = 0.25
 
-    def learn(self, came: Prefetches) -> None:
+    def learn(self, figures: PrefetchFigures) -> None:
         """Adjust the share to the prefetch figures of a batch."""
-        least, most = _SHARES
-        if came.read - came.used > _UNUSED * came.read:
-            self.value = max(least, self.value / _STEP)
-        elif came.read and came.dropped:
-            self.value = min(most, self.value * _STEP)
+        if figures.read - figures.used > _MAX_UNUSED_SHARE * figures.read:
+            self.value = max(_MIN_SHARE, self.value / _SHARE_STEP)
+        elif figures.read and figures.dropped:
+            self.value = min(_MAX_SHARE, self.value * _SHARE_STEP)

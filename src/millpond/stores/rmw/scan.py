@@ -12,18 +12,18 @@ from millpond.layout import HASH, META, HashRange, Rows
 from millpond.stores.rmw.hot.table import HotTable
 from millpond.stores.runs.merge import View, merge
 
-_LEAST_ROWS = 64
+_MIN_ROWS_PER_RUN = 64
 """Rows of each run in a piece, on average: with fewer, most of the time would go into finding them."""
 
 
-def merged(
+def merge_hot_and_runs(
     hot: HotTable,
     runs: Sequence[View],
     range_: HashRange,
     size: int,
     *,
     touched: bool = False,
-    dead: bool = False,
+    tombstones: bool = False,
 ) -> Iterator[Rows]:
     """Yield the newest version of each key, one hash interval at a time.
 
@@ -31,9 +31,9 @@ def merged(
         hot: the newest rows. runs: older rows, newest first.
         range_: the hash range. size: rows in a piece, roughly.
         touched: only rows that the running batch changed.
-        dead: include tombstones, with their flag.
+        tombstones: include tombstones, with their flag.
     """
-    size = max(size, _LEAST_ROWS * len(runs))
+    size = max(size, _MIN_ROWS_PER_RUN * len(runs))
     lowest = range_.lo
     flag = TOUCHED if touched else 0
     remaining = np.empty(0, np.uint32)
@@ -44,12 +44,12 @@ def merged(
         cut = int(np.searchsorted(hashes, hashes[-1], "left"))
         if cut:
             highest = int(hashes[-1]) - 1
-            yield from _interval(hot, remaining[:cut], runs, lowest, highest, size, touched, dead)
+            yield from _merge_interval(hot, remaining[:cut], runs, lowest, highest, size, touched, tombstones)
             lowest, remaining = highest + 1, remaining[cut:]
-    yield from _interval(hot, remaining, runs, lowest, range_.hi - 1, size, touched, dead)
+    yield from _merge_interval(hot, remaining, runs, lowest, range_.hi - 1, size, touched, tombstones)
 
 
-def _interval(
+def _merge_interval(
     hot: HotTable,
     ids: np.ndarray[tuple[int], np.dtype[np.uint32]],
     runs: Sequence[View],
@@ -57,11 +57,11 @@ def _interval(
     highest: int,
     size: int,
     touched: bool,
-    dead: bool,
+    tombstones: bool,
 ) -> Iterator[Rows]:
     newest = MemorySource(hot.copy(ids, keep=TOUCHED | TOMBSTONE, compact=False), hot.layout, filtered=False)
     for rows in merge(
-        [View(newest), *runs], hot.layout, drop_tombstones=not dead, lowest=lowest, highest=highest, size=size
+        [View(newest), *runs], hot.layout, drop_tombstones=not tombstones, lowest=lowest, highest=highest, size=size
     ):
         words = rows.words
         if touched:

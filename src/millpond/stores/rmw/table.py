@@ -16,7 +16,7 @@ from millpond.layout import Bytes, HashRange, RowLayout, Rows, TableSchema, Word
 from millpond.stores.jobs import RemoteCompactor
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.memory.heap import Heap
-from millpond.stores.protocol import Located, TableDelta
+from millpond.stores.protocol import LocatedRows, TableDelta
 from millpond.stores.rmw.batch_changes import BatchChanges
 from millpond.stores.rmw.eviction_buffer import EvictionBuffer
 from millpond.stores.rmw.expiry import Expiry
@@ -24,10 +24,10 @@ from millpond.stores.rmw.flush import Flusher
 from millpond.stores.rmw.hot.scratch import Scratch
 from millpond.stores.rmw.hot.table import HotTable
 from millpond.stores.rmw.key_lookup import KeyLookup
-from millpond.stores.rmw.memory_pressure import MemoryManager
+from millpond.stores.rmw.memory_manager import MemoryManager
 from millpond.stores.rmw.pass_planner import PassPlanner
 from millpond.stores.rmw.policy import Policy, PrefetchShare, Stamps
-from millpond.stores.rmw.scan import merged
+from millpond.stores.rmw.scan import merge_hot_and_runs
 from millpond.stores.runs.compactor import Compactor, Writer
 from millpond.stores.runs.prefetcher import Prefetcher
 from millpond.stores.runs.run_set import RunSet
@@ -37,7 +37,7 @@ from millpond.stores.windows import axis_word, inside
 _MAX_PIECE_ROWS = 65536  # rows in a piece of a scan or a delta
 _MIN_PIECE_ROWS = 1024
 _LOAD_ROWS = 16384  # rows loaded at a time
-_KEPT_SHARE = 16  # divisor of the table's memory that may hold copies of the rows that a batch changed
+_COPIES_DIVISOR = 16  # divisor of the table's memory that may hold copies of the rows that a batch changed
 
 
 class RmwTable:
@@ -183,7 +183,7 @@ class RmwTable:
 
     # Recovery
 
-    def expect(self, keys: int) -> None:
+    def size_index(self, keys: int) -> None:
         """Size the index for more keys at once.
 
         An index that grows while keys arrive in hash order would be crowded at one end.
@@ -191,9 +191,9 @@ class RmwTable:
         if keys > self._hot.index.room:
             self._hot.index.grow(keys)
 
-    def expect_load(self, rows: int) -> None:
+    def size_index_for_load(self, rows: int) -> None:
         """Size the index for deltas with this number of rows, before they are loaded."""
-        self.expect(min(rows, self._keys or rows, self._memory.capacity))
+        self.size_index(min(rows, self._keys or rows, self._memory.capacity))
 
     def load(self, delta_rows: Rows, window: HashRange = HashRange()) -> None:  # noqa: B008
         """Apply rows of a delta during recovery: each replaces the row of its key.
@@ -208,22 +208,22 @@ class RmwTable:
             self._memory.make_room(len(piece.words), self._hot.long_bytes(piece))
             self._hot.load(piece)
         if self._flusher is not None:
-            self._flusher.sealed(0, words.nbytes + len(delta_rows.heap))
+            self._flusher.add_delta(0, words.nbytes + len(delta_rows.heap))
 
     # Planning a batch
 
     @property
-    def portion(self) -> int:
+    def portion_bytes(self) -> int:
         """Bytes of input to work on at once, at most."""
         return 2 * self._budget.piece
 
     @property
-    def ahead(self) -> int:
+    def portion_keys(self) -> int:
         """Number of keys to work on together; more could evict each other. Unlimited if most keys are in memory."""
         return self._plan.block_if_needed
 
     @property
-    def spare(self) -> int:
+    def index_room(self) -> int:
         """Number of keys that may be added before the index grows."""
         return self._hot.index.room
 
@@ -239,14 +239,14 @@ class RmwTable:
         self._lookup.begin(version)
         self._sealed = False
         self._changes.begin()
-        self._plan.conclude()
+        self._plan.learn()
         self.unrestrict()
         if self._eviction_buffer is not None and self._flusher is not None and self._compactor is not None:
             self._eviction_buffer.adopt()
             self._flusher.step(version)
             self._compactor.step()
-        self._hot.drop_dead(dirty=not self._runs.runs)
-        self._memory.tidy()
+        self._hot.drop_tombstones(dirty=not self._runs.runs)
+        self._memory.shrink_to_limit()
 
     def restrict(self, range_: HashRange) -> None:
         """Restrict the table to a part of its hash range until the next call or `begin`.
@@ -258,7 +258,7 @@ class RmwTable:
         if self._plan.over_budget:
             self._memory.restrict(range_)
             self._restricted = True
-        self.expect(self._plan.take_arriving())
+        self.size_index(self._plan.take_arriving())
 
     def unrestrict(self) -> None:
         """Undo `restrict`: keys of the whole range may be looked up again."""
@@ -270,12 +270,14 @@ class RmwTable:
         """Mark the table as idle or not; an idle table yields its memory and reports no figures."""
         self._account.set_idle(idle)
         if idle:
-            self._plan.conclude()
+            self._plan.learn()
             self._lookup.clear_figures()
 
     # Reading and writing
 
-    def upsert(self, keys: Rows, stamps: NDArray[np.int64] | int, touch: Literal["all", "created"] = "all") -> Located:
+    def upsert(
+        self, keys: Rows, stamps: NDArray[np.int64] | int, touch: Literal["all", "created"] = "all"
+    ) -> LocatedRows:
         """Find the rows of keys, in memory or in runs, and create fresh rows for new keys.
 
         Blocks of 2,048 to 16,384 keys are best: their rows then stay in the CPU's cache for the work that follows. The
@@ -293,13 +295,13 @@ class RmwTable:
         self._keys += int(np.count_nonzero(located.created))
         return located
 
-    def prepare(self, keys: Rows, stamps: NDArray[np.int64] | int) -> None:
+    def preload(self, keys: Rows, stamps: NDArray[np.int64] | int) -> None:
         """Load keys into memory that are about to be upserted in this batch, in smaller blocks.
 
         A look-up of many keys at once in the runs costs far less per key. Does nothing if nearly all keys are in
         memory, judged by the last batch, or if the keys are too many and would evict each other.
         """
-        self._budget.relieve()
+        self._budget.trim_if_needed()
         if self._memory.spilled and self._eviction_buffer is not None and self._compactor is not None:
             # A batch larger than memory makes runs faster than one merge per batch can remove them.
             self._eviction_buffer.adopt()
@@ -307,7 +309,7 @@ class RmwTable:
         if self._plan.in_memory or len(keys.words) > self._plan.block:
             return
         self._lookup.upsert(keys, stamps, TOUCH_NONE)
-        self._memory.expect(len(keys.words))
+        self._memory.expect_present(len(keys.words))
 
     def find(self, keys: Rows, stamp: int) -> NDArray[np.int64]:
         """Find the rows of keys, in memory or in runs, without creating or changing any.
@@ -370,22 +372,22 @@ class RmwTable:
         return Expiry(self._hot, self._runs, self._memory, self._range, offset)
 
     @property
-    def epoch(self) -> int:
+    def row_id_epoch(self) -> int:
         """A number that changes whenever row ids become invalid; otherwise they stay valid even after `upsert`."""
-        return self._hot.moves + self._hot.departures
+        return self._hot.moves + self._hot.evictions
 
     # The end of a batch
 
     def seal(self) -> TableDelta:
         """End the batch, and encode its changes. `touched` may be called until the next `begin`."""
-        delta, held = self._changes.encode(self._piece_rows(), self._account.limit // _KEPT_SHARE)
+        delta, held = self._changes.encode(self._piece_rows(), self._account.limit // _COPIES_DIVISOR)
         self._plan.seal(delta.rows)
         self._sealed = True
         self._lookup.seal(self._version)
         self._version += 1
         if self._flusher is not None:
-            self._flusher.sealed(self._version, held)
-        self._budget.relieve()
+            self._flusher.add_delta(self._version, held)
+        self._budget.trim_if_needed()
         return delta
 
     def touched(self, size: int | None = None) -> Iterator[Rows]:
@@ -396,29 +398,29 @@ class RmwTable:
         Args:
             size: rows in a piece; by default as the memory allows.
         """
-        return self._relieved(self._changes.read(size or self._piece_rows(), self._budget.piece))
+        return self._trimming(self._changes.read(size or self._piece_rows(), self._budget.piece))
 
     def scan(self, size: int | None = None) -> Iterator[Rows]:
         """Yield the whole state in hash order, in pieces as for `touched`; use a piece before the table changes."""
-        return self._relieved(self._scan(size or self._piece_rows()))
+        return self._trimming(self._scan(size or self._piece_rows()))
 
     def _scan(self, size: int) -> Iterator[Rows]:
         if not self._memory.complete:
-            yield from merged(self._hot, [run.view for run in self._runs.runs], self._range, size)
+            yield from merge_hot_and_runs(self._hot, [run.view for run in self._runs.runs], self._range, size)
             return
         for ids in self._hot.walk(size):
             live = self._hot.live(ids)
             if len(live):
                 yield self._hot.copy(live, compact=False)
 
-    def _relieved(self, pieces: Iterator[Rows]) -> Iterator[Rows]:
+    def _trimming(self, pieces: Iterator[Rows]) -> Iterator[Rows]:
         for rows in pieces:
             yield rows
-            self._budget.relieve()
+            self._budget.trim_if_needed()
 
     def _piece_rows(self) -> int:
         """Return the number of rows that take about the bytes of a piece."""
-        return min(max(self._budget.piece // self._hot.average_bytes, _MIN_PIECE_ROWS), _MAX_PIECE_ROWS)
+        return min(max(self._budget.piece // self._hot.average_row_bytes, _MIN_PIECE_ROWS), _MAX_PIECE_ROWS)
 
     @property
     def in_flight(self) -> bool:
@@ -443,7 +445,7 @@ class RmwTable:
 
         `keys`: keys held. `bytes`: of the state in memory and in files.
         `cache_hits`, `cache_misses`: looked-up keys that were in memory, or had to be looked up in runs.
-        `prefetched_keys`, `prefetched_used`, `dropped_hints`, `prefetch_ms`: of the last batch, see `Prefetches`.
+        `prefetched_keys`, `prefetched_used`, `dropped_hints`, `prefetch_ms`: of the last batch, see `PrefetchFigures`.
         `hot_rows`, `hot_bytes`: rows and bytes in memory; `dirty_rows`: those of them that are in no run yet;
         `buffer_bytes`: in the eviction buffer; `run_rows`: rows in runs.
         """

@@ -13,13 +13,13 @@ from millpond.layout import HASH, HashRange, RowLayout, Rows, TableSchema
 from millpond.stores.jobs import MergeRuns, RemoteCompactor
 from millpond.stores.runs.merge import PIECE_ROWS, merge
 from millpond.stores.runs.pace import Pace
-from millpond.stores.runs.pick import MOST_LAYERS, Extent, Pick, layered, pick
+from millpond.stores.runs.pick import MAX_LAYERS, Extent, Pick, group_layers, pick
 from millpond.stores.runs.run import Run
 from millpond.stores.runs.run_set import RunSet
 
 _MAX_FAILURES = 5
 """Consecutive failures after which a merge's error is raised."""
-_LEAST_ROWS = 1024  # rows merged at once, at least
+_MIN_PIECE_ROWS = 1024  # rows merged at once, at least
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class Writer(Protocol):
     def write(self, rows: Rows | Iterable[Rows], layout: RowLayout) -> Run:
         """Write a run from pieces and open it."""
 
-    def forget(self, run: Run) -> None:
+    def drop(self, run: Run) -> None:
         """Drop what is cached of a run that is no longer part of the state."""
 
     def open(
@@ -54,7 +54,7 @@ class Compactor:
         store: writes the merged runs.
         background: runs the merges.
         piece: bytes merged at once, roughly.
-        most: number of runs that may hold one key before some are merged.
+        max_layers: number of runs that may hold one key before some are merged.
         share: share of one core that a merge may take; more when it falls behind.
         remote_compactor: submits merges to remote workers; without it, all run in this process.
         earlier: earlier schemas of the table, which runs may still have.
@@ -67,7 +67,7 @@ class Compactor:
         background: Executor,
         *,
         piece: int = 4 << 20,
-        most: int = MOST_LAYERS,
+        max_layers: int = MAX_LAYERS,
         share: float = 0.5,
         remote_compactor: RemoteCompactor | None = None,
         earlier: Collection[TableSchema] = (),
@@ -78,7 +78,7 @@ class Compactor:
         self._store = store
         self._background = background
         self._piece = piece
-        self._most = most
+        self._max_layers = max_layers
         self._pace = Pace(share)
         self._inputs: tuple[Run, ...] = ()
         self._result: Future[Run] | None = None
@@ -90,24 +90,24 @@ class Compactor:
         """Whether a merge is running, or is done and not yet adopted."""
         return self._result is not None
 
-    def step(self, kept: Collection[Run] = ()) -> None:
+    def step(self, excluded: Collection[Run] = ()) -> None:
         """Adopt a merge that is done, and begin one that is due. Called by the table's writer.
 
         Args:
-            kept: runs that must not be merged.
+            excluded: runs that must not be merged.
 
         Raises:
             MillpondError: merging has failed: at once if a run is damaged, else after several attempts.
         """
         if self._result is not None and self._result.done():
             self._adopt(self._result)
-        files = self._files(kept)
+        files = self._mergeable(excluded)
         extents = [_extent(run) for run in files]
-        self._pace.hurry(len(layered(extents)) > 2 * self._most)
+        self._pace.set_full_speed(len(group_layers(extents)) > 2 * self._max_layers)
         if self._result is None:
-            chosen = pick(extents, self._most)
+            chosen = pick(extents, self._max_layers)
             if chosen is not None:
-                self._begin(files, chosen)
+                self._start_merge(files, chosen)
 
     def wait(self) -> None:
         """Wait for the running merge, if any; `step` adopts it."""
@@ -121,31 +121,33 @@ class Compactor:
             self._result.cancel()
             self._result = None
 
-    def _files(self, kept: Collection[Run]) -> Sequence[Run]:
+    def _mergeable(self, excluded: Collection[Run]) -> Sequence[Run]:
         # Runs without files stay, and so do runs between them: a merge takes neighbours only.
         runs = self._runs.runs
-        waiting = [i for i, run in enumerate(runs) if run.ref is None or run in kept]
+        waiting = [i for i, run in enumerate(runs) if run.ref is None or run in excluded]
         return runs[waiting[-1] + 1 :] if waiting else runs
 
-    def _begin(self, files: Sequence[Run], chosen: Pick) -> None:
+    def _start_merge(self, files: Sequence[Run], chosen: Pick) -> None:
         self._inputs = tuple(files[chosen.begin : chosen.end])
         inputs, job = self._inputs, self._job(self._inputs, chosen.whole)
 
-        def here() -> Future[Run]:
+        def merge_locally() -> Future[Run]:
             return self._background.submit(do_merge, job, inputs, self._store, self._pace)
 
-        def opened(refs: Sequence[RunRef]) -> Run:
+        def open_result(refs: Sequence[RunRef]) -> Run:
             (ref,) = refs
             return self._store.open(ref, self._runs.layout)
 
         self._result = (
-            here() if self._remote_compactor is None else self._remote_compactor.submit(lambda: job, here, opened)
+            merge_locally()
+            if self._remote_compactor is None
+            else self._remote_compactor.submit(lambda: job, merge_locally, open_result)
         )
 
     def _job(self, inputs: Sequence[Run], whole: bool) -> MergeRuns:
         layout, range_ = self._runs.layout, self._runs.range
         rows, size = sum(run.rows for run in inputs), sum(_extent(run).bytes for run in inputs)
-        most = self._piece // max(8 * layout.width, size // max(1, rows))
+        rows_per_piece = self._piece // max(8 * layout.width, size // max(1, rows))
         return MergeRuns(
             schema=layout.schema,
             inputs=tuple(run.ref for run in inputs if run.ref is not None),
@@ -153,7 +155,7 @@ class Compactor:
             lowest=range_.lo,
             highest=range_.hi - 1,
             drop_tombstones=whole,
-            size=min(max(most, _LEAST_ROWS), PIECE_ROWS),
+            size=min(max(rows_per_piece, _MIN_PIECE_ROWS), PIECE_ROWS),
             earlier=self._earlier,
         )
 
@@ -172,7 +174,7 @@ class Compactor:
         # The result is empty if all keys were deleted.
         self._runs.replace(inputs, [merged] if merged.rows else [])
         for run in inputs:
-            self._store.forget(run)
+            self._store.drop(run)
 
 
 def do_merge(job: MergeRuns, inputs: Sequence[Run], store: Writer, pace: Pace) -> Run:
@@ -185,7 +187,7 @@ def do_merge(job: MergeRuns, inputs: Sequence[Run], store: Writer, pace: Pace) -
         highest=job.highest,
         size=job.size,
     )
-    return store.write(pace.over(pieces), inputs[0].layout)
+    return store.write(pace.throttle(pieces), inputs[0].layout)
 
 
 def _extent(run: Run) -> Extent:

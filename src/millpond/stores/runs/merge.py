@@ -28,7 +28,7 @@ class View(NamedTuple):
     window: HashRange = HashRange()
     axis: int = HASH
 
-    def between(self, lowest: int, highest: int) -> Callable[[], tuple[NDArray[np.int64], BlockTable]]:
+    def start_reading(self, lowest: int, highest: int) -> Callable[[], tuple[NDArray[np.int64], BlockTable]]:
         """Start to read the blocks of a hash interval, both ends included.
 
         Returns:
@@ -36,31 +36,31 @@ class View(NamedTuple):
         """
         index = self.source.index
         if self.axis == HASH and not self.window.meets(HashRange(lowest, highest + 1)):
-            return lambda: (np.empty(0, np.int64), BlockTable(_NOWHERE, _NOWHERE, ()))
+            return lambda: (np.empty(0, np.int64), BlockTable(_NO_ADDRESSES, _NO_ADDRESSES, ()))
         begin, end = index.span(lowest, highest)
-        bring = self.source.scanned(begin, end)
-        return lambda: self._counted(begin, end, bring())
+        wait = self.source.scanned(begin, end)
+        return lambda: self._select_blocks(begin, end, wait())
 
-    def _counted(self, begin: int, end: int, table: BlockTable) -> tuple[NDArray[np.int64], BlockTable]:
+    def _select_blocks(self, begin: int, end: int, table: BlockTable) -> tuple[NDArray[np.int64], BlockTable]:
         counts = np.diff(self.source.index.starts[begin : end + 1])
         words_at, heap_at = table.words_at[begin:end], table.heap_at[begin:end]
         if self.axis == HASH or self.window.whole or begin == end:
             return counts, BlockTable(words_at, heap_at, table.pins)
         width = self.source.layout.width
-        place = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-        rows_at = np.repeat(words_at, counts) + place.astype(np.uint64) * np.uint64(8 * width)
+        row_in_block = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        rows_at = np.repeat(words_at, counts) + row_in_block.astype(np.uint64) * np.uint64(8 * width)
         rows = Rows(*gather_rows(rows_at, np.repeat(heap_at, counts), width, shape_of(self.source.layout).blobs))
         left = MemorySource(inside(rows, self.window, self.axis), self.source.layout, filtered=False)
         table = left.blocks(np.arange(left.index.count))
         return np.diff(left.index.starts), BlockTable(table.words_at, table.heap_at, (left,))
 
     @property
-    def edges(self) -> list[int]:
+    def window_bounds(self) -> list[int]:
         """Hashes at which rows begin and cease to count."""
         return [] if self.window.whole or self.axis != HASH else [self.window.lo, self.window.hi]
 
 
-_NOWHERE = np.empty(0, np.uint64)
+_NO_ADDRESSES = np.empty(0, np.uint64)
 
 
 def merge(
@@ -86,12 +86,14 @@ def merge(
     """
     shape = shape_of(layout)
     ends = list(_boundaries(runs, lowest, highest, size)) if runs else []
-    asked = [run.between(lowest, ends[0] - 1) for run in runs]
+    pending_reads = [run.start_reading(lowest, ends[0] - 1) for run in runs]
     current = lowest
     for number, boundary in enumerate(ends):
-        pieces = [bring() for bring in asked]
+        pieces = [wait() for wait in pending_reads]
         # Remote blocks of all runs are requested concurrently, while this piece is in use.
-        asked = [run.between(boundary, ends[number + 1] - 1) for run in runs] if boundary <= highest else []
+        pending_reads = (
+            [run.start_reading(boundary, ends[number + 1] - 1) for run in runs] if boundary <= highest else []
+        )
         first = np.zeros(len(runs) + 1, np.int64)
         np.cumsum([len(counts) for counts, _ in pieces], out=first[1:])
         if first[-1]:
@@ -121,7 +123,7 @@ def _boundaries(runs: Sequence[View], lowest: int, highest: int, size: int) -> I
     cuts = np.searchsorted(before, np.arange(size, int(rows.sum()), size), "left")
     # Rows of one hash may fill several blocks: they stay together.
     ends = fences[order[cuts[cuts < len(order)]]].tolist()
-    for end in sorted({*ends, *(edge for run in runs for edge in run.edges)}):
+    for end in sorted({*ends, *(bound for run in runs for bound in run.window_bounds)}):
         if lowest < end <= highest:
             yield end
     yield highest + 1

@@ -22,20 +22,20 @@ class Pace:
     def __init__(self, share: float = 0.5) -> None:
         self.share = share
         self._stop = Event()
-        self._hurry = Event()
+        self._full_speed = Event()
 
-    def hurry(self, yes: bool) -> None:
+    def set_full_speed(self, enabled: bool) -> None:
         """Switch full speed on or off; it is on when merging has fallen behind."""
-        if yes:
-            self._hurry.set()
+        if enabled:
+            self._full_speed.set()
         else:
-            self._hurry.clear()
+            self._full_speed.clear()
 
     def stop(self) -> None:
         """Stop the work at its next piece."""
         self._stop.set()
 
-    def over(self, pieces: Iterable[T]) -> Iterator[T]:
+    def throttle(self, pieces: Iterable[T]) -> Iterator[T]:
         """Yield the pieces, pausing in proportion to the time that each took to make and to use.
 
         Raises:
@@ -45,7 +45,7 @@ class Pace:
         for piece in pieces:
             yield piece
             spent = time.perf_counter() - started
-            pause = 0.0 if self._hurry.is_set() else spent * (1 - self.share) / self.share
+            pause = 0.0 if self._full_speed.is_set() else spent * (1 - self.share) / self.share
             if self._stop.wait(pause) if pause > 0 else self._stop.is_set():
                 raise TransientError("A merge of runs was stopped.", action="It is done again when needed.")
             started = time.perf_counter()

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-MOST_LAYERS = 4
+MAX_LAYERS = 4
 """Number of runs that may hold one key before some are merged."""
 
-_OUTDATED = 0.5
+_OUTDATED_RATIO = 0.5
 """Size of the newer runs, relative to the oldest, from which all are merged."""
 
 
@@ -35,17 +35,17 @@ class Pick(NamedTuple):
     whole: bool
 
 
-def pick(runs: Sequence[Extent], most: int = MOST_LAYERS) -> Pick | None:
-    """Choose neighbouring runs to merge, or None if at most `most` runs hold any key.
+def pick(runs: Sequence[Extent], max_layers: int = MAX_LAYERS) -> Pick | None:
+    """Choose neighbouring runs to merge, or None if at most `max_layers` runs hold any key.
 
     Args:
         runs: newest first.
     """
-    layers = layered(runs)
-    if len(layers) <= most:
+    layers = group_layers(runs)
+    if len(layers) <= max_layers:
         return None
     sizes = [sum(run.bytes for run in runs[begin:end]) for begin, end in layers]
-    if sum(sizes[:-1]) >= _OUTDATED * sizes[-1]:
+    if sum(sizes[:-1]) >= _OUTDATED_RATIO * sizes[-1]:
         return Pick(0, len(runs), True)
     best, cost = (0, len(layers)), float("inf")
     for begin in range(len(layers) - 1):
@@ -58,7 +58,7 @@ def pick(runs: Sequence[Extent], most: int = MOST_LAYERS) -> Pick | None:
     return Pick(layers[best[0]][0], layers[best[1] - 1][1], best[1] == len(layers))
 
 
-def layered(runs: Sequence[Extent]) -> list[tuple[int, int]]:
+def group_layers(runs: Sequence[Extent]) -> list[tuple[int, int]]:
     """Group neighbouring runs (from, to) that do not overlap: a group is searched like one run."""
     layers: list[tuple[int, int]] = []
     begin = 0
@@ -69,5 +69,5 @@ def layered(runs: Sequence[Extent]) -> list[tuple[int, int]]:
     return layers
 
 
-def _overlap(one: Extent, other: Extent) -> bool:
-    return one.first <= other.last and other.first <= one.last
+def _overlap(first: Extent, second: Extent) -> bool:
+    return first.first <= second.last and second.first <= first.last

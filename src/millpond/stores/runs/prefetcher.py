@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.layout import Words
-from millpond.stores.runs.fetched import Fetched
+from millpond.stores.runs.prefetched_rows import PrefetchedRows
 from millpond.stores.runs.run_set import RunSet
 
 
-class Prefetches(NamedTuple):
+class PrefetchFigures(NamedTuple):
     """Prefetch figures of one batch.
 
     Attributes:
@@ -43,15 +43,15 @@ class Prefetches(NamedTuple):
         }
 
 
-_FIRST = 256
+_FIRST_READ_KEYS = 256
 """Keys in the first read, before the size of their rows is known."""
-_GROWTH = 8
+_MAX_READ_GROWTH = 8
 """Growth of the number of keys from read to read, at most: the size of rows is known from the last read only."""
-_SHRINKING = 0.75
+_MIN_SIZE_FACTOR = 0.75
 """Factor by which the estimated row size shrinks, at most, after a read of smaller rows."""
-_MARGIN = 0.8
+_MEMORY_SHARE = 0.8
 """Share of the remaining memory that a read may take: rows may be larger than estimated."""
-_NONE: Words = np.empty(0, np.uint64)
+_NO_HASHES: Words = np.empty(0, np.uint64)
 
 
 class Prefetcher:
@@ -71,12 +71,12 @@ class Prefetcher:
         self._limit = limit
         self._lock = threading.Lock()
         self._waiting: dict[int, Words] = {}  # ascending hashes, by the version read by the batch that needs them
-        self._reading: Fetched | None = None
-        self._due = self._closed = False
+        self._reading: PrefetchedRows | None = None
+        self._read_claimed = self._closed = False
         self._dropped = 0
         self._row_bytes = float(8 * runs.layout.width + 64)
-        self._most = _FIRST
-        self.latest = Prefetches()
+        self._max_keys = _FIRST_READ_KEYS
+        self.latest = PrefetchFigures()
 
     def prefetch(self, hashes: Words, needed: int) -> None:
         """Queue keys for reading that are not in memory.
@@ -89,30 +89,30 @@ class Prefetcher:
                 return
             for version, waiting in self._waiting.items():
                 if version <= needed:
-                    hashes = hashes[~_among(hashes, waiting)]
-            for fetched in self._runs.fetched:
-                hashes = hashes[~fetched.holds(hashes)]
+                    hashes = hashes[~_mask_known(hashes, waiting)]
+            for prefetch in self._runs.prefetched:
+                hashes = hashes[~prefetch.holds(hashes)]
             if not len(hashes):
                 return
             # Earlier hints take precedence, so that a flood of later ones cannot displace them.
             room = max(0, self._room() - sum(map(len, self._waiting.values())))
             self._dropped += max(0, len(hashes) - room)
             if room:
-                earlier = self._waiting.get(needed, _NONE)
+                earlier = self._waiting.get(needed, _NO_HASHES)
                 self._waiting[needed] = np.sort(np.concatenate([earlier, hashes[:room]]))
-            due = self._is_due()
-        if due:
+            claimed = self._claim_read()
+        if claimed:
             self._submit()
 
     def _room(self) -> int:
         """Return the number of keys that have memory besides keys read or being read."""
-        return int((self._limit() - self._runs.fetched_memory) / self._row_bytes)
+        return int((self._limit() - self._runs.prefetched_memory) / self._row_bytes)
 
-    def _is_due(self) -> bool:
+    def _claim_read(self) -> bool:
         """Return whether a read has to be submitted, and note that it will be."""
-        due = bool(self._waiting) and not self._due and not self._closed
-        self._due = self._due or due
-        return due
+        claimed = bool(self._waiting) and not self._read_claimed and not self._closed
+        self._read_claimed = self._read_claimed or claimed
+        return claimed
 
     def _submit(self) -> None:
         try:
@@ -123,56 +123,56 @@ class Prefetcher:
     def _read(self) -> None:
         """Read waiting keys. Until they leave the queue here, a look-up takes them out of it, and waits for no read."""
         with self._lock:
-            fetched = self._reading = self._next()
+            prefetch = self._reading = self._next_read()
         try:
-            if fetched is not None:
-                fetched.read()
+            if prefetch is not None:
+                prefetch.read()
         finally:
             with self._lock:
-                if fetched is not None:
-                    self._learn(fetched)
+                if prefetch is not None:
+                    self._learn(prefetch)
                 self._reading = None
-                self._due = False
-                due = self._is_due()
-            if due:
+                self._read_claimed = False
+                claimed = self._claim_read()
+            if claimed:
                 self._submit()
 
-    def _next(self) -> Fetched | None:
+    def _next_read(self) -> PrefetchedRows | None:
         """Take the keys of the next read from the queue, those needed first."""
         while self._waiting and not self._closed:
             needed = min(self._waiting)
             hashes = self._waiting.pop(needed)
-            for fetched in self._runs.fetched:
-                hashes = hashes[~fetched.holds(hashes)]
-            chosen = hashes[: min(int(_MARGIN * self._room()), self._most)]
+            for prefetch in self._runs.prefetched:
+                hashes = hashes[~prefetch.holds(hashes)]
+            chosen = hashes[: min(int(_MEMORY_SHARE * self._room()), self._max_keys)]
             if not len(chosen):
                 self._dropped += len(hashes)
                 continue
             if len(chosen) < len(hashes):
                 self._waiting[needed] = hashes[len(chosen) :]
-            following = self._runs.fetch(chosen, needed, int(len(chosen) * self._row_bytes))
+            following = self._runs.start_prefetch(chosen, needed, int(len(chosen) * self._row_bytes))
             if following is None:
                 self._waiting.clear()
             return following
         return None
 
-    def _learn(self, fetched: Fetched) -> None:
+    def _learn(self, prefetch: PrefetchedRows) -> None:
         """Learn the row size from a read; release its rows if they exceed the memory, or if the read failed."""
-        count = len(fetched.hashes)
-        self._row_bytes = max(fetched.row_bytes, _SHRINKING * self._row_bytes, 16.0)
-        self._most = _GROWTH * max(count, _FIRST)
-        if self._runs.fetched_memory > self._limit():
-            self._runs.release(fetched)
+        count = len(prefetch.hashes)
+        self._row_bytes = max(prefetch.row_bytes, _MIN_SIZE_FACTOR * self._row_bytes, 16.0)
+        self._max_keys = _MAX_READ_GROWTH * max(count, _FIRST_READ_KEYS)
+        if self._runs.prefetched_memory > self._limit():
+            self._runs.release(prefetch)
             self._dropped += count
-        elif not fetched.read_keys:  # the read failed: the keys may be hinted again
-            self._runs.release(fetched)
+        elif not prefetch.read_keys:  # the read failed: the keys may be hinted again
+            self._runs.release(prefetch)
 
-    def take(self, hashes: Words) -> None:
+    def dequeue(self, hashes: Words) -> None:
         """Remove keys from the queue that are being looked up now.
 
-        When this returns, a key is either in `RunSet.fetched`, where the caller waits for it, or will not be read.
+        When this returns, a key is either in `RunSet.prefetched`, where the caller waits for it, or will not be read.
         """
-        with self._lock:  # must be taken first: `_read` may be moving keys from the queue to `fetched`
+        with self._lock:  # must be taken first: `_read` may be moving keys from the queue to `prefetched`
             hashes = np.sort(hashes) if self._waiting else hashes
             for needed, waiting in list(self._waiting.items()):
                 # Few keys are looked up at a time, while many may wait.
@@ -183,19 +183,19 @@ class Prefetcher:
                     if not len(self._waiting[needed]):
                         del self._waiting[needed]
 
-    def over(self, version: int) -> None:
+    def end_batch(self, version: int) -> None:
         """Release rows prefetched for batches up to the one that read `version`, and close its figures.
 
         Rows that this batch did not look up may have come too late for it; they stay until the next batch ends.
         """
         with self._lock:
-            gone = self._runs.drop_fetched(version)
-            read = [fetched for fetched in gone if fetched.done]
-            self.latest = Prefetches(
-                sum(fetched.read_keys for fetched in read),
-                sum(fetched.used for fetched in read),
+            released = self._runs.release_prefetched(version)
+            read = [prefetch for prefetch in released if prefetch.done]
+            self.latest = PrefetchFigures(
+                sum(prefetch.read_keys for prefetch in read),
+                sum(prefetch.used for prefetch in read),
                 self._dropped,
-                max((fetched.seconds for fetched in read), default=0.0),
+                max((prefetch.seconds for prefetch in read), default=0.0),
             )
             self._dropped = 0
             self._waiting = {needed: waiting for needed, waiting in self._waiting.items() if needed >= version}
@@ -206,10 +206,10 @@ class Prefetcher:
             self._closed = True
             self._waiting.clear()
             if self._reading is not None:
-                self._reading.give_up()
+                self._reading.cancel()
 
 
-def _among(hashes: Words, known: Words) -> NDArray[np.bool_]:
+def _mask_known(hashes: Words, known: Words) -> NDArray[np.bool_]:
     """Return a mask of the hashes that are among `known`, which is ascending and not empty."""
     present: NDArray[np.bool_] = known[np.minimum(np.searchsorted(known, hashes), len(known) - 1)] == hashes
     return present

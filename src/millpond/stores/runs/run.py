@@ -33,15 +33,15 @@ from millpond.kernels.runs.sort import order_by_hash
 from millpond.layout import HASH, META, NULLS, HashRange, RowLayout, Rows, Words
 from millpond.stores.runs.merge import View, merge
 
-_USELESS = 0.9
-"""Share of keys that pass a filter from which the filter is skipped for the next `_IDLE` searches."""
-_IDLE = 7
+_USELESS_FILTER_SHARE = 0.9
+"""Share of keys that pass a filter from which the filter is skipped for the next `_FILTER_SKIPS` searches."""
+_FILTER_SKIPS = 7
 _ROWS_PER_KEY = 64
 """Rows per searched key from which probing is faster than reading all rows (measured on rows of 48 bytes)."""
 _NO_STAMP = 1 << 48
-_PART_BLOCKS = 64
+_BLOCKS_PER_STEP = 64
 """Blocks probed at a time while the next ones are read from disk."""
-_SIDE_BY_SIDE = 4
+_MAX_CONCURRENT_RUNS = 4
 """Remote runs that are searched concurrently."""
 
 Search = Generator[None, None, NDArray[np.int32]]
@@ -54,14 +54,14 @@ class Query:
 
     Attributes:
         keys: the key table; keys_at: the address of its words, the words of a row, and the address of its heap.
-        sought: the hashes, and the addresses of rows found.
+        probes: the hashes, and the addresses of rows found.
         pins: objects that keep the addressed memory alive.
         places: places of the key columns, if they differ from the layout's.
     """
 
     keys: Rows
     keys_at: tuple[int, int, int]
-    sought: PrefetchKeys
+    probes: PrefetchKeys
     pins: list[Any] = field(default_factory=list)
     places: NDArray[Any] | None = None
 
@@ -76,10 +76,10 @@ class Query:
             keys, keys_at, PrefetchKeys(hashes, pending[order], np.zeros(count, np.uint64), np.zeros(count, np.uint64))
         )
 
-    def again(self) -> Query:
+    def without_results(self) -> Query:
         """Copy the query, without any rows found."""
-        sought, nothing = self.sought, np.zeros((2, len(self.sought.hashes)), np.uint64)
-        return Query(self.keys, self.keys_at, PrefetchKeys(sought.hashes, sought.order, *nothing), places=self.places)
+        probes, nothing = self.probes, np.zeros((2, len(self.probes.hashes)), np.uint64)
+        return Query(self.keys, self.keys_at, PrefetchKeys(probes.hashes, probes.order, *nothing), places=self.places)
 
     @classmethod
     def by_hash(cls, hashes: Words) -> Query:
@@ -116,24 +116,24 @@ class Run:
         self.ref = ref
         self.view = View(source, range_of(ref.window if ref is not None else None), axis)
         self.range = range_.meet(self.view.window) if axis == HASH else range_
-        self._filter_idle = 0
-        self._due: int | None = None
+        self._filter_skips = 0
+        self._due_stamp: int | None = None
 
     @property
-    def due(self) -> int:
+    def due_stamp(self) -> int:
         """Lower bound of the stamps of expiring rows that were not read into memory yet."""
-        if self._due is None:
-            self._due = self.ref.oldest if self.ref is not None else _oldest(self.view)
-        return self._due
+        if self._due_stamp is None:
+            self._due_stamp = self.ref.oldest if self.ref is not None else _oldest_stamp(self.view)
+        return self._due_stamp
 
-    @due.setter
-    def due(self, stamp: int) -> None:
-        self._due = stamp
+    @due_stamp.setter
+    def due_stamp(self, stamp: int) -> None:
+        self._due_stamp = stamp
 
-    def inherit(self, inputs: Sequence[Run]) -> None:
-        """Inherit `due` from the runs whose rows, or newest rows, this run holds."""
-        if any(run._due is not None for run in inputs):
-            self._due = max(self.due, min(run.due for run in inputs))
+    def inherit_due_stamp(self, inputs: Sequence[Run]) -> None:
+        """Inherit `due_stamp` from the runs whose rows, or newest rows, this run holds."""
+        if any(run._due_stamp is not None for run in inputs):
+            self._due_stamp = max(self.due_stamp, min(run.due_stamp for run in inputs))
 
     @property
     def rows(self) -> int:
@@ -143,7 +143,7 @@ class Run:
         return int(index.starts[end] - index.starts[begin])
 
     @property
-    def far(self) -> bool:
+    def remote(self) -> bool:
         """Whether its blocks are read by remote requests."""
         return not self.source.resident and not self.source.distant
 
@@ -158,13 +158,13 @@ class Run:
 
     def search(self, query: Query, select: NDArray[np.int32]) -> NDArray[np.int32]:
         """Look up the selected keys of a query, record the rows found, and return the keys to search in older runs."""
-        return _ended(self.searching(query, select))
+        return _run_to_end(self.search_steps(query, select))
 
-    def searching(self, query: Query, select: NDArray[np.int32]) -> Search:
+    def search_steps(self, query: Query, select: NDArray[np.int32]) -> Search:
         """Search as `search`, pausing after each request, so that several searches can wait concurrently."""
         if self.view.window.whole:
             return (yield from self._search(query, select))
-        values = query.keys.words[query.sought.order[select], self.view.axis]
+        values = query.keys.words[query.probes.order[select], self.view.axis]
         count = self.view.window.covers(values)
         left = yield from self._search(query, select[count])
         return np.sort(np.concatenate([select[~count], left]))
@@ -173,7 +173,7 @@ class Run:
         index = self.source.index
         if not index.count or not len(select):
             return select
-        wanted = query.sought.hashes[select]
+        wanted = query.probes.hashes[select]
         begin = int(np.searchsorted(wanted, index.fence[0], "left"))
         end = int(np.searchsorted(wanted, np.uint64(index.highest), "right"))
         inside = select[begin:end]
@@ -181,29 +181,29 @@ class Run:
         if not count:
             return select
         blocks = np.empty(count, np.int32)
-        locate(query.sought.hashes, inside, count, index.fence, blocks)
+        locate(query.probes.hashes, inside, count, index.fence, blocks)
         admitted = np.empty(count, np.int32)
-        if self._filter_idle > 0:  # not exact: two threads may both decrement it
-            self._filter_idle -= 1
+        if self._filter_skips > 0:  # not exact: two threads may both decrement it
+            self._filter_skips -= 1
             admitted = np.arange(count, dtype=np.int32)
         else:
             bring = self.source.filters(blocks)
             yield
             filters = bring()
-            count = admit(query.sought.hashes, inside, count, blocks, index.fence, index.lines, filters.at, admitted)
-            if count > _USELESS * len(inside):
-                self._filter_idle = _IDLE
+            count = admit(query.probes.hashes, inside, count, blocks, index.fence, index.lines, filters.at, admitted)
+            if count > _USELESS_FILTER_SHARE * len(inside):
+                self._filter_skips = _FILTER_SKIPS
         done = np.zeros(len(inside), np.uint8)
         table = self.source.blocks(blocks[admitted[:count]]) if self.source.resident else None
         if table is not None and table.complete:
             self._probe(query, inside, blocks, admitted[:count], done, table)
         else:
-            yield from self._probe_in_parts(query, inside, blocks, admitted[:count], done)
+            yield from self._probe_by_blocks(query, inside, blocks, admitted[:count], done)
         left = np.empty(len(inside), np.int32)
         kept = remaining(inside, len(inside), done, left)
         return np.concatenate([select[:begin], left[:kept], select[end:]])
 
-    def _probe_in_parts(
+    def _probe_by_blocks(
         self,
         query: Query,
         select: NDArray[np.int32],
@@ -211,31 +211,31 @@ class Run:
         admitted: NDArray[np.int32],
         done: NDArray[np.uint8],
     ) -> Iterator[None]:
-        """Probe block by block, so that few blocks are in memory group_of_key a time; rows found are copied."""
+        """Probe block by block, so that few blocks are in memory at a time; rows found are copied."""
         if not len(admitted):
             return
         first = blocks[admitted].astype(np.int64)
         fence = self.source.index.fence
-        hashes = query.sought.hashes[select[admitted]]
+        hashes = query.probes.hashes[select[admitted]]
         last = first.copy()
         # Rows of one hash may continue in the next blocks.
-        runs_on = np.flatnonzero(fence[np.minimum(first + 1, len(fence) - 1)] == hashes)
-        last[runs_on] = np.searchsorted(fence, hashes[runs_on], "right") - 1
+        continued = np.flatnonzero(fence[np.minimum(first + 1, len(fence) - 1)] == hashes)
+        last[continued] = np.searchsorted(fence, hashes[continued], "right") - 1
         last = np.maximum(last, first)
         # Group keys by their first block, with the blocks of each group. Its last block may be the next group's first.
         begins = np.flatnonzero(np.diff(first, prepend=-1))
         counts = np.maximum.reduceat(last, begins) - first[begins] + 1
         group_at = np.cumsum(counts) - counts
         group_of_key = np.repeat(group_at, np.diff(np.append(begins, len(first))))
-        beside = np.arange(int(counts.sum())) - np.repeat(group_at, counts)
+        block_in_group = np.arange(int(counts.sum())) - np.repeat(group_at, counts)
         shape = shape_of(self.layout)
-        parts = self.source.parts(np.repeat(first[begins], counts) + beside, beside > 0)
+        parts = self.source.parts(np.repeat(first[begins], counts) + block_in_group, block_in_group > 0)
         yield
         for part in parts:
             begin, end = np.searchsorted(group_of_key, (part.begin, part.end)).tolist()
             self._probe(query, select, blocks, admitted[begin:end], done, part.table)
             positions = select[admitted[begin:end]]
-            found_at, found_heap = query.sought.found_at, query.sought.found_heap
+            found_at, found_heap = query.probes.found_at, query.probes.found_heap
             positions = positions[found_at[positions] > DELETED]
             rows = gather_rows(found_at[positions], found_heap[positions], shape.width, shape.blobs)
             found_at[positions], found_heap[positions] = addresses(*rows)
@@ -264,20 +264,20 @@ class Run:
         if self.source.distant and not dense:
             places_at = np.empty(count, np.uint64)
             width = self.layout.width
-            likely_places(query.sought.hashes, select, blocks, admitted, run, index.highest, width, places_at)
+            likely_places(query.probes.hashes, select, blocks, admitted, run, index.highest, width, places_at)
             self.source.expect_rows(places_at)
         places = shape_of(self.layout).places
         if query.places is not None:
             places = query.places.copy()
             places["width"] = self.layout.width
-        for part in self._parts(blocks, admitted) if self.source.distant and dense else (admitted,):
+        for part in self._in_steps(blocks, admitted) if self.source.distant and dense else (admitted,):
             look = walk if dense else probe
-            look(query.sought, select, blocks, part, run, index.highest, *query.keys_at, places, done)
+            look(query.probes, select, blocks, part, run, index.highest, *query.keys_at, places, done)
 
-    def _parts(self, blocks: NDArray[np.int32], admitted: NDArray[np.int32]) -> Iterator[NDArray[np.int32]]:
+    def _in_steps(self, blocks: NDArray[np.int32], admitted: NDArray[np.int32]) -> Iterator[NDArray[np.int32]]:
         """Yield the keys of some blocks at a time, while the next blocks are being read."""
         first = blocks[admitted]
-        cuts = np.flatnonzero(np.diff(first // _PART_BLOCKS)) + 1
+        cuts = np.flatnonzero(np.diff(first // _BLOCKS_PER_STEP)) + 1
         bounds = [0, *cuts.tolist(), len(admitted)]
         ranges = [(int(first[begin]), int(first[end - 1]) + 1) for begin, end in pairwise(bounds)]
         self.source.expect_blocks(*ranges[0])
@@ -297,23 +297,23 @@ def search_through(runs: Sequence[Run], query: Query, select: NDArray[np.int32])
         if not len(select):
             break
         remaining_runs = runs[number:]
-        if run.far and len(remaining_runs) > 1:
-            queries = [query.again() for _ in remaining_runs]
+        if run.remote and len(remaining_runs) > 1:
+            queries = [query.without_results() for _ in remaining_runs]
             _search_concurrently(
-                [older.searching(other, select) for older, other in zip(remaining_runs, queries, strict=True)]
+                [older.search_steps(other, select) for older, other in zip(remaining_runs, queries, strict=True)]
             )
             for other in queries:
-                new = np.flatnonzero((query.sought.found_at == 0) & (other.sought.found_at != 0))
-                query.sought.found_at[new] = other.sought.found_at[new]
-                query.sought.found_heap[new] = other.sought.found_heap[new]
+                new = np.flatnonzero((query.probes.found_at == 0) & (other.probes.found_at != 0))
+                query.probes.found_at[new] = other.probes.found_at[new]
+                query.probes.found_heap[new] = other.probes.found_heap[new]
                 query.pins += other.pins
-            left: NDArray[np.int32] = select[query.sought.found_at[select] == 0]
+            left: NDArray[np.int32] = select[query.probes.found_at[select] == 0]
             return left
         select = run.search(query, select)
     return select
 
 
-def _ended(search: Search) -> NDArray[np.int32]:
+def _run_to_end(search: Search) -> NDArray[np.int32]:
     """Run a search to its end, and return its result."""
     while True:
         try:
@@ -325,21 +325,21 @@ def _ended(search: Search) -> NDArray[np.int32]:
 
 def _search_concurrently(searches: Sequence[Search]) -> None:
     """Run searches to their ends on this thread, several of them waiting for requests at a time."""
-    waiting, going = deque(searches), deque[Search]()
+    waiting, active = deque(searches), deque[Search]()
     try:
-        while waiting or going:
-            while waiting and len(going) < _SIDE_BY_SIDE:
-                going.append(waiting.popleft())
-            search = going.popleft()
+        while waiting or active:
+            while waiting and len(active) < _MAX_CONCURRENT_RUNS:
+                active.append(waiting.popleft())
+            search = active.popleft()
             with suppress(StopIteration):
                 next(search)
-                going.append(search)
+                active.append(search)
     finally:
-        for search in going:
+        for search in active:
             search.close()
 
 
-def _oldest(run: View) -> int:
+def _oldest_stamp(run: View) -> int:
     """Return the lowest stamp of a run's rows, tombstones excluded."""
     pieces = merge([run], run.source.layout, drop_tombstones=True)
     return min((int(rows.words[:, META].min() >> np.uint64(STAMP_SHIFT)) for rows in pieces), default=_NO_STAMP)

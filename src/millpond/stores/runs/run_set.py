@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from millpond.files.formats.blocks import MemorySource
 from millpond.kernels.runs.search import DELETED
 from millpond.layout import HashRange, RowLayout, Rows, Words
-from millpond.stores.protocol import Found
-from millpond.stores.runs.fetched import Fetched, can_be_fetched
+from millpond.stores.protocol import FoundRows
 from millpond.stores.runs.merge import PIECE_ROWS, View, merge
+from millpond.stores.runs.prefetched_rows import PrefetchedRows, hash_identifies_rows
 from millpond.stores.runs.run import Query, Run, search_through
 
 
@@ -26,15 +26,15 @@ class RunSet:
         range_: the hash range of the table; scans skip rows outside it.
 
     Attributes:
-        fetched: prefetched rows of hinted keys.
+        prefetched: prefetched rows of hinted keys.
     """
 
     def __init__(self, layout: RowLayout, runs: Sequence[Run] = (), range_: HashRange = HashRange()) -> None:  # noqa: B008
         self.layout = layout
         self.runs = tuple(runs)
         self.range = range_
-        self.fetched: tuple[Fetched, ...] = ()
-        self._lock = threading.Lock()  # for `fetch`, which any thread may call
+        self.prefetched: tuple[PrefetchedRows, ...] = ()
+        self._lock = threading.Lock()  # for `start_prefetch`, which any thread may call
 
     @property
     def rows(self) -> int:
@@ -44,40 +44,42 @@ class RunSet:
     @property
     def memory(self) -> int:
         """Bytes of memory that the runs hold."""
-        return sum(run.memory for run in self.runs) + self.fetched_memory
+        return sum(run.memory for run in self.runs) + self.prefetched_memory
 
     @property
-    def fetched_memory(self) -> int:
+    def prefetched_memory(self) -> int:
         """Bytes of memory that prefetched rows hold."""
-        return sum(fetched.memory for fetched in self.fetched)
+        return sum(prefetch.memory for prefetch in self.prefetched)
 
-    def fetch(self, hashes: Words, needed: int, expected: int = 0) -> Fetched | None:
-        """Create a prefetch of hashes, which the caller reads (see `Fetched`); None if the runs do not allow it."""
+    def start_prefetch(self, hashes: Words, needed: int, expected: int = 0) -> PrefetchedRows | None:
+        """Create a prefetch, which the caller reads (see `PrefetchedRows`); None if the runs do not allow it."""
         with self._lock:
-            if not self.runs or not can_be_fetched(self.runs):
+            if not self.runs or not hash_identifies_rows(self.runs):
                 return None
-            fetched = Fetched(self.runs, self.layout, hashes, needed, expected)
-            self.fetched = (*self.fetched, fetched)
-            return fetched
+            prefetch = PrefetchedRows(self.runs, self.layout, hashes, needed, expected)
+            self.prefetched = (*self.prefetched, prefetch)
+            return prefetch
 
-    def drop_fetched(self, version: int) -> list[Fetched]:
+    def release_prefetched(self, version: int) -> list[PrefetchedRows]:
         """Release rows prefetched for batches before the one that reads `version`, and rows no longer needed.
 
         Rows that came too late for the batch that they were expected in stay for the next one.
         """
-        return self._release(lambda one: one.needed < version or (one.needed == version and one.exhausted))
+        return self._release(
+            lambda prefetch: prefetch.needed < version or (prefetch.needed == version and prefetch.exhausted)
+        )
 
-    def release(self, fetched: Fetched) -> None:
+    def release(self, prefetch: PrefetchedRows) -> None:
         """Release a prefetch."""
-        self._release(lambda one: one is fetched)
+        self._release(lambda other: other is prefetch)
 
-    def _release(self, which: Callable[[Fetched], bool]) -> list[Fetched]:
+    def _release(self, chosen: Callable[[PrefetchedRows], bool]) -> list[PrefetchedRows]:
         with self._lock:
-            gone = [fetched for fetched in self.fetched if which(fetched)]
-            self.fetched = tuple(fetched for fetched in self.fetched if not which(fetched))
-        for fetched in gone:
-            fetched.give_up()
-        return gone
+            released = [prefetch for prefetch in self.prefetched if chosen(prefetch)]
+            self.prefetched = tuple(prefetch for prefetch in self.prefetched if not chosen(prefetch))
+        for prefetch in released:
+            prefetch.cancel()
+        return released
 
     def add(self, run: Run) -> None:
         """Add a run that is newer than all others."""
@@ -90,18 +92,18 @@ class RunSet:
         if self.runs[position : position + len(old)] != tuple(old):
             raise ValueError("the runs to replace are not neighbours of this set")
         for run in new:
-            run.inherit(old)
+            run.inherit_due_stamp(old)
         with self._lock:
             self.runs = (*self.runs[:position], *new, *self.runs[position + len(old) :])
-            for fetched in self.fetched:
-                if fetched.first is old[0] and new:
+            for prefetch in self.prefetched:
+                if prefetch.first is old[0] and new:
                     # The new run holds the same rows, so the prefetch still stands for it.
-                    fetched.first = new[0]
-                elif fetched.first in old:  # its rows would hide newer ones now
-                    fetched.give_up()
-            self.fetched = tuple(fetched for fetched in self.fetched if fetched.first in self.runs)
+                    prefetch.first = new[0]
+                elif prefetch.first in old:  # its rows would hide newer ones now
+                    prefetch.cancel()
+            self.prefetched = tuple(prefetch for prefetch in self.prefetched if prefetch.first in self.runs)
 
-    def lookup(self, keys: Rows, pending: NDArray[np.int64]) -> Found:
+    def lookup(self, keys: Rows, pending: NDArray[np.int64]) -> FoundRows:
         """Find the newest live version of keys.
 
         Args:
@@ -112,19 +114,21 @@ class RunSet:
             The rows found, in hash order of their keys.
         """
         query = Query.of(keys, pending)
-        select = np.arange(len(query.sought.hashes), dtype=np.int32)
-        ahead = self.fetched
+        select = np.arange(len(query.probes.hashes), dtype=np.int32)
+        prefetches = self.prefetched
         runs, begin = self.runs, 0
         for number, run in enumerate(runs):
-            for fetched in ahead:
-                if fetched.first is run:
+            for prefetch in prefetches:
+                if prefetch.first is run:
                     select = search_through(runs[begin:number], query, select)
                     begin = number
                     # Prefetched rows stand for all runs from `first` on, so only newer runs are searched before them.
-                    select = fetched.search(query, select)
+                    select = prefetch.search(query, select)
         search_through(runs[begin:], query, select)
-        hits = np.flatnonzero(query.sought.found_at > DELETED)
-        return Found(query.sought.order[hits], query.sought.found_at[hits], query.sought.found_heap[hits], query.pins)
+        hits = np.flatnonzero(query.probes.found_at > DELETED)
+        return FoundRows(
+            query.probes.order[hits], query.probes.found_at[hits], query.probes.found_heap[hits], query.pins
+        )
 
     def scan(self, extra: Rows | None = None, size: int = PIECE_ROWS) -> Iterator[Rows]:
         """Yield all live rows in hash order, in pieces of about `size` rows.

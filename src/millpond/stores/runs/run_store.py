@@ -30,7 +30,7 @@ from millpond.stores.runs.run import Run
 FOLDER = "files/"
 """Folder of run files below the state location."""
 
-_BUFFER = 1 << 20
+_BUFFER_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
 
 
@@ -128,11 +128,11 @@ class RunStore:
         remote = Target(write, compress=True)
         if not self.copies.limit:
             writer = RunWriter(layout, [remote])
-            _fill(writer, pieces)
+            _write_pieces(writer, pieces)
         else:
             with CopyBeside(staged, self.copies.limit) as raw:
                 writer = RunWriter(layout, [Target(raw.write, compress=False), remote])
-                _fill(writer, pieces)
+                _write_pieces(writer, pieces)
         return writer.ref(name, remote)
 
     def open(
@@ -157,19 +157,19 @@ class RunStore:
             StateIncompatibleError: its rows have another layout, or its format is newer.
         """
         try:
-            source = self._opened(ref, layout, range_)
+            source = self._open_source(ref, layout, range_)
         except OtherColumnsError as error:
             schema = error.schema
             if schema is None or schema not in earlier or not convertible(schema, layout.schema):
                 raise
-            before = self._opened(ref, RowLayout(schema), range_)
+            before = self._open_source(ref, RowLayout(schema), range_)
             source = ConvertedSource(before, ref.name, layout, self.cache)
         return Run(source, ref, range_, axis)
 
-    def _opened(self, ref: RunRef, layout: RowLayout, range_: HashRange) -> BlockSource:
-        if self._in_place is not None and (lying := self._in_place.open(ref, layout)) is not None:
-            return lying
-        source = self._source(ref, layout, self._map(ref, layout))
+    def _open_source(self, ref: RunRef, layout: RowLayout, range_: HashRange) -> BlockSource:
+        if self._in_place is not None and (mapped_in_place := self._in_place.open(ref, layout)) is not None:
+            return mapped_in_place
+        source = self._source(ref, layout, self._map_copy(ref, layout))
         # A copy of the whole file does not pay if this partition reads only a part of it.
         whole = range_.meet(range_of(ref.window)).has(HashRange(ref.first, ref.last + 1))
         if not source.mapped and whole:
@@ -197,7 +197,7 @@ class RunStore:
 
     def _hydrate_if(self, source: CachedSource, pays: Callable[[str, int], bool]) -> None:
         """Make a local copy in the background if `pays` agrees, both now and when the copy is due to start."""
-        name, size = source.ref.name, _raw_size(source.ref, source.layout)
+        name, size = source.ref.name, _estimated_copy_bytes(source.ref, source.layout)
         if not pays(name, size):
             return
         with self._lock:
@@ -223,20 +223,20 @@ class RunStore:
         name = source.ref.name
         staged = self.copies.staged(name)
         try:
-            with open(staged, "wb", buffering=_BUFFER) as raw:
+            with open(staged, "wb", buffering=_BUFFER_BYTES) as raw:
                 writer = RunWriter(source.layout, [Target(raw.write, compress=False)])
-                _fill(writer, _while(lambda: not source.closed, source.remote().pieces()))
+                _write_pieces(writer, _raise_unless(lambda: not source.closed, source.remote().pieces()))
             mapped = self._admit(name, source.layout, staged, written=False)
             if mapped is not None:
                 source.adopt(mapped)
-                if source.closed:  # `forget` may have run before the copy existed
+                if source.closed:  # `drop` may have run before the copy existed
                     self.copies.drop(name)
-        except (MillpondError, OSError, _EndedError) as error:
+        except (MillpondError, OSError, _CopyCancelledError) as error:
             _log.debug("no local copy of %s: %s", name, error)
             if os.path.exists(staged):
                 os.unlink(staged)
 
-    def forget(self, run: Run) -> None:
+    def drop(self, run: Run) -> None:
         """Drop the cached parts of a run that is no longer part of the state; its file stays in the state location."""
         run.close()
         if run.ref is not None:
@@ -247,7 +247,7 @@ class RunStore:
             return RemoteSource(self._files, ref, layout, self.cache, self._requests, self._allowance)
 
         def copy(source: CachedSource) -> None:
-            mapped_copy = self._map(ref, layout)  # another partition may have copied the file
+            mapped_copy = self._map_copy(ref, layout)  # another partition may have copied the file
             if mapped_copy is not None:
                 source.adopt(mapped_copy)
             else:
@@ -255,14 +255,14 @@ class RunStore:
 
         return CachedSource(ref, layout, open_remote, self.copies, mapped, copy if self.copies.limit else None)
 
-    def _map(self, ref: RunRef, layout: RowLayout) -> MappedSource | None:
+    def _map_copy(self, ref: RunRef, layout: RowLayout) -> MappedSource | None:
         if not self.copies.has(ref.name):
             return None
         try:
             mapped = MappedSource(self.copies.place(ref.name), layout)
         except (StateDamagedError, FileNotFoundError, CompressedError):
             mapped = None
-        if mapped is None or not _same(mapped, ref):
+        if mapped is None or not _matches(mapped, ref):
             self.copies.drop(ref.name)
             return None
         return mapped
@@ -289,19 +289,19 @@ class RunStore:
         self._requests.shutdown(wait=True, cancel_futures=True)
 
 
-class _EndedError(Exception):
+class _CopyCancelledError(Exception):
     """Raised to stop a copy that is no longer needed."""
 
 
-def _while(going: Callable[[], bool], pieces: Iterable[Rows]) -> Iterator[Rows]:
-    """Yield pieces while `going` returns True; raise otherwise."""
+def _raise_unless(wanted: Callable[[], bool], pieces: Iterable[Rows]) -> Iterator[Rows]:
+    """Yield pieces while `wanted` returns True; raise otherwise."""
     for piece in pieces:
-        if not going():
-            raise _EndedError
+        if not wanted():
+            raise _CopyCancelledError
         yield piece
 
 
-def _same(mapped: MappedSource, ref: RunRef) -> bool:
+def _matches(mapped: MappedSource, ref: RunRef) -> bool:
     """Return whether a local copy matches the file's reference in all recorded properties."""
     index = mapped.index
     first = int(index.fence[0]) if index.count else 0
@@ -309,12 +309,12 @@ def _same(mapped: MappedSource, ref: RunRef) -> bool:
     return properties == (ref.rows, ref.first, ref.last, ref.oldest, ref.newest)
 
 
-def _raw_size(ref: RunRef, layout: RowLayout) -> int:
+def _estimated_copy_bytes(ref: RunRef, layout: RowLayout) -> int:
     """Estimate the bytes of a local copy: long values may take more, filters are left out."""
     return max(ref.bytes, ref.rows * layout.width * 8)
 
 
-def _fill(writer: RunWriter, pieces: Iterable[Rows]) -> None:
+def _write_pieces(writer: RunWriter, pieces: Iterable[Rows]) -> None:
     for piece in pieces:
         writer.add(piece)
     writer.finish()

@@ -14,16 +14,16 @@ from millpond.kernels.pointers import address
 from millpond.kernels.runs.gather import addresses, gather_to, heap_bytes
 from millpond.kernels.unaligned import stat_table as kernels
 from millpond.layout import RowLayout, Rows
-from millpond.stores.append_files import Part
+from millpond.stores.append_files import SectionBlocks
 from millpond.stores.unaligned.compaction import blocks_of, rows_between
 from millpond.stores.unaligned.log import WindowLog
-from millpond.stores.unaligned.segment import TIME_BITS, Segment, entries_in
+from millpond.stores.unaligned.segment import TIME_BITS, Segment, read_entries
 from millpond.stores.unaligned.stat_table import WindowStat
 
-_BLOCKS = 32  # blocks of data copied at a time
+_BLOCKS_PER_PART = 32  # blocks of data copied at a time
 
 
-class _Found(NamedTuple):
+class _RowRanges(NamedTuple):
     """Ranges of a segment's rows: their starts, their numbers of rows, and the positions to copy them to."""
 
     starts: NDArray[np.int64]
@@ -48,7 +48,7 @@ class BatchRead:
         self._log = log
         self._stat = stat
         self._layout = layout
-        self._compacting = log.outgrown
+        self._compacting = log.compaction_due
         self._alive: dict[int, list[tuple[NDArray[np.uint8], int]]] = {segment.seq: [] for segment in log.segments}
         self.bytes = 0
 
@@ -66,7 +66,7 @@ class BatchRead:
         latest = kernels.want(table, ids, sizes)
         offsets = np.cumsum(sizes) - sizes
         words = np.empty((int(sizes.sum()), self._layout.width), np.uint64)
-        heap = _Heap()
+        heap = _GrowingHeap()
         fill = offsets.copy()
         try:
             for segment, found in self._scan(int(latest), fill):
@@ -88,14 +88,14 @@ class BatchRead:
         if self._compacting:
             self._log.compact(self._alive)
 
-    def _scan(self, latest: int, fill: NDArray[np.int64]) -> Iterator[tuple[Segment, _Found]]:
+    def _scan(self, latest: int, fill: NDArray[np.int64]) -> Iterator[tuple[Segment, _RowRanges]]:
         """Scan the indexes for the rows of wanted windows, and for outdated rows in all blocks read."""
         by_file = {id(segment.file): segment for segment in self._log.segments}
         until = None if self._compacting else (latest << TIME_BITS) | ((1 << TIME_BITS) - 1)
         if self._compacting:
             for segment in self._log.segments:
                 segment.outdated[:] = False
-        for part, (blocks, entries, bounds) in entries_in(self._log.files, self._log.segments, until):
+        for part, (blocks, entries, bounds) in read_entries(self._log.files, self._log.segments, until):
             segment = by_file[id(part.file)]
             self.bytes += sum(size for _, size in part.file.ranges(part.section, part.blocks))
             bits = np.empty(len(entries), np.uint8)
@@ -106,14 +106,17 @@ class BatchRead:
             if self._compacting:
                 self._alive[segment.seq].append((bits, int(alive.sum())))
             if count:
-                yield segment, _Found(*(column[:count] for column in out))
+                yield segment, _RowRanges(*(column[:count] for column in out))
 
-    def _fetch(self, segment: Segment, found: _Found, words: NDArray[np.uint64], heap: _Heap) -> None:
+    def _fetch(self, segment: Segment, found: _RowRanges, words: NDArray[np.uint64], heap: _GrowingHeap) -> None:
         """Copy ranges of a segment's rows to their positions in the result."""
         blobs = shape_of(self._layout).blobs
         blocks = blocks_of(segment.data, found.starts, found.counts)
         self.bytes += int(segment.data.sizes[blocks].sum())
-        parts = [Part(segment.file, segment.data, blocks[i : i + _BLOCKS]) for i in range(0, len(blocks), _BLOCKS)]
+        parts = [
+            SectionBlocks(segment.file, segment.data, blocks[i : i + _BLOCKS_PER_PART])
+            for i in range(0, len(blocks), _BLOCKS_PER_PART)
+        ]
         for part, pieces in zip(parts, self._log.files.read_ahead(parts), strict=True):
             for block, rows in zip(part.blocks.tolist(), pieces, strict=True):
                 low, high = int(segment.data.starts[block]), int(segment.data.starts[block + 1])
@@ -126,7 +129,7 @@ class BatchRead:
                 heap.used = gather_to(rows_at, heaps_at, targets, len(picked), words.shape[1], blobs, *target)
 
 
-class _Heap:
+class _GrowingHeap:
     """A growing buffer of long values."""
 
     def __init__(self) -> None:

@@ -47,7 +47,7 @@ def compact(
         def fill(writer: AppendFileWriter) -> None:
             writer.begin(layout)
             written = 0
-            for rows, entries in pace.over(_pieces(inputs, layout, piece)):
+            for rows, entries in pace.throttle(_pieces(inputs, layout, piece)):
                 counts = (entries[:, NULLS] & LOW_HALF).astype(np.int64)
                 begins = written + np.cumsum(counts) - counts
                 entries[:, NULLS] = begins.astype(np.uint64) << HALF | counts.astype(np.uint64)
@@ -70,7 +70,7 @@ def _pieces(inputs: Sequence[CompactionInput], layout: RowLayout, piece: int) ->
     for end in _boundaries([source.file.sections[0] for source in inputs], piece):
         entries, row_addresses, heap_addresses, pins = [], [], [], []
         for cursor in cursors:
-            chosen = cursor.upto(end)
+            chosen = cursor.take_until(end)
             if len(chosen):
                 rows_at, heaps_at, pin = cursor.rows(chosen)
                 entries.append(chosen)
@@ -97,16 +97,16 @@ def _pieces(inputs: Sequence[CompactionInput], layout: RowLayout, piece: int) ->
 class _Cursor:
     """Read position in one input, in the order of its time axis."""
 
-    def __init__(self, each: CompactionInput, layout: RowLayout) -> None:
-        self._file = each.file
-        self._data, self._index = each.file.sections[:2]
-        self._alive = each.alive
+    def __init__(self, source: CompactionInput, layout: RowLayout) -> None:
+        self._file = source.file
+        self._data, self._index = source.file.sections[:2]
+        self._alive = source.alive
         self._layout = layout
         self._at = 0  # block of the index
         self._seen = 0  # entries before it
         self._rest: Words = np.empty((0, ENTRY.width), np.uint64)
 
-    def upto(self, end: int) -> Words:
+    def take_until(self, end: int) -> Words:
         """Take the entries that stay, below a place on the axis."""
         last = int(np.searchsorted(self._index.first, np.uint64(end - 1), "right"))
         parts = [self._rest]

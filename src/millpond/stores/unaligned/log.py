@@ -23,16 +23,25 @@ from millpond.stores.append_files import AppendFiles
 from millpond.stores.jobs import CompactSegments, RemoteCompactor
 from millpond.stores.runs.pace import Pace
 from millpond.stores.unaligned.compaction import CompactionInput, compact
-from millpond.stores.unaligned.segment import ENTRY, TIME_BITS, Covered, Segment, entries_in, fill_index, ids_in, places
+from millpond.stores.unaligned.segment import (
+    ENTRY,
+    TIME_BITS,
+    Covered,
+    Segment,
+    fill_index,
+    read_entries,
+    read_taken_ids,
+    row_places,
+)
 from millpond.stores.unaligned.stat_table import PrefetchBuffer, WindowStat, WriteBuffer
 
-_LEAST_OUTDATED = 1 << 16  # bytes of outdated rows from which a compaction pays
+_MIN_OUTDATED_BYTES = 1 << 16  # bytes of outdated rows from which a compaction pays
 
-_MOST_SEGMENTS = 64  # number of segments from which the oldest are merged
+_MAX_SEGMENTS = 64  # number of segments from which the oldest are merged
 
 _log = logging.getLogger(__name__)
 
-Alive = Mapping[int, list[tuple[NDArray[np.uint8], int]]]
+LiveEntries = Mapping[int, list[tuple[NDArray[np.uint8], int]]]
 """For each segment number, the parts of its index: a flag for each entry of an open window, and the rows of these."""
 
 
@@ -60,7 +69,7 @@ class WindowLog:
 
     Attributes:
         segments: oldest first. covered: the part of the deltas that durable segments cover.
-        live: rows of open windows in segments. row_bytes: bytes of a row, roughly.
+        live_rows: rows of open windows in segments. row_bytes: bytes of a row, roughly.
         compactions: number of compactions so far.
 
     Raises:
@@ -92,39 +101,39 @@ class WindowLog:
         self.covered = Covered(manifest.flushed, manifest.skip)
         self.row_bytes = 8 * layout.width
         self.compactions = 0
-        self._next = 0  # number of the next segment
-        self._dead: list[NDArray[np.uint64]] = []  # windows taken since the last segment, with rows in older ones
+        self._next_seq = 0  # number of the next segment
+        self._taken: list[NDArray[np.uint64]] = []  # windows taken since the last segment, with rows in older ones
         self._pace = Pace()
         self._compacting: tuple[int, Future[tuple[RunRef, AppendFile]]] | None = None
         for ref in reversed(manifest.runs):
             self._open(ref)
-        self.live = int(stat.table["rows"][stat.table["id"] != 0].sum())
+        self.live_rows = int(stat.table["rows"][stat.table["id"] != 0].sum())
 
     def _open(self, ref: RunRef) -> None:
         file = self.files.open(ref, [self._layout, ENTRY])
         if len(file.sections) != 3:
             raise StateDamagedError("A state file is damaged: it is not a segment.", file=file.data.place)
-        segment = Segment(file, self._next, ref=ref, covered=self.covered)
-        self._next += 1
+        segment = Segment(file, self._next_seq, ref=ref, covered=self.covered)
+        self._next_seq += 1
         self.segments.append(segment)
-        for ids in ids_in(self.files, segment):
-            self._stat.remove(ids, self._prefetched.left)
-        for _, entries in entries_in(self.files, [segment], None):
+        for ids in read_taken_ids(self.files, segment):
+            self._stat.remove(ids, self._prefetched.released)
+        for _, entries in read_entries(self.files, [segment], None):
             self._stat.make_room(len(entries.words))
             words = entries.words[entries.words[:, HASH] != 0]
             ids = np.ascontiguousarray(words[:, HASH])
             times = (words[:, META] >> np.uint64(TIME_BITS)).astype(np.int64)
-            self._stat.count += kernels.add_entries(self._stat.table, ids, places(words), times, segment.seq)
+            self._stat.count += kernels.add_entries(self._stat.table, ids, row_places(words), times, segment.seq)
 
     @property
-    def next(self) -> int:
+    def next_seq(self) -> int:
         """The number of the next segment."""
-        return self._next
+        return self._next_seq
 
     @property
     def memory(self) -> int:
         """Bytes of memory in use."""
-        return sum(ids.nbytes for ids in self._dead) + sum(segment.file.memory for segment in self.segments)
+        return sum(ids.nbytes for ids in self._taken) + sum(segment.file.memory for segment in self.segments)
 
     @property
     def bytes(self) -> int:
@@ -141,12 +150,12 @@ class WindowLog:
         """Place of the newest segment, for messages."""
         return self.segments[-1].file.data.place if self.segments else None
 
-    def take(self, ids: NDArray[np.uint64], rows: NDArray[np.int32]) -> None:
+    def record_taken(self, ids: NDArray[np.uint64], rows: NDArray[np.int32]) -> None:
         """Record windows as taken, each with its number of rows in segments."""
         stored = rows > 0
-        self.live -= int(rows.sum())
+        self.live_rows -= int(rows.sum())
         if stored.any():
-            self._dead.append(ids[stored])
+            self._taken.append(ids[stored])
 
     def write(self, buffer: WriteBuffer, covered: Covered) -> None:
         """Turn the write buffer into a segment, and clear it; the log then covers `covered` of the deltas."""
@@ -158,12 +167,12 @@ class WindowLog:
         slots = slots[order]
         rows_at, row_axis = np.empty(buffer.rows, np.uint64), np.empty(buffer.rows, np.uint64)
         entries = np.empty((count, ENTRY.width), np.uint64)
-        left = self._prefetched.left
+        left = self._prefetched.released
         buffer_at = (address(buffer.words), self._layout.width, buffer.following)
         rows = kernels.unlist(stat.table, slots, axis, *buffer_at, left, rows_at, row_axis, entries)
         if not self._prefetched.sweep():
             self._prefetched.clear()
-        dead = np.concatenate(self._dead) if self._dead else np.empty(0, np.uint64)
+        dead = np.concatenate(self._taken) if self._taken else np.empty(0, np.uint64)
         if not rows and not len(dead) and all(segment.written is None for segment in self.segments):
             self.covered = covered  # all windows with rows in the deltas were taken
             buffer.clear()
@@ -182,12 +191,12 @@ class WindowLog:
 
         staged = self.files.stage(fill, [self._layout, ENTRY], rows)
         written = self._workers.writing.submit(staged.publish)
-        self.segments.append(Segment(staged.file, self._next, covered=covered, written=written))
-        self._next += 1
-        self.live += rows
+        self.segments.append(Segment(staged.file, self._next_seq, covered=covered, written=written))
+        self._next_seq += 1
+        self.live_rows += rows
         if rows:
             self.row_bytes = 8 * self._layout.width + buffer.heap_used // buffer.rows
-        self._dead = []
+        self._taken = []
         buffer.clear()
 
     def adopt(self) -> None:
@@ -203,9 +212,9 @@ class WindowLog:
         while (
             len(self.segments) > 1 and not self.segments[0].rows and self.segments[0].ref and self._compacting is None
         ):
-            gone = self.segments.pop(0)  # it only names taken windows of older segments, and there are none
-            assert gone.ref is not None
-            self.files.forget(gone.ref, gone.file)
+            oldest = self.segments.pop(0)  # it only names taken windows of older segments, and there are none
+            assert oldest.ref is not None
+            self.files.drop_copy(oldest.ref, oldest.file)
         if self._compacting is not None and self._compacting[1].done():
             (count, future), self._compacting = self._compacting, None
             try:
@@ -219,39 +228,39 @@ class WindowLog:
             self.compactions += 1
             for segment in old:
                 if segment.ref is not None:
-                    self.files.forget(segment.ref, segment.file)
+                    self.files.drop_copy(segment.ref, segment.file)
 
     @property
-    def amplification(self) -> float:
+    def space_amplification(self) -> float:
         """Rows in segments per row of an open window; 1 while few rows are outdated, or a compaction runs."""
         total = self.rows
-        outdated = (total - self.live) * self.row_bytes
-        if self._compacting is not None or outdated < _LEAST_OUTDATED:
+        outdated = (total - self.live_rows) * self.row_bytes
+        if self._compacting is not None or outdated < _MIN_OUTDATED_BYTES:
             return 1.0
-        return total / max(1, self.live)
+        return total / max(1, self.live_rows)
 
     @property
-    def outgrown(self) -> bool:
+    def compaction_due(self) -> bool:
         """Whether the next index scan should lead to a compaction, because too many rows are outdated."""
-        return self.amplification > self._maximum or self._many
+        return self.space_amplification > self._maximum or self._too_many_segments
 
     @property
     def compaction_urgent(self) -> bool:
         """Whether a compaction cannot wait for the next index scan."""
-        return self.amplification > self._maximum * 1.25 or self._many
+        return self.space_amplification > self._maximum * 1.25 or self._too_many_segments
 
     @property
-    def _many(self) -> bool:
-        return len(self.segments) > _MOST_SEGMENTS and self._compacting is None
+    def _too_many_segments(self) -> bool:
+        return len(self.segments) > _MAX_SEGMENTS and self._compacting is None
 
-    def compact(self, alive: Alive) -> None:
+    def compact(self, alive: LiveEntries) -> None:
         """Begin to compact the oldest segments, as few as bring the amplification well below its maximum."""
         total = self.rows
-        goal = (1 + (self._maximum - 1) / 2) * self.live
+        goal = (1 + (self._maximum - 1) / 2) * self.live_rows
         inputs: list[CompactionInput] = []
         for segment in self.segments:
-            few = len(self.segments) - len(inputs) <= _MOST_SEGMENTS // 2
-            if segment.ref is None or (total <= goal and few):
+            few_left = len(self.segments) - len(inputs) <= _MAX_SEGMENTS // 2
+            if segment.ref is None or (total <= goal and few_left):
                 break
             bits = [bits for bits, _ in alive[segment.seq]]
             rows = sum(count for _, count in alive[segment.seq])
@@ -261,20 +270,20 @@ class WindowLog:
         while inputs and not inputs[0].rows:
             oldest = self.segments.pop(0)
             assert oldest.ref is not None
-            self.files.forget(oldest.ref, oldest.file)
+            self.files.drop_copy(oldest.ref, oldest.file)
             inputs.pop(0)
         if inputs:
-            self._compacting = len(inputs), self._begin(inputs)
+            self._compacting = len(inputs), self._start_compaction(inputs)
 
-    def _begin(self, inputs: list[CompactionInput]) -> Future[tuple[RunRef, AppendFile]]:
+    def _start_compaction(self, inputs: list[CompactionInput]) -> Future[tuple[RunRef, AppendFile]]:
         arguments = (self.files, inputs, self._layout, self._directory, self._piece, self._pace)
         old = self.segments[: len(inputs)]
-        self._pace.hurry(self.amplification > 2 * self._maximum)
+        self._pace.set_full_speed(self.space_amplification > 2 * self._maximum)
 
-        def here() -> Future[tuple[RunRef, AppendFile]]:
+        def compact_locally() -> Future[tuple[RunRef, AppendFile]]:
             return self._workers.compacting.submit(compact, *arguments)
 
-        def opened(refs: Sequence[RunRef]) -> tuple[RunRef, AppendFile]:
+        def open_result(refs: Sequence[RunRef]) -> tuple[RunRef, AppendFile]:
             (ref,) = refs
             return ref, self.files.open(ref, [self._layout, ENTRY])
 
@@ -288,7 +297,11 @@ class WindowLog:
             )
 
         remote_compactor = self._workers.remote_compactor
-        return here() if remote_compactor is None else remote_compactor.submit(job, here, opened)
+        return (
+            compact_locally()
+            if remote_compactor is None
+            else remote_compactor.submit(job, compact_locally, open_result)
+        )
 
     def refs(self) -> tuple[RunRef, ...]:
         """Return the durable segments, newest first, up to the first segment that is not durable."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from millpond.files.formats.append_file import AppendFile, AppendFileWriter
 from millpond.files.refs import RunRef
 from millpond.layout import HASH, META, NULLS, RowLayout, Rows, TableSchema, Words
-from millpond.stores.append_files import AppendFiles, Part
+from millpond.stores.append_files import AppendFiles, SectionBlocks
 
 ENTRY = RowLayout(TableSchema((), ()))
 """The three words of an index entry: id, axis, first row << 32 | rows."""
@@ -26,7 +26,7 @@ ENTRY = RowLayout(TableSchema((), ()))
 TIME_BITS = 16
 """Number of low bits of the axis that come from the window's id, to distinguish windows of equal time."""
 
-_GROUP = 16
+_BLOCKS_PER_READ = 16
 """Blocks of an index read together."""
 _NO_HEAP = np.empty(0, np.uint8)
 
@@ -73,7 +73,7 @@ class Segment:
         self.ref = ref
         self.covered = covered
         self.written = written
-        self.data, self.index, self.dead = file.sections
+        self.data, self.index, self.taken = file.sections
         self.outdated = np.zeros(self.index.count, np.bool_)  # index blocks without rows of an open window
 
     @property
@@ -87,19 +87,19 @@ class Segment:
         self.ref, file = self.written.result()
         self.written = None
         self.file = file
-        self.data, self.index, self.dead = file.sections
+        self.data, self.index, self.taken = file.sections
 
-    def parts(self, until: int | None) -> Iterator[Part]:
+    def index_blocks(self, until: int | None) -> Iterator[SectionBlocks]:
         """Yield the parts of the index that may name open windows triggered until a place on the axis (None: all)."""
         end = self.index.count
         if until is not None:
             end = int(np.searchsorted(self.index.first, np.uint64(until), "right"))
         blocks = np.flatnonzero(~self.outdated[:end])
-        for begin in range(0, len(blocks), _GROUP):
-            yield Part(self.file, self.index, blocks[begin : begin + _GROUP])
+        for begin in range(0, len(blocks), _BLOCKS_PER_READ):
+            yield SectionBlocks(self.file, self.index, blocks[begin : begin + _BLOCKS_PER_READ])
 
 
-def entries_of(part: Part, rows: list[Rows]) -> Entries:
+def entries_of(part: SectionBlocks, rows: list[Rows]) -> Entries:
     """Return the entries of a part of an index."""
     bounds = np.zeros(len(rows) + 1, np.int64)
     np.cumsum([piece.count for piece in rows], out=bounds[1:])
@@ -109,35 +109,37 @@ def entries_of(part: Part, rows: list[Rows]) -> Entries:
     return Entries(part.blocks, words, bounds)
 
 
-def entries_in(store: AppendFiles, segments: Iterable[Segment], until: int | None) -> Iterator[tuple[Part, Entries]]:
-    """Read the indexes of segments, part by part (see `Segment.parts`)."""
-    parts = [part for segment in segments for part in segment.parts(until)]
+def read_entries(
+    store: AppendFiles, segments: Iterable[Segment], until: int | None
+) -> Iterator[tuple[SectionBlocks, Entries]]:
+    """Read the indexes of segments, part by part (see `Segment.index_blocks`)."""
+    parts = [part for segment in segments for part in segment.index_blocks(until)]
     for part, rows in zip(parts, store.read_ahead(parts), strict=True):
         yield part, entries_of(part, rows)
 
 
-def ids_in(store: AppendFiles, segment: Segment) -> Iterator[NDArray[np.uint64]]:
+def read_taken_ids(store: AppendFiles, segment: Segment) -> Iterator[NDArray[np.uint64]]:
     """Yield the ids of the windows that a segment records as taken."""
-    section = segment.dead
-    for begin in range(0, section.count, _GROUP):
-        part = Part(segment.file, section, np.arange(begin, min(begin + _GROUP, section.count)))
+    section = segment.taken
+    for begin in range(0, section.count, _BLOCKS_PER_READ):
+        part = SectionBlocks(segment.file, section, np.arange(begin, min(begin + _BLOCKS_PER_READ, section.count)))
         for rows in store.read_ahead([part]):
             ids = np.concatenate([piece.words[:, HASH] for piece in rows])
             yield np.ascontiguousarray(ids[segment.file.window.covers(ids)])
 
 
-def fill_index(writer: AppendFileWriter, entries: Words, dead: NDArray[np.uint64]) -> None:
+def fill_index(writer: AppendFileWriter, entries: Words, taken: NDArray[np.uint64]) -> None:
     """Write the index and the taken windows: the last two sections of a segment."""
     writer.begin(ENTRY)
     if len(entries):
         writer.add(Rows(entries, _NO_HEAP), np.ascontiguousarray(entries[:, META]))
     writer.begin(ENTRY)
-    if len(dead):
-        words = np.zeros((len(dead), ENTRY.width), np.uint64)
-        words[:, HASH] = dead
-        writer.add(Rows(words, _NO_HEAP), np.zeros(len(dead), np.uint64))
+    if len(taken):
+        words = np.zeros((len(taken), ENTRY.width), np.uint64)
+        words[:, HASH] = taken
+        writer.add(Rows(words, _NO_HEAP), np.zeros(len(taken), np.uint64))
 
 
-def places(entries: Words) -> NDArray[np.uint64]:
+def row_places(entries: Words) -> NDArray[np.uint64]:
     """Return the places of the entries' rows: first row << 32 | rows."""
     return np.ascontiguousarray(entries[:, NULLS])

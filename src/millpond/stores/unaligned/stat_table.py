@@ -15,10 +15,10 @@ from millpond.kernels.unaligned import stat_table as kernels
 from millpond.kernels.unaligned.stat_table import WINDOW
 from millpond.layout import RowLayout, Rows
 
-_LOAD = 0.6
-_LEAST = 1024
-_LEAST_ROWS = 1024
-_LEAST_HEAP = 1 << 16
+_MAX_LOAD = 0.6
+_MIN_WINDOWS = 1024
+_MIN_ROWS = 1024
+_MIN_HEAP_BYTES = 1 << 16
 
 
 class WindowStat:
@@ -30,7 +30,7 @@ class WindowStat:
     """
 
     def __init__(self) -> None:
-        self.table: NDArray[Any] = np.zeros(_LEAST, WINDOW)
+        self.table: NDArray[Any] = np.zeros(_MIN_WINDOWS, WINDOW)
         self.count = 0
 
     @property
@@ -45,7 +45,7 @@ class WindowStat:
 
     def _size(self, more: int) -> int:
         size = len(self.table)
-        while self.count + more > _LOAD * size:
+        while self.count + more > _MAX_LOAD * size:
             size *= 2
         return size
 
@@ -57,15 +57,15 @@ class WindowStat:
             kernels.move(self.table, table)
             self.table = table
 
-    def look(self, ids: NDArray[np.uint64]) -> NDArray[Any]:
+    def lookup(self, ids: NDArray[np.uint64]) -> NDArray[Any]:
         """Copy the records of windows (id 0: no such window)."""
         out = np.empty(len(ids), WINDOW)
         kernels.look(self.table, ids, out)
         return out
 
-    def remove(self, ids: NDArray[np.uint64], left: NDArray[np.int32]) -> None:
-        """Remove windows; `left` counts them for each chunk of the prefetch buffer."""
-        self.count -= kernels.remove(self.table, ids, left)
+    def remove(self, ids: NDArray[np.uint64], released: NDArray[np.int32]) -> None:
+        """Remove windows; `released` counts them for each chunk of the prefetch buffer."""
+        self.count -= kernels.remove(self.table, ids, released)
 
 
 class WriteBuffer:
@@ -79,9 +79,9 @@ class WriteBuffer:
     def __init__(self, layout: RowLayout) -> None:
         self.layout = layout
         self._blobs = shape_of(layout).blobs
-        self.words = np.empty((_LEAST_ROWS, layout.width), np.uint64)
-        self.heap = np.empty(_LEAST_HEAP if len(self._blobs) else 0, np.uint8)
-        self.following = np.empty(_LEAST_ROWS, np.int32)
+        self.words = np.empty((_MIN_ROWS, layout.width), np.uint64)
+        self.heap = np.empty(_MIN_HEAP_BYTES if len(self._blobs) else 0, np.uint8)
+        self.following = np.empty(_MIN_ROWS, np.int32)
         self.rows = 0
         self.heap_used = 0
 
@@ -145,7 +145,7 @@ class PrefetchBuffer:
 
     def __init__(self) -> None:
         self._chunks: list[Chunk | None] = []
-        self.left = np.zeros(64, np.int32)  # for each chunk, the number of windows taken or evicted
+        self.released = np.zeros(64, np.int32)  # for each chunk, the number of windows taken or evicted
 
     @property
     def memory(self) -> int:
@@ -157,11 +157,11 @@ class PrefetchBuffer:
         number = next((n for n, chunk in enumerate(self._chunks) if chunk is None), len(self._chunks))
         if number == len(self._chunks):
             self._chunks.append(None)
-        if number >= len(self.left):
-            self.left = _grown(self.left, 2 * len(self.left), len(self.left))
-            self.left[number:] = 0
+        if number >= len(self.released):
+            self.released = _grown(self.released, 2 * len(self.released), len(self.released))
+            self.released[number:] = 0
         self._chunks[number] = Chunk(rows, windows)
-        self.left[number] = 0
+        self.released[number] = 0
         return number
 
     def sweep(self) -> int:
@@ -169,7 +169,7 @@ class PrefetchBuffer:
         kept = 0
         for number, chunk in enumerate(self._chunks):
             if chunk is not None:
-                if self.left[number] >= chunk.windows:
+                if self.released[number] >= chunk.windows:
                     self._chunks[number] = None
                 else:
                     kept += 1
@@ -184,10 +184,10 @@ class PrefetchBuffer:
     def clear(self) -> None:
         """Release all chunks; no record may refer to them any more."""
         self._chunks = []
-        self.left[:] = 0
+        self.released[:] = 0
 
 
-def too_small() -> SettingError:
+def outgrown_error() -> SettingError:
     """Create the error for windows whose records alone outgrow the memory."""
     return SettingError(
         "The open session windows outgrew the memory of their slot: each needs some 200 bytes, in half of it.",

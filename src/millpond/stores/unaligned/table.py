@@ -28,22 +28,22 @@ from millpond.layout import HASH, META, HashRange, RowLayout, Rows, TableSchema,
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.jobs import RemoteCompactor
 from millpond.stores.memory.budget import MemoryBudget
-from millpond.stores.memory.spooled import Log
+from millpond.stores.memory.spooled import SpooledLog
 from millpond.stores.protocol import TableDelta
 from millpond.stores.unaligned.batch_read import BatchRead
 from millpond.stores.unaligned.log import WindowLog, Workers
 from millpond.stores.unaligned.segment import Covered
-from millpond.stores.unaligned.stat_table import PrefetchBuffer, WindowStat, WriteBuffer, too_small
+from millpond.stores.unaligned.stat_table import PrefetchBuffer, WindowStat, WriteBuffer, outgrown_error
 from millpond.stores.windows import inside
 
 READ_BATCH_RATIO = 0.02
 MAXIMUM_SPACE_AMPLIFICATION = 1.5
 
-_DEAD = np.uint64(1)
-_LATEST = (1 << 48) - 1
-_MOST_DELTAS = 64
-_MOST_DELTA_BYTES = 512 << 20
-_CHUNK = 16384
+_TAKEN = np.uint64(1)
+_MAX_TIME = (1 << 48) - 1
+_MAX_DELTAS = 64
+_MAX_DELTA_BYTES = 512 << 20
+_CHUNK_ROWS = 16384
 
 
 class UnalignedTable:
@@ -95,7 +95,7 @@ class UnalignedTable:
         self._budget = budget
         self._account = budget.open()
         self._writable = writable
-        self._ratio = read_batch_ratio
+        self._read_batch_ratio = read_batch_ratio
         self._write_buffer = write_buffer
         self._stat = WindowStat()
         self._buffer = WriteBuffer(self.layout)
@@ -113,9 +113,9 @@ class UnalignedTable:
         )
         self._version = manifest.flushed
         self._sealed = True
-        self._log = Log(directory, self._account.limit // 16)
+        self._delta_log = SpooledLog(directory, self._account.limit // 16)
         self._ops = 0  # rows and tombstones of the running batch; before the first batch: of the deltas loaded
-        self._to_skip = manifest.skip
+        self._rows_to_skip = manifest.skip
         self._opened_at = Covered(manifest.flushed, manifest.skip)
         self._deltas = self._delta_bytes = 0  # since the last segment
         self._figures = dict.fromkeys(("hits", "misses", "loads", "loaded_rows", "taken_rows", "fetched_bytes"), 0)
@@ -125,12 +125,12 @@ class UnalignedTable:
     # Interface of every table
 
     @property
-    def portion(self) -> int:
+    def portion_bytes(self) -> int:
         """Bytes of input to work on at once, at most."""
         return 2 * self._budget.piece
 
     @property
-    def ahead(self) -> int:
+    def portion_keys(self) -> int:
         """Number of keys to work on together: unlimited."""
         return 1 << 32
 
@@ -154,12 +154,12 @@ class UnalignedTable:
         self._ops = 0
         self._before = dict(self._figures)
         self._segments.adopt()
-        if self._deltas >= _MOST_DELTAS or self._delta_bytes >= min(
-            _MOST_DELTA_BYTES, max(32 << 20, self._budget.total // 2)
+        if self._deltas >= _MAX_DELTAS or self._delta_bytes >= min(
+            _MAX_DELTA_BYTES, max(32 << 20, self._budget.total // 2)
         ):
             self._freeze()
         if self._segments.compaction_urgent:
-            self._load(np.empty(0, np.uint64))
+            self._load_windows(np.empty(0, np.uint64))
         if self._account.reserved > self._account.limit:
             self._freeze()
             self._buffer.clear(shrink=True)
@@ -175,11 +175,11 @@ class UnalignedTable:
         """
         words = np.ascontiguousarray(rows.words)
         heap = np.ascontiguousarray(rows.heap)
-        words[:, META] = np.clip(times, 0, _LATEST).astype(np.uint64) << np.uint64(16)
-        self._budget.relieve()
-        for start in range(0, len(words), _CHUNK):
-            piece = Rows(words[start : start + _CHUNK], heap)
-            self._log.add(encode_rows(piece, self.layout, True))
+        words[:, META] = np.clip(times, 0, _MAX_TIME).astype(np.uint64) << np.uint64(16)
+        self._budget.trim_if_needed()
+        for start in range(0, len(words), _CHUNK_ROWS):
+            piece = Rows(words[start : start + _CHUNK_ROWS], heap)
+            self._delta_log.add(encode_rows(piece, self.layout, True))
             self._put(piece)
 
     def _put(self, rows: Rows) -> None:
@@ -191,7 +191,7 @@ class UnalignedTable:
         first = self._buffer.put(rows, long_bytes)
         table, following = self._stat.table, self._buffer.following
         self._stat.count += kernels.append(
-            table, ids, times, first, self._segments.next, following, self._prefetched.left
+            table, ids, times, first, self._segments.next_seq, following, self._prefetched.released
         )
         self._ops += count
 
@@ -206,7 +206,7 @@ class UnalignedTable:
         The new times are not part of the state: after a restart, the times given to `append` count again.
         """
         ids = self._ids(np.ascontiguousarray(hashes), np.ascontiguousarray(windows).view(np.uint64))
-        kernels.postpone(self._stat.table, ids, np.clip(times, 0, _LATEST), self._prefetched.left)
+        kernels.postpone(self._stat.table, ids, np.clip(times, 0, _MAX_TIME), self._prefetched.released)
 
     def take(self, hashes: NDArray[np.uint64], windows: NDArray[np.int64]) -> Iterator[Rows]:
         """Remove windows and yield their rows, as they were appended.
@@ -219,7 +219,7 @@ class UnalignedTable:
         hashes = np.ascontiguousarray(hashes).view(np.uint64)
         boundaries = np.ascontiguousarray(windows).view(np.uint64)
         ids = self._ids(hashes, boundaries)
-        records = self._stat.look(ids)
+        records = self._stat.lookup(ids)
         known = np.zeros(len(ids), np.bool_)
         known[np.unique(ids, return_index=True)[1]] = True  # a list that several keys share is read once
         known &= records["id"] != 0
@@ -234,11 +234,11 @@ class UnalignedTable:
         while begin < len(ids):
             done = int(sizes[begin - 1]) if begin else 0
             end = max(begin + 1, int(np.searchsorted(sizes, done + most, "right")))
-            yield from self._take(ids, hashes, boundaries, begin, end)
-            self._budget.relieve()
+            yield from self._take_piece(ids, hashes, boundaries, begin, end)
+            self._budget.trim_if_needed()
             begin = end
 
-    def _take(
+    def _take_piece(
         self,
         ids: NDArray[np.uint64],
         hashes: NDArray[np.uint64],
@@ -247,10 +247,10 @@ class UnalignedTable:
         end: int,
     ) -> Iterator[Rows]:
         part = ids[begin:end]
-        records, rows = self._read(part, ids[end:])
+        records, rows = self._read_piece(part, ids[end:])
         self._figures["taken_rows"] += int(records["rows"].sum())
-        self._segments.take(part, records["rows"])
-        self._stat.remove(part, self._prefetched.left)
+        self._segments.record_taken(part, records["rows"])
+        self._stat.remove(part, self._prefetched.released)
         if not self._prefetched.sweep():
             self._prefetched.clear()
         self._log_taken(hashes[begin:end], boundaries[begin:end])
@@ -261,27 +261,27 @@ class UnalignedTable:
         """Yield the rows of all windows, which stay, in pieces as for `take`."""
         ids = self._stat.table["id"]
         ids = ids[ids != 0]
-        records = self._stat.look(ids)
+        records = self._stat.lookup(ids)
         sizes = np.cumsum(records["rows"].astype(np.int64) + 1)
         most = max(1, self._budget.piece // self._segments.row_bytes)
         begin = 0
         while begin < len(ids):
             done = int(sizes[begin - 1]) if begin else 0
             end = max(begin + 1, int(np.searchsorted(sizes, done + most, "right")))
-            _, rows = self._read(ids[begin:end], ids[end:])
+            _, rows = self._read_piece(ids[begin:end], ids[end:])
             yield rows
             if self._account.reserved > self._account.limit:
                 self._evict()
                 self._account.force(self._memory())
             begin = end
 
-    def _read(self, part: NDArray[np.uint64], later: NDArray[np.uint64]) -> tuple[NDArray[Any], Rows]:
+    def _read_piece(self, part: NDArray[np.uint64], later: NDArray[np.uint64]) -> tuple[NDArray[Any], Rows]:
         """Read the records and the rows of windows; windows of `later` are loaded along with missing ones."""
-        records = self._stat.look(part)
+        records = self._stat.lookup(part)
         missing = part[(records["rows"] > 0) & (records["chunk"] == kernels.NOWHERE)]
         if len(missing):
-            self._load(missing, later)
-            records = self._stat.look(part)
+            self._load_windows(missing, later)
+            records = self._stat.lookup(part)
         rows_at, heaps_at = self._collect(records)
         return records, Rows(*gather_rows(rows_at, heaps_at, self.layout.width, shape_of(self.layout).blobs))
 
@@ -300,18 +300,18 @@ class UnalignedTable:
         """Record in the delta that windows were taken."""
         words = np.zeros((len(hashes), self.layout.width), np.uint64)
         words[:, HASH] = hashes
-        words[:, META] = _DEAD
+        words[:, META] = _TAKEN
         words[:, self._window] = boundaries
-        self._log.add(encode_rows(Rows(words, np.empty(0, np.uint8)), self.layout, True))
+        self._delta_log.add(encode_rows(Rows(words, np.empty(0, np.uint8)), self.layout, True))
         self._ops += len(words)
 
     def seal(self) -> TableDelta:
         """End the batch, and return its appends and takes, in order, encoded."""
         if not self._ops:
-            self._log.add(
+            self._delta_log.add(
                 encode_rows(Rows(np.empty((0, self.layout.width), np.uint64), np.empty(0, np.uint8)), self.layout, True)
             )
-        pieces = self._log.finish()
+        pieces = self._delta_log.finish()
         delta = TableDelta(self._ops, pieces)
         self._sealed = True
         self._version += 1
@@ -319,7 +319,7 @@ class UnalignedTable:
         self._deltas += 1
         self._delta_bytes += delta.bytes
         self._account.force(self._memory())
-        self._budget.relieve()
+        self._budget.trim_if_needed()
         return delta
 
     def load(self, delta_rows: Rows, window: HashRange = HashRange()) -> None:  # noqa: B008
@@ -328,30 +328,30 @@ class UnalignedTable:
         Rows outside the window are skipped, but count among the rows that segments cover (`TableManifest.skip`).
         """
         words = delta_rows.words
-        if self._to_skip:
+        if self._rows_to_skip:
             # Segments cover the first `skip` rows of the deltas behind `flushed`.
-            covered = min(self._to_skip, len(words))
-            self._to_skip -= covered
+            covered = min(self._rows_to_skip, len(words))
+            self._rows_to_skip -= covered
             words = words[covered:]
-        dead = (words[:, META] & _DEAD) != 0
-        cuts = {*(np.flatnonzero(np.diff(dead)) + 1).tolist(), *range(0, len(words), _CHUNK), len(words)}
+        dead = (words[:, META] & _TAKEN) != 0
+        cuts = {*(np.flatnonzero(np.diff(dead)) + 1).tolist(), *range(0, len(words), _CHUNK_ROWS), len(words)}
         for begin, end in pairwise(sorted(cuts)):
             own = inside(Rows(np.ascontiguousarray(words[begin:end]), delta_rows.heap), window)
             if own.count and not dead[begin]:
                 self._put(own)  # may first write a segment of earlier rows, so these rows count only afterwards
             elif own.count:
-                self._remove(own.words)
+                self._replay_taken(own.words)
             self._ops += end - begin - own.count
         self._deltas += 1
         self._delta_bytes += words.nbytes + len(delta_rows.heap)
 
-    def _remove(self, words: Words) -> None:
+    def _replay_taken(self, words: Words) -> None:
         """Replay that windows were taken."""
         ids = self._ids(np.ascontiguousarray(words[:, HASH]), np.ascontiguousarray(words[:, self._window]))
-        records = self._stat.look(ids)
+        records = self._stat.lookup(ids)
         known = records["id"] != 0
-        self._segments.take(ids[known], records["rows"][known])
-        self._stat.remove(ids, self._prefetched.left)
+        self._segments.record_taken(ids[known], records["rows"][known])
+        self._stat.remove(ids, self._prefetched.released)
         self._ops += len(words)
 
     # Memory
@@ -382,7 +382,7 @@ class UnalignedTable:
             if not self._account.reserve(wanted):
                 # The records alone are too large, even if other tables release memory.
                 if self._stat.memory + growth > self._budget.tables // 2:
-                    raise too_small()
+                    raise outgrown_error()
                 self._account.force(wanted)
         self._stat.make_room(count)
 
@@ -404,7 +404,7 @@ class UnalignedTable:
 
     # The predictive batch read
 
-    def _load(self, missing: NDArray[np.uint64], more: Sequence[int] | NDArray[np.uint64] = ()) -> None:
+    def _load_windows(self, missing: NDArray[np.uint64], more: Sequence[int] | NDArray[np.uint64] = ()) -> None:
         """Load windows: the missing ones, those of `more` that have room, and those nearest to their trigger."""
         table = self._stat.table
         account = self._account
@@ -415,19 +415,19 @@ class UnalignedTable:
         wanted = [missing]
         if len(more):
             ids = np.asarray(more, np.uint64)
-            records = self._stat.look(ids)
+            records = self._stat.lookup(ids)
             absent = (records["rows"] > 0) & (records["chunk"] == kernels.NOWHERE)
             ids, sizes = ids[absent], np.cumsum(records["rows"][absent].astype(np.int64))
             ids = ids[: int(np.searchsorted(sizes, room, "right"))]
             room -= int(sizes[len(ids) - 1]) if len(ids) else 0
             kernels.want(table, ids, np.empty(len(ids), np.int64))
             wanted.append(ids)
-        most = int(self._ratio * self._stat.count) if len(missing) else 0
+        most = int(self._read_batch_ratio * self._stat.count) if len(missing) else 0
         near = np.empty(most, np.uint64)
         near = near[: kernels.nearest(table, most, max(0, room), near)] if most else near
-        self._bring(np.concatenate([*wanted, near]))
+        self._read_windows(np.concatenate([*wanted, near]))
 
-    def _bring(self, ids: NDArray[np.uint64]) -> None:
+    def _read_windows(self, ids: NDArray[np.uint64]) -> None:
         read = BatchRead(self._segments, self._stat, self.layout)
         try:
             rows, begins = read.rows(ids)
@@ -468,7 +468,7 @@ class UnalignedTable:
             "hot_bytes": self._memory(),
             "segments": len(self._segments.segments),
             "segment_rows": self._segments.rows,
-            "live_rows": self._segments.live,
+            "live_rows": self._segments.live_rows,
             "prefetch_hits": hits,
             "prefetch_misses": misses,
             "prefetch_hit_ratio": hits / max(1, hits + misses),

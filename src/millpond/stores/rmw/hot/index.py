@@ -7,14 +7,14 @@ from numpy.typing import NDArray
 
 from millpond.kernels.hot_table import state as hs
 from millpond.kernels.hot_table.index import migrate
-from millpond.stores.memory.reserved_mapping import Mapping
+from millpond.stores.memory.reserved_mapping import ReservedMapping
 
-_LOAD = 0.7  # highest load of the index
-_FRESH_LOAD = 0.47  # load after growing
-_CROWDED = 0.8  # highest load of the old index while its entries move
+_MAX_LOAD = 0.7  # highest load of the index
+_LOAD_AFTER_GROWTH = 0.47  # load after growing
+_MAX_OLD_LOAD = 0.8  # highest load of the old index while its entries move
 _MIN_SLOTS = 64
 _STEPS_PER_KEY = 8  # slots moved to the grown index for each key looked up
-_NEXT = (hs.NEXT_ENTRIES, hs.NEXT_SLOTS, hs.NEXT_SCALE, hs.FRONTIER, hs.CURSOR, hs.NEXT_STOP)
+_NEXT_WORDS = (hs.NEXT_ENTRIES, hs.NEXT_SLOTS, hs.NEXT_SCALE, hs.FRONTIER, hs.CURSOR, hs.NEXT_STOP)
 
 
 class HotIndex:
@@ -26,16 +26,16 @@ class HotIndex:
 
     def __init__(self, state: NDArray[np.int64]) -> None:
         self._state = state
-        self._next: Mapping | None = None
+        self._next: ReservedMapping | None = None
         self._entries, scale = self._map(_MIN_SLOTS)
         state[hs.ENTRIES] = self._entries.address
         state[hs.SLOTS] = _MIN_SLOTS
         state[hs.SCALE] = scale
 
-    def _map(self, slots: int) -> tuple[Mapping, int]:
+    def _map(self, slots: int) -> tuple[ReservedMapping, int]:
         # Displaced entries spill beyond the last slot, in the worst case all of them, so twice the slots are mapped.
-        mapping = Mapping((2 * slots + 64) * 8)
-        mapping.using(slots * 8)
+        mapping = ReservedMapping((2 * slots + 64) * 8)
+        mapping.advise_huge_pages(slots * 8)
         return mapping, self._scale(slots)
 
     def _scale(self, slots: int) -> int:
@@ -50,7 +50,7 @@ class HotIndex:
     def room(self) -> int:
         """Number of keys that can be added before the index has to grow (further)."""
         slots = self._state[hs.SLOTS] if self._next is None else self._state[hs.NEXT_SLOTS]
-        return int(slots * _LOAD) - int(self._state[hs.COUNT])
+        return int(slots * _MAX_LOAD) - int(self._state[hs.COUNT])
 
     def home(self, hash_: int) -> int:
         """Return the slot at which the search for a hash begins; the index must not be growing."""
@@ -58,29 +58,29 @@ class HotIndex:
         low = int(state[hs.LOW : hs.LOW + 1].view(np.uint64)[0])
         return ((max(0, hash_ - low) >> int(state[hs.SHIFT])) * int(state[hs.SCALE])) >> 32
 
-    def growth(self, keys: int) -> int:
+    def growth_bytes(self, keys: int) -> int:
         """Return the bytes that `grow` would allocate."""
         return 8 * self._slots_for(keys)
 
     def _slots_for(self, keys: int) -> int:
         count = int(self._state[hs.COUNT])
-        return max(int((count + keys) / _LOAD * 1.02) + _MIN_SLOTS, int(count / _FRESH_LOAD))
+        return max(int((count + keys) / _MAX_LOAD * 1.02) + _MIN_SLOTS, int(count / _LOAD_AFTER_GROWTH))
 
     def grow(self, keys: int) -> None:
         """Begin to grow for `keys` more keys, or to shrink if few rows are left."""
-        self.settle()
+        self.finish_growing()
         state = self._state
         slots = self._slots_for(keys)
         self._next, scale = self._map(slots)
         state[hs.NEXT_ENTRIES] = self._next.address
         state[hs.NEXT_SLOTS] = slots
         state[hs.NEXT_SCALE] = scale
-        if int(state[hs.COUNT]) + keys > int(state[hs.SLOTS]) * _CROWDED:
-            self.settle()
+        if int(state[hs.COUNT]) + keys > int(state[hs.SLOTS]) * _MAX_OLD_LOAD:
+            self.finish_growing()
 
     def rescale(self) -> None:
         """Spread the slots over the hash range in the state array. The index must be empty."""
-        self.settle()
+        self.finish_growing()
         self._state[hs.SCALE] = self._scale(int(self._state[hs.SLOTS]))
 
     def advance(self, keys: int) -> None:
@@ -88,7 +88,7 @@ class HotIndex:
         if self._next is not None:
             self._move(_STEPS_PER_KEY * keys)
 
-    def settle(self) -> None:
+    def finish_growing(self) -> None:
         """Finish growing at once."""
         if self._next is not None:
             self._move(int(self._state[hs.SLOTS]) + 1)
@@ -97,7 +97,7 @@ class HotIndex:
         """Release memory if the index has far more slots than rows."""
         if int(self._state[hs.SLOTS]) > 4 * self._slots_for(0):
             self.grow(0)
-            self.settle()
+            self.finish_growing()
 
     def _move(self, slots: int) -> None:
         state = self._state
@@ -111,7 +111,7 @@ class HotIndex:
                 (hs.SCALE, hs.NEXT_SCALE),
             ):
                 state[current] = state[following]
-            for number in _NEXT:
+            for number in _NEXT_WORDS:
                 state[number] = 0
 
     def close(self) -> None:

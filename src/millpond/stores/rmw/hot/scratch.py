@@ -30,18 +30,18 @@ class Scratch:
 
     @property
     def rows(self) -> Rows:
-        """The current rows, valid until the next `hold`."""
+        """The current rows, valid until the next `replace`."""
         return Rows(self.words, self.heap.data)
 
-    def hold(self, rows: Rows) -> None:
+    def replace(self, rows: Rows) -> None:
         """Replace the rows by these. Their words are written to; their heap is no longer needed."""
         self.words = rows.words
         if not self._columns:
             return
         self._state[hs.SLAB] = address(self.words)
         self._state[hs.STRIDE] = self.words.strides[0]
-        self.heap.turn()
-        self.heap.turned()
+        self.heap.switch_half()
+        self.heap.release_old_half()
         ids = np.arange(len(rows.words))
         for offset in self._columns:
             values = rows.words[:, offset : offset + 2].copy()

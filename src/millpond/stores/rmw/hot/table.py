@@ -27,16 +27,16 @@ from millpond.kernels.hot_table.upsert import (
 from millpond.kernels.pointers import address, data_of
 from millpond.layout import META, Bytes, HashRange, RowLayout, Rows, Words
 from millpond.stores.memory.heap import Heap
-from millpond.stores.memory.reserved_mapping import Mapping
-from millpond.stores.protocol import Found, Located
+from millpond.stores.memory.reserved_mapping import ReservedMapping
+from millpond.stores.protocol import FoundRows, LocatedRows
 from millpond.stores.rmw.hot.index import HotIndex
 
 _MAX_ROWS = (1 << 32) - 2
-_LISTED = 8  # bytes of a row in the lists of free and of touched rows
-_INDEXED = 24  # bytes of a row in the index, at most, except while it grows
-_WASTED = 4  # divisor: the share of long values' bytes that is freed and not reusable yet, on average
-_DEAD_SHARE = 8  # divisor: the share of tombstones among the rows from which they are freed
-_SAMPLE = 8192  # rows sampled to choose the rows to evict
+_LIST_BYTES = 8  # bytes of a row in the lists of free and of touched rows
+_INDEX_BYTES = 24  # bytes of a row in the index, at most, except while it grows
+_WASTED_DIVISOR = 4  # divisor: the share of long values' bytes that is freed and not reusable yet, on average
+_TOMBSTONE_DIVISOR = 8  # divisor: the share of tombstones among the rows from which they are freed
+_SAMPLE_ROWS = 8192  # rows sampled to choose the rows to evict
 
 
 class HotTable:
@@ -51,7 +51,7 @@ class HotTable:
     Attributes:
         words: the slab, one row id per line; lines may be longer than a row.
         heap: the long values.
-        moves: number of times that rows got other ids. departures: number of evictions.
+        moves: number of times that rows got other ids. evictions: number of evictions so far.
     """
 
     def __init__(self, layout: RowLayout, initial: Words, range_: HashRange, space: int) -> None:
@@ -62,9 +62,9 @@ class HotTable:
         # Pad rows of seven words to a cache line of eight, or most of them would straddle two.
         width = layout.width + (layout.width % 8 == 7)
         capacity = min(max(space // (8 * width), 1 << 16), _MAX_ROWS)
-        self._slab = Mapping(capacity * width * 8)
-        self._free = Mapping(capacity * 4)
-        self._touched = Mapping((capacity + 1) * 4)
+        self._slab = ReservedMapping(capacity * width * 8)
+        self._free = ReservedMapping(capacity * 4)
+        self._touched = ReservedMapping((capacity + 1) * 4)
         self._free_ids: NDArray[np.uint32] = self._free.view(np.uint32)
         self._touched_ids: NDArray[np.uint32] = self._touched.view(np.uint32)
         self.words: Words = self._slab.view(np.uint64)[: capacity * width].reshape(capacity, width)
@@ -80,14 +80,14 @@ class HotTable:
         state[hs.KEY_STOP] = layout.key_stop
         state[hs.LOST] = hs.NOTHING_LOST
         state[hs.KEY_NULLS] = np.array(shape.null_mask, np.uint64).view(np.int64)
-        self._note_range(range_)
+        self._write_range(range_)
         self.index = HotIndex(state)
-        self._clean_dead = 0  # tombstones that are in runs, roughly
-        self._filed: Mapping | None = None
-        self._listed = _LISTED
-        self.moves = self.departures = 0
+        self._clean_tombstones = 0  # tombstones that are in runs, roughly
+        self._filed: ReservedMapping | None = None
+        self._list_bytes = _LIST_BYTES
+        self.moves = self.evictions = 0
 
-    def _note_range(self, range_: HashRange) -> None:
+    def _write_range(self, range_: HashRange) -> None:
         state = self.state
         state[hs.LOW] = np.array(range_.lo, np.uint64).view(np.int64)
         span = range_.hi - range_.lo - 1
@@ -107,7 +107,7 @@ class HotTable:
         return int(self.state[hs.DIRTY_ROWS])
 
     @property
-    def dead(self) -> int:
+    def tombstones(self) -> int:
         """Number of tombstones among the rows."""
         return int(self.state[hs.DEAD])
 
@@ -117,19 +117,19 @@ class HotTable:
         return bool(self.state[hs.EXPIRY])
 
     @property
-    def capacity(self) -> int:
+    def used_rows(self) -> int:
         """Number of rows that memory is in use for."""
         return int(self.state[hs.HIGH])
 
     @property
-    def free(self) -> int:
+    def free_rows(self) -> int:
         """Number of rows that were used and are free again."""
         return int(self.state[hs.FREE])
 
     @property
     def row_room(self) -> int:
         """Number of rows that can be added before the address space ends."""
-        return len(self.words) - int(self.state[hs.HIGH]) + self.free
+        return len(self.words) - int(self.state[hs.HIGH]) + self.free_rows
 
     @property
     def row_bytes(self) -> int:
@@ -137,20 +137,20 @@ class HotTable:
         return int(self.state[hs.STRIDE])
 
     @property
-    def average_bytes(self) -> int:
+    def average_row_bytes(self) -> int:
         """Bytes of a row with its long values, on average."""
         return self.layout.width * 8 + self.heap.used // max(1, self.count)
 
     @property
-    def cost(self) -> int:
+    def row_cost(self) -> int:
         """Bytes of memory that a row takes, on average, including lists and index."""
         values = (self.heap.used - self.heap.free) // max(1, self.count)
-        return self.row_bytes + self._listed + _INDEXED + values + values // _WASTED
+        return self.row_bytes + self._list_bytes + _INDEX_BYTES + values + values // _WASTED_DIVISOR
 
-    def growth(self, keys: int, long_bytes: int) -> int:
+    def growth_bytes(self, keys: int, long_bytes: int) -> int:
         """Return the additional memory that `keys` fresh rows with `long_bytes` bytes of long values may take."""
-        rows = max(0, keys - self.free) * (self.row_bytes + self._listed)
-        index = self.index.growth(keys) if keys > self.index.room else 0
+        rows = max(0, keys - self.free_rows) * (self.row_bytes + self._list_bytes)
+        index = self.index.growth_bytes(keys) if keys > self.index.room else 0
         # Freed chunks are reused for values of similar length; half of them may not fit.
         values = max(0, long_bytes - self.heap.free // 2)
         return rows + index + values
@@ -159,7 +159,7 @@ class HotTable:
     def memory(self) -> int:
         """Bytes of memory in use: rows ever used, index, arena, lists."""
         state = self.state
-        return int(state[hs.HIGH]) * (self.row_bytes + self._listed) + self.index.memory + self.heap.used
+        return int(state[hs.HIGH]) * (self.row_bytes + self._list_bytes) + self.index.memory + self.heap.used
 
     # Rows
 
@@ -171,7 +171,7 @@ class HotTable:
         """Return the arena bytes that the long values of whole rows take, at most."""
         return self._long_bytes(rows, self._blobs)
 
-    def found_bytes(self, found: Found) -> int:
+    def found_bytes(self, found: FoundRows) -> int:
         """Return the arena bytes that the long values of rows found in runs take, at most."""
         return int(long_bytes_at(found.rows_at, self._blobs)) if len(self._blobs) else 0
 
@@ -182,7 +182,7 @@ class HotTable:
 
     def upsert(
         self, keys: Rows, stamps: NDArray[np.int64] | int, touch: int, defer: bool
-    ) -> tuple[Located, NDArray[np.int64]]:
+    ) -> tuple[LocatedRows, NDArray[np.int64]]:
         """Find or create the rows of keys; there must be room for all of them.
 
         Returns:
@@ -194,7 +194,7 @@ class HotTable:
         created = np.empty(count, np.bool_)
         pending = np.empty(count, np.int64)
         constant = isinstance(stamps, (int, np.integer))
-        self._slab.using((int(self.state[hs.HIGH]) + count) * self.row_bytes)
+        self._slab.advise_huge_pages((int(self.state[hs.HIGH]) + count) * self.row_bytes)
         absent = upsert(
             self.state,
             self._references,
@@ -220,9 +220,9 @@ class HotTable:
                 action="Route each row to the partition that owns its hash.",
             )
         self.index.advance(count)
-        return Located(rows, created), pending[:absent]
+        return LocatedRows(rows, created), pending[:absent]
 
-    def settle(self, located: Located, pending: NDArray[np.int64], found: Found, touch: int) -> None:
+    def fill_found(self, located: LocatedRows, pending: NDArray[np.int64], found: FoundRows, touch: int) -> None:
         """Fill fresh rows with the values that their keys have in runs.
 
         Args:
@@ -253,10 +253,10 @@ class HotTable:
         find(self.state, self._references, address(words), words.strides[0] // 8, address(keys.heap), rows)
         return rows
 
-    def list_filed(self) -> NDArray[np.uint32]:
+    def allocate_expiry_list(self) -> NDArray[np.uint32]:
         """Allocate a list with room for every row; from now on each row counts 4 bytes of memory more."""
-        self._filed = Mapping((len(self.words) + 1) * 4)
-        self._listed += 4
+        self._filed = ReservedMapping((len(self.words) + 1) * 4)
+        self._list_bytes += 4
         return self._filed.view(np.uint32)
 
     def load(self, rows: Rows) -> None:
@@ -283,7 +283,7 @@ class HotTable:
 
     def live(self, ids: NDArray[np.uint32]) -> NDArray[np.uint32]:
         """Filter out tombstones."""
-        return ids[(self.words[ids, META] & np.uint64(hs.TOMBSTONE)) == 0] if self.dead else ids
+        return ids[(self.words[ids, META] & np.uint64(hs.TOMBSTONE)) == 0] if self.tombstones else ids
 
     def stamp(self, hashes: NDArray[np.uint64], stamps: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Raise the stamps of the rows with these hashes; returns a mask of the hashes that have rows."""
@@ -297,18 +297,18 @@ class HotTable:
         """Return the rows changed in this batch, in the order of their first change."""
         return self._touched_ids[: int(self.state[hs.TOUCHED_ROWS])]
 
-    def forget_touched(self) -> None:
+    def reset_touched(self) -> None:
         """Start a new list of touched rows, whose flags have been cleared."""
         self.state[hs.TOUCHED_ROWS] = 0
 
     def clear_touched(self) -> None:
         """Clear the touched flag of every row that has it."""
-        for ids in self.walk(_SAMPLE, hs.TOUCHED):
+        for ids in self.walk(_SAMPLE_ROWS, hs.TOUCHED):
             self.words[ids, META] &= ~np.uint64(hs.TOUCHED)
 
-    def forget_stamps(self) -> None:
+    def clear_stamps(self) -> None:
         """Clear the stamps of all rows."""
-        for ids in self.walk(_SAMPLE):
+        for ids in self.walk(_SAMPLE_ROWS):
             self.words[ids, META] &= np.uint64(hs.FLAGS)
 
     def copy(self, ids: NDArray[np.uint32], *, keep: int = 0, clear: int = 0, compact: bool = True) -> Rows:
@@ -323,13 +323,13 @@ class HotTable:
         extract.gather(self.state, ids, words, keep, clear)
         if clear & hs.DIRTY:
             self.state[hs.DIRTY_ROWS] -= len(ids)
-            if keep & hs.TOMBSTONE and self.dead:
-                self._clean_dead += int(np.count_nonzero(words[:, META] & np.uint64(hs.TOMBSTONE)))
+            if keep & hs.TOMBSTONE and self.tombstones:
+                self._clean_tombstones += int(np.count_nonzero(words[:, META] & np.uint64(hs.TOMBSTONE)))
         if not compact:
             return Rows(words, self.heap.data[: int(self.state[hs.HEAP_TOP])])
-        return Rows(words, self._own_heap(words))
+        return Rows(words, self._compact_heap(words))
 
-    def _own_heap(self, words: Words) -> Bytes:
+    def _compact_heap(self, words: Words) -> Bytes:
         if not len(self._blobs):
             return np.empty(0, np.uint8)
         stride = words.shape[1]
@@ -347,7 +347,7 @@ class HotTable:
             size: of a piece. flag: a flag to filter by (0: all rows).
             start: a hash; rows before it are skipped, except for a few close to it.
         """
-        self.index.settle()
+        self.index.finish_growing()
         slot = self.index.home(start)
         while slot >= 0:
             ids = np.empty(size, np.uint32)
@@ -358,11 +358,11 @@ class HotTable:
 
     # Making room
 
-    def cover(self, range_: HashRange) -> None:
+    def set_range(self, range_: HashRange) -> None:
         """Switch to another hash range. The table must be empty."""
         if self.count:
             raise UsageError("A table that holds rows cannot cover another range.", action="Evict them first.")
-        self._note_range(range_)
+        self._write_range(range_)
         self.index.rescale()
 
     def evict(self, share: float, rows: int) -> Iterator[Rows]:
@@ -377,8 +377,8 @@ class HotTable:
         Yields:
             The dirty ones among the evicted rows, in hash order, with their flags except the dirty flag.
         """
-        self.departures += 1
-        self.index.settle()
+        self.evictions += 1
+        self.index.finish_growing()
         rank, ties = self._threshold(share)
         slot = 0
         room = 2 * rows * (self.heap.used // max(1, self.count) + 64) if len(self._blobs) else 0
@@ -397,17 +397,17 @@ class HotTable:
         self._touched_ids[: len(left)] = left
         self.state[hs.TOUCHED_ROWS] = len(left)
 
-    def drop_dead(self, *, dirty: bool) -> None:
+    def drop_tombstones(self, *, dirty: bool) -> None:
         """Free tombstones that are in runs, if there are many.
 
         Args:
             dirty: also free tombstones that are in no run yet; allowed if no run holds older versions of their keys.
         """
-        if (self.dead if dirty else self._clean_dead) * _DEAD_SHARE > self.count:
-            self.index.settle()
+        if (self.tombstones if dirty else self._clean_tombstones) * _TOMBSTONE_DIVISOR > self.count:
+            self.index.finish_growing()
             kept = hs.TOUCHED if dirty else hs.TOUCHED | hs.DIRTY
             sweep.drop_dead(self.state, self._blobs, self.heap.lists, self._free_ids, kept)
-            self._clean_dead = 0
+            self._clean_tombstones = 0
 
     def _threshold(self, share: float) -> tuple[int, int]:
         """Choose which rows to evict, from a sample.
@@ -415,8 +415,8 @@ class HotTable:
         Returns:
             The rank below which rows are evicted; and of rows with exactly this rank, the share (of 2³²) to evict.
         """
-        ranks = np.empty(_SAMPLE, np.uint64)
-        step = max(1, int(self.state[hs.SLOTS]) // _SAMPLE)
+        ranks = np.empty(_SAMPLE_ROWS, np.uint64)
+        step = max(1, int(self.state[hs.SLOTS]) // _SAMPLE_ROWS)
         ranks = np.sort(ranks[: sweep.sample_ranks(self.state, step, ranks)])
         if share >= 1 or not len(ranks):
             return 1 << 63, 0
@@ -427,9 +427,9 @@ class HotTable:
     def pack_rows(self) -> None:
         """Move the rows together and release the memory behind them; row ids change. No row may be touched."""
         self.index.shrink()
-        self.index.settle()
+        self.index.finish_growing()
         count = self.count
-        free = self._free_ids[: self.free]
+        free = self._free_ids[: self.free_rows]
         below = free[free < count]
         self._free_ids[: len(below)] = below
         self.state[hs.FREE] = len(below)
@@ -442,10 +442,10 @@ class HotTable:
 
     def pack_values(self) -> None:
         """Move the long values together and release the memory of freed ones."""
-        self.index.settle()
-        self.heap.turn()
+        self.index.finish_growing()
+        self.heap.switch_half()
         sweep.move_values(self.state, self._blobs)
-        self.heap.turned()
+        self.heap.release_old_half()
 
     def close(self) -> None:
         """Release all memory."""

@@ -23,12 +23,12 @@ from millpond.stores.runs.run import Query, Run, memory_run, search_through
 
 _log = logging.getLogger(__name__)
 
-_ABSENT, _PRESENT, _UNSURE = range(3)
-_PER_HASH = 8 + 2
+_ABSENT, _PRESENT, _UNKNOWN = range(3)
+_BYTES_PER_HASH = 8 + 2
 """Bytes of a hash, its state, and whether it was looked up."""
 
 
-class Fetched:
+class PrefetchedRows:
     """Rows of given hashes, prefetched from runs.
 
     Args:
@@ -51,21 +51,21 @@ class Fetched:
         self.seconds = self.row_bytes = 0.0
         self._runs = runs
         self._layout = layout
-        self._state = np.full(len(hashes), _UNSURE, np.uint8)
-        self._asked = np.zeros(len(hashes), np.bool_)
+        self._state = np.full(len(hashes), _UNKNOWN, np.uint8)
+        self._looked_up = np.zeros(len(hashes), np.bool_)
         self._rows: Run | None = None
         self._done = threading.Event()
-        self._given_up = False
+        self._cancelled = False
 
     @property
     def done(self) -> bool:
-        """Whether the read is done, or was given up."""
+        """Whether the read is done, or was cancelled."""
         return self._done.is_set()
 
     @property
     def memory(self) -> int:
         """Bytes held; until the read is done, at least the expected ones."""
-        held = _PER_HASH * len(self.hashes) + (0 if self._rows is None else self._rows.memory)
+        held = _BYTES_PER_HASH * len(self.hashes) + (0 if self._rows is None else self._rows.memory)
         return held if self.done else max(held, self._expected)
 
     @property
@@ -76,25 +76,25 @@ class Fetched:
     @property
     def exhausted(self) -> bool:
         """Whether all hashes were looked up, so that their rows are in the hot table by now."""
-        return self.done and bool(self._asked.all())
+        return self.done and bool(self._looked_up.all())
 
     @property
     def used(self) -> int:
         """Number of hashes that were looked up."""
-        return int(np.count_nonzero(self._asked))
+        return int(np.count_nonzero(self._looked_up))
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         """Cancel the read: its rows are no longer needed, or the runs have changed."""
-        self._given_up = True
+        self._cancelled = True
 
     def read(self) -> None:
         """Read all rows, on a background thread. Best effort: on error, the look-up of a key reads the runs itself."""
         started = time.perf_counter()
         try:
-            if not self._given_up:
+            if not self._cancelled:
                 self._read()
         except Exception as error:  # best effort: a look-up of the keys reports the error
-            self._given_up = True
+            self._cancelled = True
             _log.debug("keys were not read ahead: %s", error)
         finally:
             self.seconds = time.perf_counter() - started
@@ -103,44 +103,44 @@ class Fetched:
 
     def _read(self) -> None:
         query = Query.by_hash(self.hashes)
-        found_at = query.sought.found_at
+        found_at = query.probes.found_at
         select = np.arange(len(self.hashes), dtype=np.int32)
         search_through(self._runs, query, select)
-        if self._given_up:
+        if self._cancelled:
             return
         present = np.flatnonzero(found_at > DELETED)
         shape = shape_of(self._layout)
-        rows = Rows(*gather_rows(found_at[present], query.sought.found_heap[present], shape.width, shape.blobs))
+        rows = Rows(*gather_rows(found_at[present], query.probes.found_heap[present], shape.width, shape.blobs))
         self._rows = memory_run(rows, self._layout, filtered=False)
-        self.row_bytes = _PER_HASH + self._rows.memory / len(present) if len(present) else 0.0
+        self.row_bytes = _BYTES_PER_HASH + self._rows.memory / len(present) if len(present) else 0.0
         state = np.full(len(self.hashes), _ABSENT, np.uint8)
         state[present] = _PRESENT
-        state[found_at == DELETED] = _UNSURE  # the key that was deleted is not known, only its hash
+        state[found_at == DELETED] = _UNKNOWN  # the key that was deleted is not known, only its hash
         self._state = state
 
     def holds(self, hashes: Words) -> NDArray[np.bool_]:
         """Return a mask of the hashes that are among its own."""
-        return self._places(hashes)[1]
+        return self._positions_of(hashes)[1]
 
-    def _places(self, hashes: Words) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    def _positions_of(self, hashes: Words) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         positions = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)
         return positions, self.hashes[positions] == hashes
 
     def search(self, query: Query, select: NDArray[np.int32]) -> NDArray[np.int32]:
         """Look up the selected keys, and return those to search in the runs; waits for a read in progress."""
-        positions, mine = self._places(query.sought.hashes[select])
+        positions, mine = self._positions_of(query.probes.hashes[select])
         if not mine.any():
             return select
         self._done.wait()
-        # The read failed or was given up: the runs are searched as usual.
+        # The read failed or was cancelled: the runs are searched as usual.
         if self._rows is None:
             return select
-        self._asked[positions[mine]] = True
-        state = np.where(mine, self._state[positions], _UNSURE)
+        self._looked_up[positions[mine]] = True
+        state = np.where(mine, self._state[positions], _UNKNOWN)
         left = self._rows.search(query, select[state == _PRESENT])
-        return np.sort(np.concatenate([select[state == _UNSURE], left]))
+        return np.sort(np.concatenate([select[state == _UNKNOWN], left]))
 
 
-def can_be_fetched(runs: Sequence[Run]) -> bool:
+def hash_identifies_rows(runs: Sequence[Run]) -> bool:
     """Return whether hashes alone identify rows of the partition: not if rows belong to it by another word."""
     return all(run.view.window.whole or run.view.axis == HASH for run in runs)
