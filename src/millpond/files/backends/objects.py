@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -36,6 +37,8 @@ PAGE = 1000
 
 LARGEST = 5000 << 20
 """Largest object in bytes that stores accept in one put."""
+
+_NAME = re.compile(r"\S*/\S*")
 
 _memories: dict[str, MemoryStore] = {}
 _memories_lock = threading.Lock()
@@ -225,7 +228,8 @@ class ObjectFiles:
         except (exceptions.BaseError, OSError) as error:
             if "404 Not Found" in first_line(error):  # a list has no error class for this
                 raise missing(self.locate(name)) from error
-            if "range" in first_line(error).lower():
+            # Messages name the object, and its name may hold the word too.
+            if "range" in _NAME.sub("", first_line(error)).lower():
                 raise cut_short(self.locate(name)) from error
             raise TransientError(
                 f"The store failed: {first_line(error)}.",
