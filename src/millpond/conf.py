@@ -171,7 +171,7 @@ class Settings(msgspec.Struct, frozen=True):
         setting(
             "commit.mode",
             "`async`: commits lag by at most one batch; `sync`: each batch waits for its own commit. The default is "
-            "`sync` for a query whose input cannot be repeated, else `async`",
+            "`sync` for a query with a processor, or whose input cannot be repeated, else `async`",
             default="by query",
         ),
     ] = None

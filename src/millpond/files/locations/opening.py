@@ -73,7 +73,7 @@ def join_url(url: str, name: str) -> str:
 
 
 def same_place(url: str, other: str) -> bool:
-    """Return whether two URLs mean the same location; spellings of Hadoop and other clients are equal."""
+    """Return whether two URLs mean the same location; `s3`, `s3a` and `s3n` are one scheme."""
     return _place(url) == _place(other)
 
 

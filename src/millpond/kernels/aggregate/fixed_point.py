@@ -40,7 +40,6 @@ _IMPLIED = np.uint64(1 << 52)
 _ONE = np.uint64(1)
 _ZERO = np.uint64(0)
 _63 = np.uint64(63)
-_64 = np.uint64(64)
 
 
 @helper

@@ -293,8 +293,3 @@ def is_rolled_back(files: FileSystem) -> bool:
         files: the checkpoint.
     """
     return any(info.name.startswith(_PENDING) for info in files.list(_FOLDER))
-
-
-def batch_time(entry: bytes) -> int:
-    """Return the `batchTimestampMs` of an entry of `offsets/`: milliseconds since the epoch."""
-    return int(json.loads(entry.decode().splitlines()[1])["batchTimestampMs"])

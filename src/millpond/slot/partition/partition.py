@@ -229,7 +229,7 @@ class Partition:
             if self._attempt_lock.closed:
                 raise query_stopped_error()
             rows_in += combined
-            sealing = time.perf_counter()
+            processed = time.perf_counter()
             deltas = operator.finish()
             figures = self._figures(operator, batch + 1) | {
                 "input_rows": float(rows_in),
@@ -237,9 +237,9 @@ class Partition:
                 "combined_rows": float(combined),
                 "changed_rows": float(sum(delta.rows for delta in deltas.values())),
                 "late_rows": float(operator.late_rows),
-                "process_ms": (sealing - started) * 1000,
+                "process_ms": (processed - started) * 1000,
             }
-            size = self._seal(operator, manifest, seen, rows_in, deltas, figures)
+            self._seal(operator, manifest, seen, rows_in, deltas, figures)
         except BaseException as error:
             self.query.record_lost_call(operator, self.task.operator, self.number, batch)
             attach_context(error, self.task.spec, manifest)
@@ -248,7 +248,6 @@ class Partition:
             if self._attempt_lock.closed and isinstance(error, Exception) and not lost:
                 raise query_stopped_error() from error  # it failed because its tables and files were closed
             raise
-        figures |= {"seal_ms": (time.perf_counter() - sealing) * 1000, "delta_bytes": float(size)}
         self._hints.adapt(figures)
         self._applied = AppliedBatch(batch, seen, self._epoch, figures)
         return self._applied
@@ -274,7 +273,7 @@ class Partition:
         rows: int,
         deltas: Mapping[str, TableDelta],
         figures: Mapping[str, float],
-    ) -> int:
+    ) -> None:
         sealed = seal(
             parent,
             {
@@ -298,7 +297,6 @@ class Partition:
             self.query.remote.record_sealed(sealed.manifest)
         self.query.committer.submit(sealed)
         self._manifest = sealed.manifest
-        return sealed.bytes
 
     def _output(self, applied: AppliedBatch) -> Iterator[pa.RecordBatch]:
         pieces: Iterator[pa.RecordBatch] | None = None

@@ -172,8 +172,7 @@ class RunningQuery:
             version: the version being created. Only the first caller for a version gets the number of waiting
                 compactions, so that it is counted once.
         """
-        now: dict[str, float] = {"put_retries": self.committer.stats.retries}
-        now["compaction_ms"] = self.merges.seconds * 1000
+        now: dict[str, float] = {"compaction_ms": self.merges.seconds * 1000}
         if self.remote is not None:
             stats = self.remote.stats
             now |= {"remote_compactions": stats.remote, "local_compactions": stats.local}
