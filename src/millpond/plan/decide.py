@@ -90,8 +90,10 @@ def decide(
     """
     catalyst = Catalyst(df.sparkSession)
     marked = catalyst.analyzed(df)
+    # Operators are decided without stages, so that a stage never changes where an operator runs.
     analyzed = without_stages(catalyst, marked)
     mode = output_mode.lower()
+    # After inlining, only expressions are left that Spark evaluates once for several readers.
     shared = any(node.kind == "WithCTE" for node in analyzed.walk())
     root = _decided(catalyst, analyzed, analyzed, mode, pattern, map_groups, shared=shared)
     all_changes = changes == "all" and mode == "update" and _shows_changes(root, analyzed)
@@ -208,6 +210,7 @@ class _Decider:
                 operator = replace(operator, spec=passing)
         elif operator is not None and operator.spec is not None:
             try:
+                # Raises where rows change below a node that cannot pass changes on, such as a union.
                 updated = [spec for child in children if (spec := changelog_source(child)) is not None]
                 # As in Spark, deduplication takes an aggregate's updates as further rows.
                 plain = operator.spec.facts.reads_updates_as_rows and not any(
@@ -230,6 +233,7 @@ class _Decider:
     def _operator(self, node: Node, limits: Limits) -> Operator | None:
         if _joins_streams(node):
             return self._join(node)
+        # A limit on the whole result of complete mode needs no state; any other limit counts rows across batches.
         if node.kind == "GlobalLimit" and (self.output_mode == "append" or not _has_aggregate(node)):
             return Operator("a limit on a stream", reason=Reason("MP-OPERATOR", "a limit on a stream"))
         if node.kind in _OTHER_STATE:
@@ -280,6 +284,7 @@ class _Decider:
             timed = reading.session.marked
         else:
             timed = reading.time is not None
+        # Without a watermark no group closes, so append mode would never show one; Spark refuses such a query, too.
         if self.output_mode == "append" and not timed:
             raise Unsupported(Reason("MP-WATERMARK"))
         self._check_watermarks(timed)
@@ -316,6 +321,7 @@ class _Decider:
         return None if read is None else Operator(describe(node), read[1], reading=read[0])
 
     def _check_watermarks(self, timed: bool) -> None:
+        # With this setting off, one watermark holds for all operators, which changes what is late.
         single = self.catalyst.spark.conf.get("spark.sql.streaming.statefulOperator.allowMultiple", "true") == "false"
         if timed and single:
             raise Unsupported(Reason("MP-SINGLE"))
@@ -374,6 +380,7 @@ class _Decider:
     def _within(self, node: Node) -> tuple[Reading, WithinSpec]:
         reading, spec = self._deduplicate(node)
         marked = [attribute for attribute in node.output if WATERMARK_DELAY in attribute.metadata]
+        # A key expires one delay after its event time, so exactly one column has to give both.
         if spec.time is None or len(marked) != 1 or not marked[0].type.startswith("timestamp"):
             names = ", ".join(attribute.name for attribute in marked) or "no column with a watermark"
             raise Unsupported(Reason("MP-EVENT-TIME", names))

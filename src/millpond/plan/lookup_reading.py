@@ -22,6 +22,7 @@ def read_lookup(catalyst: Catalyst, node: Node) -> tuple[LookupReading, EnrichSp
         Unsupported: it stays on Spark.
     """
     spec = lookup_spec(catalyst, node)
+    # The function only has a name like that of a lookup join.
     if spec is None:
         return None
     reading = LookupReading()

@@ -82,6 +82,7 @@ def _with_lags(decided: Decided) -> tuple[Decided, int]:
     A join's output may be as old as the oldest rows in its state.
     """
     below = [_with_lags(child) for child in decided.children]
+    # The input that lags most decides: rows of that age may still come.
     lag = max((lag for _, lag in below), default=0)
     operator = decided.operator
     if operator is not None and operator.spec is not None:

@@ -158,12 +158,14 @@ class _PlanRewriter:
         if operator.spec is not None and operator.spec.retracts:
             kind = self.change_kind(child)
             assert kind is not None
+            # The kind is the last input column, so that the positions of the operator's own columns stay.
             columns, raw = [*columns, InputColumn(OP, (len(raw),), "{0}")], [*raw, kind]
         assert operator.index is not None
         combination = self.sides.combination(operator.index)
         extra = () if combination is None else combination.arguments
         rows = project_input(self.catalyst, child, raw, columns, reading.hash, extra)
         if node.kind in MAPS or isinstance(reading, ProcessorReading | LookupReading):
+            # Names are positional: the plan's may repeat, and `mapInArrow` reads dots in names as paths.
             names = [f"result{index}" for index in range(len(node.output))]
             types: list[DataType] = [column.data_type for column in node.output]
         elif operator.spec is not None and operator.spec.facts.emits_input_rows:
@@ -220,6 +222,7 @@ class _PlanRewriter:
         # for a join without columns, the slot stage returns one column
         pairs = zip(slot_rows.output, node.output, strict=False)
         joined = self.catalyst.project([self._aliased_as(self._cast(new, old), old) for new, old in pairs], slot_rows)
+        # Only inner joins leave conjuncts to Spark: other joins have to know which rows have a match.
         for conjunct in reading.above:
             joined = self.catalyst.filter(conjunct, joined)
         return joined
@@ -234,6 +237,7 @@ class _PlanRewriter:
     ) -> Node:
         """Send the map side's output through the exchange and the operator's stage; the result has `schema`."""
         assert operator.index is not None
+        # Added last: results are matched to the node's columns by position.
         schema.add(METRIC_COLUMN, LongType())
         catalyst = self.catalyst
         function = named_function(stage, operator.title, 2)
@@ -251,6 +255,7 @@ class _PlanRewriter:
             observation_name(operator.index),
             *(F.expr(unpack_sql(figure)).alias(figure) for figure in metrics),
         )
+        # The observation has to be below this filter, which removes the rows that carry metrics.
         results = watched.filter(F.col(METRIC_COLUMN).isNull()).drop(METRIC_COLUMN)
         return self.catalyst.analyzed(results)
 
@@ -323,6 +328,7 @@ class _PlanRewriter:
         """Cast the slot stage's column to the type and nullability in the plan."""
         if new.type != old.type:
             new = self.catalyst.cast_to(new, old)
+        # `mapInArrow` declares all columns nullable, but nodes above were analysed with the old nullability.
         return new if old.nullable else self.catalyst.not_null(new)
 
 
@@ -372,6 +378,7 @@ def with_change_column(catalyst: Catalyst, plan: Node, kind: Expression | None, 
     # Only the new row of an update is shown.
     if not split:
         frame = frame.filter(value != -2)
+    # If a filter may drop one row of an update, each row has to stand alone, as a deletion or an insertion.
     shown = F.when(value == 1, "I").when(value == 2, "I" if split else "U").otherwise("D").alias("_op")
     others = [F.col(f"c{number}").alias(name) for number, name in enumerate(columns) if number != position]
     return frame.select(*others, shown)

@@ -120,6 +120,7 @@ class _Query:
     ) -> tuple[frozenset[str], frozenset[str]]:
         """Return `removed` and `capped` of a join (see `_Join`) whose state is not removed by a key."""
         expiries = expiries_of(self.catalyst, node, keys)
+        # A side without a watermark removes nothing, whatever the condition says.
         caps = {side: expiry.cap is not None for side, expiry in expiries.items() if expiry is not None and late[side]}
         return frozenset(side for side, cap in caps.items() if not cap), frozenset(
             side for side, cap in caps.items() if cap
@@ -209,6 +210,7 @@ def _by_other_time(query: _Query) -> Found:
             late = join.late[side]
             assert late is not None
             parts = [conjunct for conjunct in conjuncts(join.keys.rest) if late.expr_id in _references(conjunct)]
+            # With only the conjuncts on this column, Spark should remove the same state; if not, another column did it.
             keys = with_rest(query.catalyst, join.keys, parts)
             if side not in query.expiring(join.node, keys, join.late)[0]:
                 yield join.node, f"the state of the {side} side, removed by {late.name}"

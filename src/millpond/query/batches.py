@@ -86,6 +86,7 @@ class CompleteBatch:
             ) from None
 
     def _run(self, df: DataFrame, batch: int) -> None:
+        # The function may start queries of its own, which have to be planned with the user's settings.
         with changed_settings(df.sparkSession, self.user_values, self.running_values):
             self.function(df, batch)
         if self._missing(batch):

@@ -69,6 +69,7 @@ class FormChoice:
                 `cache_hits`, `cache_misses`; if rows can be combined, `millpond.metrics.COMBINED_METRICS`, too.
         """
         rows = metrics.get("input_rows") or 0.0
+        # An empty batch says nothing about the next one.
         if not rows:
             return self.form
         cold = self._is_cold(metrics)

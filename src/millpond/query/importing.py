@@ -135,6 +135,7 @@ def import_checkpoint(
                 function = named_function(SlotStage(operator_task), f"import of {operator.title}", 2)
                 map_in_arrow(frame, function, "nothing int").collect()
     finally:
+        # The imported state has to be durable before Spark's logs say that its batch is committed.
         drain(task)
     missing = Recovery(files).missing(batch + 1)
     if missing:
@@ -150,6 +151,7 @@ def import_checkpoint(
     new_logs.put("commits", batch, _first_version(new_logs.read("commits", batch)))
     entry = query_logs.read("offsets", batch + 1)
     if entry is not None:
+        # A batch that was planned runs again with the same offsets, as Spark would do.
         new_logs.put("offsets", batch + 1, entry)
     update_operator_metadata(target, decision.on_millpond)
     if (query_logs.last("commits"), query_logs.last("offsets")) != (batch, planned):
@@ -206,6 +208,7 @@ def _imported_rows(
         )
     native_state = _stored_operators(spark, origin, batch)
     order = list(in_spark_order(decision.root))
+    # Spark numbers stateful operators from the top down, without gaps.
     if sorted(native_state) != list(range(len(order))):
         raise StateIncompatibleError(
             f"The query has {describe_operators(order)}; its checkpoint has {describe_stored(native_state)}.",

@@ -198,6 +198,7 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         combinations = Combinations(decision.root, lambda: settings.combine != "off" and forms() is not None)
 
         def rewritten(tasks: list[OperatorTask], stores: int | None, combined: Mapping[int, Combination]) -> DataFrame:
+            # Recorded here, as a start may rewrite the query several times; the last tasks are those that run.
             started[:] = tasks
             stages = [SlotStage(task, coverage, metrics=True) for task in tasks]
             writes = [ExchangeWrite(task) for task in tasks] if tasks[0].exchange == "local" else []
@@ -230,6 +231,7 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
                     )
                     args, kwargs = (function,), {}
                 getattr(writer, name)(*args, **kwargs)
+            # Set last: the user may have set none, or a base folder by a setting.
             writer.option("checkpointLocation", checkpoint.path)
             with starting_settings(self._spark, session_settings):
                 return launch(writer)

@@ -80,6 +80,7 @@ def write_rows(
         files.put(name, [content])
         return Portion(partition, name, xxhash.xxh3_64_hexdigest(content))
 
+    # Each attempt has names of its own; the list later names the files of the attempt that Spark accepted.
     attempt = f"{_prefix(task.initial)}{task.operator}-{uuid.uuid4().hex}"
     waiting: list[pa.RecordBatch] = []
     number = size = 0

@@ -223,6 +223,7 @@ def open_partitions(tasks: Sequence[OperatorTask], version: int) -> None:
 def _warn_compiling(directory: SlotDirectory) -> None:
     """Warn once per application that kernels are being compiled."""
     with contextlib.suppress(FileNotFoundError):
+        # The process that removes the file is the only one to warn.
         directory.compiling.unlink()
         log.warning("Millpond compiles what this query needs, once on this machine: its first batches take longer")
 

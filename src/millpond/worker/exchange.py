@@ -60,6 +60,7 @@ class ExchangeWrite:
         if first is None:
             return
         columns = range(1 + len(self.task.spec.input_fields))
+        # Further columns are arguments for combining; this form sends single rows.
         if first.num_columns > len(columns):
             first = first.select(columns)
             batches = (batch.select(columns) for batch in batches)

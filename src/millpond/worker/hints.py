@@ -86,6 +86,7 @@ class HintSender:
     def send_all(self, keys: pa.RecordBatch) -> None:
         """Send hints for keys of any partitions: the column of hashes, then other columns that the operator needs."""
         hashes = keys.column(0).to_numpy().view(np.uint64)
+        # Sorted by hash, the keys of each partition are one slice, as partitions are ranges of hashes.
         order = np.argsort(hashes)
         keys = keys.take(pa.array(order))
         lows = [self._task.hash_range(partition)[0] for partition in range(self._task.partitions)]
@@ -128,6 +129,7 @@ class HintSender:
                 connection.send(Hints(self._task, partition, self._batch, self._lookahead))
                 connection.send_table(keys)
         except (OSError, MillpondError):
+            # Not tried again: the rows themselves follow, and late hints only delay them.
             failed, self._connections[slot] = self._connections[slot], None
             self._close_connections(failed)
 

@@ -43,6 +43,7 @@ class InitialWrite:
         first = next(batches, None)
         if first is None:
             return
+        # The exchange below sent all rows of one partition here, so the first row stands for all.
         partition = self.task.partition_of(first_hash(first))
         files = open_state(self.task.location, retry_config=LONG_RETRY)
         written = list(write_rows(files, self.task, partition, chain([first], batches)))

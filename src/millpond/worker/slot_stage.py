@@ -153,6 +153,7 @@ class SlotStage:
             paths=added_paths() if context else [],
         )
         finder = SlotFinder(self.task)
+        # Always the same slot, which has the partition's state in memory.
         connection, process = finder.find(partition % self.task.slots)
         connection.on_heartbeat = _WaitWarning(run)
         try:

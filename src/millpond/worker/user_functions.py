@@ -64,6 +64,7 @@ class GroupCaller:
     def _mapped(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         (function,) = self._calls.functions
         groups = _Groups(batch.columns[-1])
+        # Spark passes the keys as columns of each row of the group.
         keys = [key.take(groups.parents) for key in batch.columns[:-1]]
         rows = self._typed(keys + groups.columns)
         if function.kind in (Kind.MAP_ARROW, Kind.MAP_ARROW_PIECES):

@@ -91,6 +91,7 @@ class _Describer:
             yield self.describe(state)
 
     def _code(self, code: types.CodeType) -> Iterator[str]:
+        # Line numbers and file names are left out: code may move within its files.
         yield from (code.co_code.hex(), code.co_exceptiontable.hex(), str(code.co_flags))
         yield from map(str, (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount))
         yield from map(str, (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars))

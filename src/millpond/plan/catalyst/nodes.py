@@ -161,6 +161,7 @@ class Expression(_Tree):
 
     def semantic_equals(self, other: Expression) -> bool:
         """Whether both compute the same value from the same attributes."""
+        # The hashes are compared first: each is fetched once, while `equals` asks the JVM about each pair.
         return self.semantic_hash == other.semantic_hash and bool(self.canonical.equals(other.canonical))
 
     @property

@@ -60,6 +60,7 @@ def _segments(node: Node, consumer: Node | None, above: tuple[Node, ...]) -> Ite
     if node.kind in _STATEFUL and (node.kind != "Join" or all(child.streaming for child in node.children)):
         for child in node.children:
             yield from _segments(child, node, ())
+        # Only these consumers take rows back; before others, no expression is evaluated a second time.
         if node.kind in _CHANGELOG_NODES and (consumer is None or consumer.kind in _CHANGELOG_NODES):
             yield Segment(node, tuple(reversed(above)), consumer)
         return
@@ -90,6 +91,7 @@ def between_schemas(catalyst: Catalyst, decision: Decision) -> tuple[BetweenSche
     wanted = [
         segment
         for segment in segments(decision.analyzed)
+        # Above the last operator, rows are evaluated again only if the query shows deletions.
         if (decision.all_changes if segment.consumer is None else retracts)
     ]
     return tuple(_between_schema(catalyst, segment) for segment in wanted)
@@ -100,7 +102,10 @@ def _between_schema(catalyst: Catalyst, segment: Segment) -> BetweenSchema:
     shown, exact = [], []
     for node, expressions, cut in segment.parts():
         computed = [
-            expression for expression in expressions if node.kind != "Project" or not canonical.passes(expression)
+            # Renaming a column is no change: `passes` gives the new name the label of the column below.
+            expression
+            for expression in expressions
+            if node.kind != "Project" or not canonical.passes(expression)
         ]
         exact.append(f"{node.kind}[{', '.join(canonical.expression(expression, cut) for expression in computed)}]")
         shown_parts = (

@@ -27,6 +27,7 @@ def changelog_source(decided: Decided) -> OperatorSpec | None:
     while below.operator is None and below.node.kind in _TRANSPARENT_NODES:
         (below,) = below.children
     if below.operator is not None and below.operator.spec is not None:
+        # Called for its check only: it raises if the operator cannot produce a changelog.
         _with_changelog(below.operator)
         return below.operator.spec if below.operator.spec.emits_updates else None
     if any(_emits_updates(operator) for operator in below.operators()):
@@ -70,6 +71,7 @@ def with_changelog_output(decided: Decided) -> Decided:
     Raises:
         Unsupported: the operator cannot emit its changes.
     """
+    # Operators further down produce changelogs for their own consumers, which were decided before this one.
     return _topmost(decided, _with_changelog)
 
 

@@ -52,8 +52,10 @@ def _unstable(expression: Expression) -> str | None:
         return _unstable_plan(plan)
     if not expression.children and expression.kind not in _LEAVES:
         return readable(expression)
+    # Operands pass their nondeterminism on; the innermost such expression is the one to name.
     if not expression.deterministic and all(child.deterministic for child in expression.children):
         return readable(expression)
+    # It has an operand, its precision, so the check of expressions without operands does not find it.
     if expression.kind == "CurrentTime":
         return readable(expression)
     if expression.kind == "AesEncrypt" and _has_random_vector(expression.children[4]):

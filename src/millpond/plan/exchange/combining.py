@@ -182,6 +182,7 @@ class Combination:
                 None if partial.condition is None else rewrite_expression(catalyst, partial.condition, column_of)
             )
             functions.append((function, catalyst.conjunction(first_copy, condition)))
+        # The maximum of booleans: true if at least one of the combined rows passes the filter.
         flags = [(catalyst.max_of(columns[position]), None) for position in self.flags]
         return [*functions, *flags, (catalyst.count([catalyst.literal(1)]), first_copy)]
 
@@ -208,6 +209,7 @@ class Combinations:
         Args:
             specs: the specs that slots run, by operator index.
         """
+        # Kept for the same specs: an answer takes many calls into the JVM, and a start asks several times.
         if self._specs != list(specs) and self._enabled():
             self._specs = list(specs)
             combinations = {}

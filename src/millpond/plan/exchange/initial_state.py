@@ -19,5 +19,6 @@ def initial_state(catalyst: Catalyst, reading: InitialReading, partitions: int) 
         reading: the reading of the initial state.
         partitions: the number of partitions of the operator's state.
     """
+    # The same hash and partitions as the operator's rows, so that a key's initial state is where its rows go.
     rows = project_input(catalyst, reading.node, reading.raw, reading.columns, reading.hash)
     return rows.repartitionById(partitions, F.expr(partition_of(partitions)))

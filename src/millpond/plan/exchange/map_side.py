@@ -100,6 +100,7 @@ class MapSides:
             hash_,
             "false",
         ]
+        # The strategy swaps one form for another, so all forms must have exactly the same column types.
         typed = [f"cast({sql} as {ddl(column.dataType)})" for sql, column in zip(results, fields, strict=True)]
         combined = Combined(
             keys=available[:keys],
@@ -123,6 +124,7 @@ def _strategy_missing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBa
 
 def partition_of(partitions: int) -> str:
     """Return SQL for the partition of a row's hash."""
+    # Must agree with `OperatorTask.partition_of`, by which slots find a row's partition.
     return f"cast(shiftright(shiftrightunsigned(__hash, {_TIME_BITS}) * {partitions}L, {KEY_GROUP_BITS}) as int)"
 
 
@@ -145,6 +147,7 @@ def exchanged(
     # A marker's hash is the lowest of its partition's range, so that the exchange sends it there.
     low = [-(-(p << KEY_GROUP_BITS) // partitions) << _TIME_BITS for p in range(partitions)]
     signed = [value - (1 << 64) if value >= 1 << 63 else value for value in low]
+    # In a micro-batch this is the batch's own time, the same in every attempt; slots compare it with the offset log.
     now = F.unix_millis(F.current_timestamp())
     markers = (rows_of or catalyst.rows)(signed, "low").select(
         *(F.lit(None).cast(f.dataType).alias(f.name) for f in sent.schema.fields[:-2]),

@@ -253,6 +253,7 @@ def _by_name(catalyst: Catalyst, columns: Sequence[Expression], node: Node) -> l
         (new, old)
         for new in node.output
         for old in below
+        # Ambiguous names are left out: they might prefetch other keys, to no use.
         if new.name == old.name and new.type == old.type and sum(same.name == new.name for same in below) == 1
     ]
     return _renamed(catalyst, columns, [new for new, _ in pairs], [old for _, old in pairs])

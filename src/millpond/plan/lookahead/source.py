@@ -146,4 +146,5 @@ def _rebased(catalyst: Catalyst, node: Node, rows: Node) -> Node:
     children = [_rebased(catalyst, child, rows) for child in node.children]
     if all(new is old for new, old in zip(children, node.children, strict=True)):
         return node
+    # A batch DataFrame has no watermark: its rows pass unchanged.
     return children[0] if node.kind == "EventTimeWatermark" else catalyst.with_children(node, children)

@@ -74,6 +74,7 @@ def read_groupings(reading: Reading, node: Node, groupings: list[tuple[str, Expr
             marked = WATERMARK_DELAY in metadata(grouping)
             reading.session = Session(position, Field(name, grouping.type), marked, constant_gap(node, grouping))
             raw = (reading.add_raw(grouping),)
+            # Each row travels with its own window; the operator merges windows that touch.
             reading.bounds = [InputColumn(bound, raw, sql) for bound, sql in reading.session.bounds]
             continue
         if not (closing and WATERMARK_DELAY in metadata(grouping)):
@@ -91,6 +92,7 @@ def read_groupings(reading: Reading, node: Node, groupings: list[tuple[str, Expr
         if assignment.windows.overlap == 1:  # otherwise all windows of a pane have to be in one partition
             hashed.append(name)
     reading.set_hash(hashed)
+    # Groups close by one time; the ends of a session and of a window would be two.
     if reading.session is not None and reading.time is not None:
         raise Unsupported(Reason("MP-EVENT-TIME", "sessions beside other event times"))
 
@@ -196,6 +198,7 @@ def read_map_groups(catalyst: Catalyst, node: Node, output_mode: str) -> Reading
     Raises:
         Unsupported: it cannot be called once for each group of a closed window.
     """
+    # A function over a whole group can be called only once, when its window has closed.
     if output_mode != "append":
         raise Unsupported(Reason("MP-MAP", "append mode"))
     (projection,) = node.children

@@ -65,6 +65,7 @@ def read_function(reading: Reading, expression: Expression) -> AggregateCall:
     if name is None:
         raise Unsupported(Reason("MP-FUNCTION", str(called.get("prettyName") or called.kind)))
     distinct = bool(expression.get("isDistinct"))
+    # COUNT(DISTINCT x) needs the values, not only whether they are null.
     reader = _EVERY_INPUT if distinct and name == "count" else READERS.get(name, _EVERY_INPUT)
     operands = reader.operands(aggregate)
     inputs = reader.inputs(reading, operands)

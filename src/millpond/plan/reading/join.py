@@ -190,6 +190,7 @@ def _set_times(
         for time in (reading.time, reading.late):
             if time is not None and parse_type(time.type).name not in ("timestamp", "struct"):
                 raise Unsupported(Reason("MP-INPUT-TYPE", f"{time.name} ({time.type}) as event time"))
+        # Without a time that orders the rows of a side, no row can expire.
         if reading.time is None:
             expiries[name] = None
 
@@ -214,6 +215,7 @@ def _split_condition(
     for part in parts:
         side = sides.of(part)
         if side is not None:
+            # Spark evaluates it before the exchange, and the slot gets one flag per row.
             readings[side].match_conditions.append(part)
         elif range_ is not None and range_.apply_bound(part):
             pass
@@ -276,5 +278,6 @@ def _output_lag(spec: JoinSpec) -> int:
     """Return the lag of the output's watermark behind the input's: that of the slower side's state."""
     sides = [spec.left] if spec.kind == "left_semi" and semi_join_is_one_sided() else [spec.left, spec.right]
     if any(side.expiry_cap_ms is not None for side in sides):
+        # A capped side keeps rows of any age, so the output may be as old.
         return _UNBOUNDED_LAG_MS
     return max([0, *(-side.expiry_ms for side in sides if side.expiry_ms is not None)])

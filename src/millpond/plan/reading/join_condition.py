@@ -39,6 +39,7 @@ class Sides:
     def of(self, expression: Expression) -> str | None:
         """Return the side that an expression refers to (`left` for constants); None if it refers to both."""
         ids = {part.expr_id for part in expression.walk() if part.kind == "AttributeReference"}
+        # Computed once for each row of a side, it could not differ from pair to pair.
         if not expression.deterministic:
             return None
         return LEFT if ids <= self.left else RIGHT if ids <= self.right else None
@@ -89,6 +90,7 @@ class TimeRange:
             return False
         bound = -difference.constant
         if order in ("<", "<="):
+            # Times are whole microseconds, so a strict bound equals a closed one a microsecond further.
             bound -= order == "<"
             self.latest = bound if self.latest is None else min(self.latest, bound)
         else:
@@ -109,6 +111,7 @@ class TimeRange:
                 return None
             return base._replace(constant=base.constant + interval.constant)
         if expression.kind == "SubtractTimestamps":
+            # The difference counts days, whose length depends on the time zone.
             left, right = (self._linear(child) for child in expression.children)
             if left is None or right is None or left.interval or right.interval or not self._fixed_days:
                 return None

@@ -50,6 +50,7 @@ def limits_of(node: Node, known: Limits) -> dict[int, int]:
             if source.kind == "AttributeReference" and result.expr_id in known:
                 below[source.expr_id] = min(known[result.expr_id], below.get(source.expr_id, known[result.expr_id]))
         return below
+    # Other nodes may merge or multiply rows, so a bound above them says nothing about rows below.
     return dict(known) if node.kind in ("SubqueryAlias", "View") else {}
 
 
@@ -194,6 +195,7 @@ def _read_rows(node: Node, needed: Needed) -> tuple[Reading, tuple[Field, ...], 
         descending = str(sort.get("direction").toString()) == "Descending"
         nulls_last = str(sort.get("nullOrdering").toString()) == "NullsLast"
         position = _position(columns, by)
+        # A column that sorts a second time decides nothing.
         if all(known.column != position for known in order):
             order.append(Order(position, descending, nulls_last))
     reading.set_hash([reading.inputs[position].field.name for position in keys])

@@ -188,6 +188,7 @@ def constant_gap(node: Node, window: Expression) -> int | None:
     if len(sums) != 1 or not sums[0].children[1].foldable:
         return None
     time, gap = sums[0].children[0], sums[0].children[1].interval
+    # Spark adds months and days by the calendar, so that their length depends on the row.
     if gap is None or gap.months or gap.days or gap.microseconds <= 0 or time.type != start.type:
         return None
     return gap.microseconds if any(time.semantic_equals(part) for part in start.walk()) else None

@@ -30,6 +30,7 @@ def fingerprint(catalyst: Catalyst, decision: Decision) -> str:
     through. The digest does not distinguish sources with equal columns, the code of user functions in Java, and
     constants that Spark abbreviates in a long list.
     """
+    # Nodes above these may change freely: they have no part in the state.
     texts = [_text(catalyst, Node(top.node.java.canonicalized())) for top in _topmost(decision.root)]
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:32]
 

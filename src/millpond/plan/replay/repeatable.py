@@ -39,6 +39,7 @@ def _search(decided: Decided, *, below: bool) -> str | None:
             return reason
         if is_lookup_join(node):
             return why_not_repeatable(node)
+    # Above the topmost operator, a repeated batch may compute other rows, but never other state.
     below = below or (decided.operator is not None and decided.operator.spec is not None)
     for expression in _computed(node, decided) if below else ():
         if not expression.deterministic:

@@ -142,6 +142,7 @@ def check_keys(
         held: the keys in the state, `__k0` ….
         values: the columns in the state, `__v0` ….
     """
+    # A schema has only the types of the keys, so their values are compared in all rows.
     keys = [f"__k{number}" for number in range(len(held))]
     equal_to_ours = _equal_columns(state, keys, held, [quoted(field.name) for field in spec.keys], spec.keys)
     if len(held) == len(ours) and all(equal_to_ours) and len(set().union(*equal_to_ours)) == len(ours):

@@ -285,6 +285,7 @@ def _deduplicated(
     held = _fields(state, "key")
     names = [field.name for field in held]
     if len(set(names)) == len(names) and {column.name for column in expected} == set(names):
+        # The order of the keys does not matter, as long as their names are distinct.
         expected.sort(key=lambda column: names.index(column.name))
     _compare(operator, "deduplicates by", [Field(column.name, column.type) for column in expected], held)
     if len(set(names)) < len(names):
@@ -346,6 +347,7 @@ def _joined(
             raise refused(operator, f"its state is of a format that has no {store}")
         state = read(store)
         values = _fields(state, "value")
+        # Only Spark's second format of join state records which rows have found a match.
         known = values and values[-1].name == "matched" and values[-1].type == "boolean"
         if not known and reading.spec.kind != "inner":
             raise refused(operator, "its state is of the first format, and does not say who has found a partner")
@@ -383,6 +385,7 @@ def _joined(
         fields = [Field(column.name, column.type) for column, _ in matched_columns]
         compare_times(operator, fields, ours, [theirs for _, theirs in matched_columns], times)
         check_rows(operator, flat, checks)
+        # Spark's columns take the identities of the query's, so that the query's own expressions apply to them.
         under = catalyst.project([*analyzed.output, *replacements], analyzed)
         projected = catalyst.dataframe(catalyst.project([*aliases, *analyzed.output], under))
         *others, hashed = columns

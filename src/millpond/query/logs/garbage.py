@@ -39,6 +39,7 @@ def _collect(query: StreamingQuery, files: FileSystem, generation: int, query_lo
     try:
         while not query.awaitTermination(INTERVAL_SECONDS):
             try:
+                # Spark may go back to any of these batches, so their versions have to stay.
                 planned = query_logs.retained()
                 removed = collector.collect(planned.stop - 1, planned.start)
             except FencedError:

@@ -104,6 +104,7 @@ class QueryLogs:
             if self.query_id() is None:
                 self._files.put(METADATA, [json.dumps({"id": str(uuid.uuid4())}).encode()], create=True)
 
+        # Two starts may choose an id at once: one creates the file, and both then read it.
         with suppress(AlreadyExistsError):
             with_retries(choose)
         if isinstance(self._files, LocalFiles):
@@ -257,6 +258,7 @@ class RollBack:
         """
         check_fence(self._state, self._generation)
         commit, planned = self._logs.read("commits", batch), self._logs.read("offsets", batch + 1)
+        # Written before anything is removed, so that the next start can undo an interrupted replay.
         record = _RollBack(
             again=batch,
             commit=commit.decode() if commit is not None else None,

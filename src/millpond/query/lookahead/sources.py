@@ -71,6 +71,7 @@ class Kafka:
             }
             for topic, parts in planned.items()
         }
+        # Lost records cost hints only; the query itself decides whether they are an error.
         reader = spark.read.format("kafka").options(**self._options).option("failOnDataLoss", "false")
         reader = reader.option("startingOffsets", json.dumps(start))
         ends = reader.load().groupBy("topic", "partition").agg(F.max("offset").alias("last")).collect()
@@ -78,6 +79,7 @@ class Kafka:
             return None
         end = {topic: dict(parts) for topic, parts in start.items()}
         for row in ends:
+            # The end offset is exclusive, the largest offset is that of the last record.
             end[row.topic][str(row.partition)] = row["last"] + 1
         self._returned = end
         return reader.option("endingOffsets", json.dumps(end)).load()
@@ -122,6 +124,7 @@ class Files:
         paths = (unquote(urlsplit(path).path) for path in reader.load(self._path).inputFiles())
         fresh = [path for path in paths if path not in self._known and path not in self._returned]
         if self._most:
+            # Spark's file source takes the oldest files first, by modification time.
             fresh = heapq.nsmallest(room, fresh, key=os.path.getmtime)
             self._returned.update(fresh)
         else:  # a batch takes all

@@ -45,6 +45,7 @@ class Counts:
     def add(self, progress: Any) -> None:
         """Count a batch (a `StreamingQueryProgress`), unless it was counted or no operator ran in it."""
         with self.lock:
+            # The listener may report a batch that was read from `recentProgress` already.
             if progress.batchId <= self._last_counted or observation_name(0) not in progress.observedMetrics:
                 return
             self._last_counted = progress.batchId

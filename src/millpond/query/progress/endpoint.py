@@ -174,4 +174,5 @@ def _release(endpoint: Endpoint) -> None:
             return
         for address in [address for address, other in _endpoints.items() if other is endpoint]:
             del _endpoints[address]
+        # Under the lock: a query that starts now must not get an endpoint whose port is being closed.
         endpoint.close()

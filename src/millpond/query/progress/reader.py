@@ -178,6 +178,7 @@ class ProgressReader:
         batches = []
         for version in reversed(versions):
             start, end = planned.get(version - 1, 0.0), committed.get(version - 1)
+            # A plan of an earlier run says nothing about how long this run's batch took.
             began = start if end is not None and start >= reader.claim.created else None
             seconds = None if began is None or end is None else end - began
             batches.append(BatchProgress(version - 1, seconds, self._known[generation, version], began))

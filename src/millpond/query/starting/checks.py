@@ -234,6 +234,7 @@ def check_writer(spark: SparkSession, option: Callable[[str], str | None]) -> No
             action="Set it to 2 or more (Spark's default is 100).",
         )
     application = spark.sparkContext.applicationId
+    # `local[N,F]` gives a task F attempts; `local[N]` gives it one.
     if spark.sparkContext.master.startswith("local[") and "," not in spark.sparkContext.master:
         if application not in _warned:
             log.warning(

@@ -43,6 +43,7 @@ def _watch(query: StreamingQuery, task: OperatorTask) -> None:
         if _WORKER_GONE in str(error):
             _log_lost_workers(task)
         return
+    # A stop does not wait for the last commit: if that fails, no batch is left to report it.
     deadline, when = (
         time.monotonic() + _WATCH_AFTER_STOP_SECONDS,
         "after its end, and its last batch would run once more",

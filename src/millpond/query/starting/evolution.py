@@ -249,6 +249,7 @@ def _keep_functions(old: OperatorSchema, new: OperatorSchema, spec: OperatorSpec
     for before, now in zip(old.functions, new.functions, strict=True):
         if before == now:
             continue
+        # By position, the function would go on with the values of another function.
         if now in old.functions:
             raise _RefusedError(f"{now} stands at another place than before (with 'evolve', it is followed there)")
         messages.append(f"{now} goes on with what was {before}")
@@ -272,6 +273,7 @@ def _match_functions(old: OperatorSchema, new: OperatorSchema, spec: OperatorSpe
         raise _RefusedError("functions of the user are called with all rows of a group")
     names = [call.get("field") if call.get("field") is not None else position for position, call in enumerate(calls)]
     matches = _match_by_call(old, new, spec)
+    # A removed function's number is not used again: a new function would read its old column.
     following = old.fields or len(calls)
     fields, messages = [], []
     for position, text in enumerate(new.functions):

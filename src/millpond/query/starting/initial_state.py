@@ -52,6 +52,7 @@ def write_initial(
     if not initials:
         return task
     delete_initial_state(files)  # remove initial state of interrupted starts: their runs are fenced
+    # File names carry the generation, so that files of two starts never mix.
     task = msgspec.structs.replace(task, initial=task.generation)
     for index, title, reading in initials:
         assert index is not None

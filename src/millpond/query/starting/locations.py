@@ -49,6 +49,7 @@ def runs_planned(spark: SparkSession, sink: str, path: str | None, batch: int) -
     if sink not in _SINKS_WITH_LOG or path is None:
         return False
     try:
+        # A file sink skips batches that its own log has, so whether it runs a batch depends on that log.
         names = [info.name for info in open_filesystem(Catalyst(spark).qualified(path)).list("_spark_metadata/")]
     except (MillpondError, OSError):  # a path that only Spark can read
         return False
@@ -90,6 +91,7 @@ def choose_checkpoint(spark: SparkSession, sink: str, name: str | None, given: s
         "no checkpointLocation: the query's progress and state are kept in %s and will not survive the query",
         temporary,
     )
+    # A query that fails keeps its checkpoint for a look at it, as Spark does; this is the last chance to delete it.
     Catalyst(spark).delete_at_exit(temporary)
     return CheckpointLocation(temporary, temporary=True)
 

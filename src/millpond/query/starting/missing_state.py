@@ -33,6 +33,7 @@ def missing_state_error(
     """
     operators = ", ".join(repr(operator.name) for operator in query.operators)
     done = f"Spark has committed {counted(query_logs.last('commits') + 1, 'batch', 'batches')} ({checkpoint_files.url})"
+    # The last run may have had its state at another place, which the checkpoint records.
     elsewhere = state_of_last_run(checkpoint_files)
     if elsewhere is not None and not same_place(join_url(elsewhere, _FOLDER), files.url):
         if _has_state(elsewhere):

@@ -15,6 +15,7 @@ log = logging.getLogger("millpond")
 
 def recovery_version(recovery: Recovery, query_logs: QueryLogs) -> int:
     """Return the version that a start goes on with: after the last batch that Spark has committed, or before it."""
+    # A planned batch implies that the batch before it was committed.
     committed = max(query_logs.last("commits"), query_logs.last("offsets") - 1)
     return committed + 1 if recovery.durable(committed + 1) else committed
 
@@ -51,6 +52,7 @@ def write_base_and_find_replays(
     planned = query_logs.last("offsets")
     committed = query_logs.next_batch - 1
     built_on, replays = [committed + 1], []
+    # Commits lag by at most one batch, so the version before has to be whole.
     if not recovery.durable(committed + 1):
         missing = recovery.missing(committed)
         if missing:

@@ -66,6 +66,7 @@ def _watch(query: StreamingQuery, directory: SlotDirectory, task: OperatorTask) 
     except Exception as error:  # the query failed, or the JVM is gone; either is reported elsewhere
         log.debug("the query has ended: %s", error)
     try:
+        # The store may be away: the slots try until the commits are durable or the run is fenced.
         while not release(task, _RELEASE_TIMEOUT_SECONDS):
             time.sleep(_RELEASE_PAUSE_SECONDS)
     finally:
@@ -86,6 +87,7 @@ def release(task: OperatorTask, timeout: float = DRAIN_SECONDS) -> bool:
     """
     try:
         drain(task, timeout, ended=True)
+    # A newer run has taken over: what this run has left must not become durable any more.
     except FencedError:
         return True
     except (MillpondError, OSError) as error:

@@ -121,6 +121,7 @@ class _Startup:
         self.catalyst = Catalyst(self.spark)
         self.checkpoint = self.catalyst.qualified(start.checkpoint)
         self.checkpoint_files = open_filesystem(self.checkpoint)
+        # All refusals come before `identify`, which writes the query's id into the checkpoint.
         check_fork(self.checkpoint, self.checkpoint_files)
         self.query_logs = QueryLogs(self.checkpoint_files)
         if self.spark.conf.get(VERIFY_METADATA, "true") == "true":
@@ -146,6 +147,7 @@ class _Startup:
         self.catalyst.stop_active_run(self.query_id)
         self.task = self._first_task()
         try:
+            # Commits that the run before has begun become durable here, so that fewer batches have to run again.
             drain(self.task)
         except MillpondError as error:
             log.warning("commits of an earlier run did not finish and will be repeated: %s", error)
@@ -154,14 +156,18 @@ class _Startup:
             end_slots_with_application(self.context, self.task)
         if runs_driver_python(self.context):
             start_slots(self.task)
+        # Only now: a run of this application that still went on might be writing these files.
         self.query_logs.delete_unfinished_entries()
+        # After the drain, since the earlier run may have committed a batch since the first check.
         self.schema_at_start = self._check_schema()
 
     def claim(self) -> None:
         """Claim the next generation: no earlier run of the query can commit from here on."""
         self._claim(from_scratch=self.schema_at_start.from_scratch)
         self.roll_back = RollBack(self.checkpoint_files, self.query_logs, self.files, self.task.generation)
+        # Only after the claim: starts of older generations are fenced, and restore nothing any more.
         self.roll_back.undo_interrupted()
+        # Compared after the replay: entries that appear meanwhile are those of an older run that still goes on.
         self.logged = self._logged()
         if self.schema_at_start.from_scratch and self.logged[0] >= 0:
             raise TransientError(
@@ -177,6 +183,7 @@ class _Startup:
         version = None
         schema_at_start = self.schema_at_start
         if not from_scratch:
+            # The schema is chosen for this version; writing the base fails if it is another one by then.
             version = recovery_version(self.recovery, self.query_logs)
             changed = self.settings.on_changed_state
             schema_at_start = write_evolved_schema(
@@ -204,6 +211,7 @@ class _Startup:
     def replay(self) -> None:
         """Make Spark run batches again whose state is not durable, without the sink."""
         first = self.replays[0] if self.replays else self.query_logs.next_batch
+        # Only the query's first batch reads the initial state.
         if first == 0:
             self.task = write_initial(self.catalyst, self.decision, self.task, self.files, self.start.session_settings)
         self._open_ahead(first)
@@ -268,6 +276,7 @@ class _Startup:
             self.owner.note(generation.number)
         self.recovery = Recovery(self.files, generation, operators=len(self.decision.specs), from_scratch=from_scratch)
         self.task = msgspec.structs.replace(self.task, generation=generation.number)
+        # If a later step fails, slots must not keep partitions of a run that never begins.
         self.undo.callback(release, self.task)
 
     def _logged(self) -> tuple[int, int]:
@@ -336,9 +345,12 @@ class _Startup:
         Raises:
             TransientError: the replay was stopped.
         """
+        # Spark's commit of this batch has to mean durable state, or the next start would have to repeat it.
         sync = msgspec.structs.replace(self.task.settings, commit_mode="sync")
         tasks = self._tasks(msgspec.structs.replace(self.task, settings=sync))
+        # In a copy of the session, so that the user's listeners do not see a batch twice.
         frame = self.catalyst.in_own_session(self._rewritten(tasks), self.start.session_settings)
+        # `once` runs the planned batch and no more; other triggers would go on with new data.
         query = (
             frame.writeStream.format("noop")
             .outputMode(self.decision.output_mode)

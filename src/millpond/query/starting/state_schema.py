@@ -115,6 +115,7 @@ def check_schema(
             committed batches that Spark's logs do not have.
         StateDamagedError: the state, or part of it, is missing.
     """
+    # A start that was interrupted in a replay has removed the commit of a batch that is done.
     nothing_done = query_logs.last("commits") < 0 and not is_rolled_back(checkpoint_files)
     try:
         number, query = _match_or_write(
@@ -126,6 +127,7 @@ def check_schema(
         _check_nothing_committed(files, checkpoint_files)
         log.warning("another query was started on this checkpoint and committed nothing: this one takes its place")
         return StartSchema(query, from_scratch=True)
+    # With a planned batch, state of that batch may be durable and is used.
     from_scratch = nothing_done and query_logs.last("offsets") < 0
     if from_scratch:
         _check_nothing_committed(files, checkpoint_files)

@@ -78,6 +78,7 @@ class AsyncRunningProcessor(RunningProcessor):
         def fired(at: int, key: Any, due: list[int]) -> Iterator[Any]:
             for time in due:
                 yield call(key=key, timerValues=times, expiredTimerInfo=ExpiredTimerInfo(time))
+                # After the call: while it runs, the processor still sees the timer.
                 handle.timers.remove(at, time)
 
         tasks = ((position, key, fired(position, key, due)) for position, (key, due) in enumerate(self._due(tables)))

@@ -61,6 +61,7 @@ def answer(connection: Connection, call: Call, running: RunningProcessor, place:
     output = running.call(call, tables)
     while (batch := _next_output(output, running, fetcher, place)) is not None:
         connection.send_table(batch)  # with its schema: requests since the last batch have sent another one
+    # After the output: the user's function may change state until its last row is taken.
     changes = running.changes()
     connection.send(Called([name for name, _ in changes]))
     for _, table in changes:

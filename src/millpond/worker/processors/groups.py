@@ -162,5 +162,6 @@ def _milliseconds(state: GroupState) -> int | None:
     if type(time) is not int:
         time = json.loads(state.json())["timeoutTimestamp"]
         time = int(time) if abs(time) < 1 << 63 else (1 << 63) - 1
+    # Java's long: larger numbers wrap around.
     wrapped = ((time + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63)
     return None if wrapped == GroupState.NO_TIMESTAMP else wrapped

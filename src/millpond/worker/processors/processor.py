@@ -171,6 +171,7 @@ class RunningProcessor:
                 results_of_key = iter(call(key=key, timerValues=times, expiredTimerInfo=ExpiredTimerInfo(time)))
                 while self._results.collect(results_of_key, key):
                     yield from self._output()
+                # After the call: while it runs, the processor still sees the timer.
                 handle.timers.remove(position, time)
             if self._results.enough:
                 yield from self._output()

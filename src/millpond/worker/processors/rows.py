@@ -235,6 +235,7 @@ class RowResults:
     def _batch(self, rows: list[Any]) -> pa.RecordBatch:
         if self._nested:
             return pa.RecordBatch.from_pylist(rows, schema=self._schema)
+        # Rows of one function nearly always have the same fields, which allows a conversion by column.
         names = [getattr(row, "__fields__", None) for row in rows]
         first = names[0]
         if first is None or {len(first)} != set(map(len, rows)) or names.count(first) < len(names):

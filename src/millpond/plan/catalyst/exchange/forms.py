@@ -128,6 +128,7 @@ def _strategy(catalyst: Catalyst) -> Any:
             if known is gateway:
                 return strategy
         strategy = _compiled(catalyst)
+        # Also a failure is kept: the same JVM would fail again.
         _strategies.append((gateway, strategy))
         return strategy
 

@@ -64,6 +64,7 @@ class Read:
         held = source.held
         if held is not None:
             at, key = source.current_key.position, self._key
+            # A loop: a fetch may bring only a part of what is missing.
             while at is not None and held.lacks(at, key):
                 yield Request([(held, at, key)])
         return self.now()

@@ -21,6 +21,7 @@ _MAX_BUCKETS = 1 << 15  # maximum number per map
 
 def bucket_of(hash_: int, stop: int) -> int:
     """Return the bucket of a key's hash, out of `stop` buckets."""
+    # Linear hashing: buckets at or beyond `stop` are not split yet, so their entries are in the lower half.
     number = hash_ & (2 * _level(stop) - 1)
     return number if number < stop else number & (_level(stop) - 1)
 

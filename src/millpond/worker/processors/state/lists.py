@@ -70,6 +70,7 @@ class ListVariable(PartedVariable, ListState):  # type: ignore[misc]
         if self.deleted:
             return
         cell = self._cell(doing)
+        # Copied: the user may append while iterating over the elements.
         values = tuple(cell.values)
         show = None if self._codec.plain else self._codec.to_user
         if cell.parted:

@@ -126,6 +126,7 @@ class MapVariable(PartedVariable, MapState):  # type: ignore[misc]
         identity, kept = self._identify(key, doing)
         cell = self._cell(doing)
         if type(cell) is Buckets:
+            # The removal is recorded, as the bucket with the entry may not have been fetched.
             cell.written[identity] = kept, None, 0
             self.changed.add(self._current_key.position)
         elif cell.pop(identity, None) is not None:

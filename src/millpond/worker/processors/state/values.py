@@ -246,6 +246,7 @@ def _array(dtype: DataType) -> Convert:
 
     def make(value: Any) -> Any:
         if isinstance(value, bytes | bytearray):
+            # Java's bytes are signed.
             value = np.frombuffer(value, np.int8).tolist()
         return [element(item) for item in value] if isinstance(value, list | tuple) else None
 
@@ -275,6 +276,7 @@ def _whole(bits: int) -> Convert:
     def make(value: Any) -> Any:
         if not isinstance(value, int) or isinstance(value, bool) or not -(1 << 63) <= value < 1 << 63:
             return None
+        # Two's complement, as the JVM narrows integers: bits that do not fit are lost.
         return ((int(value) + high) & (2 * high - 1)) - high
 
     return make
