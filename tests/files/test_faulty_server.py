@@ -68,12 +68,10 @@ def test_a_put_if_absent_whose_answer_is_lost_has_won(seaweedfs):
         assert files.get("claim") == b"first"
 
 
-def test_a_name_in_a_message_does_not_decide_the_error(seaweedfs):
+def test_a_name_in_a_message_does_not_decide_the_error():
     """Messages have the object's name; the word `range` in it says nothing of a range that is too long."""
-    with faulty(seaweedfs, 1, {"lost": 1.0}) as proxy, pointed_at(proxy.endpoint):
-        files = open_filesystem(f"s3://{BUCKET}/orange")
-        with pytest.raises(TransientError):
-            files.put("claim", [b"first"], create=True)
+    with pointed_at("http://127.0.0.1:9"), pytest.raises(TransientError, match="arranged/orange"):
+        open_filesystem(f"s3://{BUCKET}/arranged").get_range("orange", 0, 5)
 
 
 def test_a_conflict_is_not_taken_for_a_name_that_is_taken(seaweedfs):
