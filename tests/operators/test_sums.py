@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from millpond.errors import ArithmeticOverflowError
 from millpond.kernels.aggregate import fixed_point
-from millpond.operators.columns.encode import ALL
+from millpond.operators.columns.encode import ALL, Place
 from millpond.operators.protocol import Times
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.operators import OP, AggregateCall, EventTime, Field, Windows
@@ -250,11 +250,11 @@ def test_the_nearest_double(values: list[float], single: bool) -> None:
         with np.errstate(over="ignore"):
             values = [float(np.float32(v)) for v in values]
         values = [v for v in values if math.isfinite(v)] or [0.0]
-    words = np.zeros((1, width.words + 4), dtype=np.uint64)
+    words, place = np.zeros((1, width.words + 4), dtype=np.uint64), Place(0, 0, np.uint64(0))
     rows, signs = np.zeros(len(values), dtype=np.int64), np.ones(len(values), dtype=np.int8)
-    fixed_point.sum_floats(words, rows, 0, 0, *width, np.array(values), ALL, signs)
+    fixed_point.sum_floats(words, rows, 0, *place, ALL, np.array(values), signs, *width)
     out = np.empty(1)
     fixed_point.nearest(np.ascontiguousarray(words[:, : width.words]), width.base, out)
     assert same(float(out[0]), float_results(values)[0])
-    fixed_point.sum_floats(words, rows, 0, 0, *width, np.array(values[::-1]), ALL, -signs)
+    fixed_point.sum_floats(words, rows, 0, *place, ALL, np.array(values[::-1]), -signs, *width)
     assert not words.any()

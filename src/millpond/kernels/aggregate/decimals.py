@@ -10,8 +10,19 @@ import numpy as np
 from numba import boolean, types
 from numpy.typing import NDArray
 
+from millpond.kernels.aggregate.fold import (
+    Or,
+    StateColumn,
+    clear_null,
+    fold,
+    fold_checked,
+    fold_selecting,
+    is_null,
+    set_null,
+)
 from millpond.kernels.compiled import helper, inlined, kernel
-from millpond.kernels.memory import BYTES, BYTES_IN, HALF, I64, INTS_IN, LOW_HALF, U64, WORDS, WORDS_IN
+from millpond.kernels.memory import BYTES, BYTES_IN, HALF, I64, INTS_IN, LOW_HALF, U64, UINTS, WORDS, WORDS_IN
+from millpond.kernels.pointers import put_word, word
 
 Array = NDArray[Any]
 
@@ -41,103 +52,53 @@ def _signs(high: int) -> int:
     return LOW_HALF if high & _TOP else _ZERO
 
 
-@inlined
-def _add(words: Array, row: int, offset: int, low: int, high: int, limit_low: int, limit_high: int) -> bool:
+@helper
+def _add(row: int, column: StateColumn, low: int, high: int, limit_low: int, limit_high: int) -> bool:
     """Add to the sum of a row; False if it exceeds, or had exceeded, its precision."""
-    old_low = words[row, offset]
-    old_high = words[row, offset + 1]
+    old_low = word(row, column.offset)
+    old_high = word(row, column.offset + 1)
     # A sum that has overflowed stays so.
     if old_high == _TOP and old_low == _ZERO:
         return False
-    if high == _TOP and low == _ZERO:  # the added value is itself a sum that exceeded its precision
-        words[row, offset] = _ZERO
-        words[row, offset + 1] = _TOP
-        return False
     new_low = old_low + low
     new_high = old_high + high + (_ONE if new_low < low else _ZERO)
-    if ((old_high ^ new_high) & (high ^ new_high)) & _TOP or not _within(new_low, new_high, limit_low, limit_high):
-        words[row, offset] = _ZERO
-        words[row, offset + 1] = _TOP
-        return False
-    words[row, offset] = new_low
-    words[row, offset + 1] = new_high
-    return True
+    within = not ((old_high ^ new_high) & (high ^ new_high)) & _TOP and _within(
+        new_low, new_high, limit_low, limit_high
+    )
+    if high == _TOP and low == _ZERO:  # the added value is itself a sum that exceeded its precision
+        within = False
+    put_word(row, column.offset, new_low if within else _ZERO)
+    put_word(row, column.offset + 1, new_high if within else _TOP)
+    return within
 
 
-@kernel(boolean(WORDS, INTS_IN, I64, I64, I64, U64, INTS_IN, BYTES_IN, U64, U64))
-def sum_short(
-    words: Array,
-    rows: Array,
-    start: int,
-    offset: int,
-    null_word: int,
-    null_bit: int,
-    values: Array,
-    valid: Array,
-    limit_low: int,
-    limit_high: int,
-) -> bool:
+@fold_checked(INTS_IN, U64, U64)
+def sum_short(row: int, column: StateColumn, value: int, limit_low: int, limit_high: int) -> bool:
     """Add 64-bit decimals to 128-bit sums; a sum is null until the first value.
 
     Args:
-        words, rows, start, offset, null_word, null_bit, values, valid: as for `numeric`.
+        row, column: the row's address, and the state column.
+        value: the decimal.
         limit_low, limit_high: 10 to the power of the sum's precision; a sum that reaches it becomes `OVERFLOWN` for
             good.
 
     Returns:
         Whether all updated sums are within their precision.
     """
-    within = True
-    nullable = valid.size != 0
-    for i in range(rows.size):
-        if nullable and valid[start + i] == 0:
-            continue
-        row = rows[i]
-        value = values[start + i]
-        within &= _add(words, row, offset, np.uint64(value), np.uint64(value >> 63), limit_low, limit_high)
-        words[row, null_word] &= ~null_bit
-    return within
+    clear_null(row, column)
+    return _add(row, column, np.uint64(value), np.uint64(value >> 63), limit_low, limit_high)
 
 
-@kernel(boolean(WORDS, INTS_IN, I64, I64, I64, U64, WORDS_IN, BYTES_IN, U64, U64))
-def sum_long(
-    words: Array,
-    rows: Array,
-    start: int,
-    offset: int,
-    null_word: int,
-    null_bit: int,
-    values: Array,
-    valid: Array,
-    limit_low: int,
-    limit_high: int,
-) -> bool:
+@fold_checked(WORDS_IN, U64, U64)
+def sum_long(row: int, column: StateColumn, low: int, high: int, limit_low: int, limit_high: int) -> bool:
     """Add 128-bit decimals; see `sum_short`."""
-    within = True
-    nullable = valid.size != 0
-    for i in range(rows.size):
-        if nullable and valid[start + i] == 0:
-            continue
-        row = rows[i]
-        within &= _add(words, row, offset, values[start + i, 0], values[start + i, 1], limit_low, limit_high)
-        words[row, null_word] &= ~null_bit
-    return within
+    clear_null(row, column)
+    return _add(row, column, low, high, limit_low, limit_high)
 
 
-@kernel(types.void(WORDS, INTS_IN, I64, I64, I64, U64, WORDS_IN, WORDS_IN, BYTES_IN, U64, U64, U64))
+@fold(WORDS_IN, Or(UINTS, 0), U64, U64, U64)
 def sum_beyond(
-    words: Array,
-    rows: Array,
-    start: int,
-    offset: int,
-    null_word: int,
-    null_bit: int,
-    values: Array,
-    excesses: Array,
-    valid: Array,
-    limit_low: int,
-    limit_high: int,
-    batch: int,
+    row: int, column: StateColumn, low: int, high: int, value_excess: int, limit_low: int, limit_high: int, batch: int
 ) -> None:
     """Add 128-bit decimals to sums that may exceed their precision and return to it within a batch; see `sum_long`.
 
@@ -146,115 +107,64 @@ def sum_beyond(
     batch becomes `OVERFLOWN`.
 
     Args:
-        words, rows, start, offset, null_word, null_bit, values, valid, limit_low, limit_high: as for `sum_short`.
-        excesses: uint64[n, 1], the excesses of the values if these are such sums; else without rows.
+        row, column, low, high, limit_low, limit_high: as for `sum_long`.
+        value_excess: the value's excess if it is such a sum.
         batch: a number from 1 to 2³² − 1.
     """
-    nullable = valid.size != 0
-    sums = excesses.shape[0] != 0
-    for i in range(rows.size):
-        if nullable and valid[start + i] == 0:
-            continue
-        row = rows[i]
-        words[row, null_word] &= ~null_bit
-        old_low = words[row, offset]
-        old_high = words[row, offset + 1]
-        excess = words[row, offset + 2]
-        if excess == _ZERO and old_high == _TOP and old_low == _ZERO:
-            continue
-        low = values[start + i, 0]
-        high = values[start + i, 1]
-        other_excess = excesses[start + i, 0] if sums else _ZERO
-        # An excess of an earlier batch was final: its sum, and each sum that includes it, has overflowed.
-        stale = (excess != _ZERO and excess & LOW_HALF != batch) or (
-            other_excess != _ZERO and other_excess & LOW_HALF != batch
-        )
-        if stale or (sums and other_excess == _ZERO and high == _TOP and low == _ZERO):
-            words[row, offset] = _ZERO
-            words[row, offset + 1] = _TOP
-            words[row, offset + 2] = _ZERO
-            continue
-        new_low = old_low + low
-        carry = _ONE if new_low < low else _ZERO
-        new_high = old_high + high
-        above = _ONE if new_high < high else _ZERO
-        new_high += carry
-        above += _ONE if new_high < carry else _ZERO
-        above += excess >> HALF if excess != _ZERO else _signs(old_high)
-        above += other_excess >> HALF if other_excess != _ZERO else _signs(high)
-        above &= LOW_HALF
-        words[row, offset] = new_low
-        words[row, offset + 1] = new_high
-        if above == _signs(new_high) and _within(new_low, new_high, limit_low, limit_high):
-            words[row, offset + 2] = _ZERO
-        else:
-            words[row, offset + 2] = (above << HALF) | batch
+    clear_null(row, column)
+    old_low = word(row, column.offset)
+    old_high = word(row, column.offset + 1)
+    excess = word(row, column.offset + 2)
+    if excess == _ZERO and old_high == _TOP and old_low == _ZERO:
+        return
+    # An excess of an earlier batch was final: its sum, and each sum that includes it, has overflowed.
+    stale = (excess != _ZERO and excess & LOW_HALF != batch) or (
+        value_excess != _ZERO and value_excess & LOW_HALF != batch
+    )
+    if stale or (value_excess == _ZERO and high == _TOP and low == _ZERO):
+        put_word(row, column.offset, _ZERO)
+        put_word(row, column.offset + 1, _TOP)
+        put_word(row, column.offset + 2, _ZERO)
+        return
+    new_low = old_low + low
+    carry = _ONE if new_low < low else _ZERO
+    new_high = old_high + high
+    above = _ONE if new_high < high else _ZERO
+    new_high += carry
+    above += _ONE if new_high < carry else _ZERO
+    above += excess >> HALF if excess != _ZERO else _signs(old_high)
+    above += value_excess >> HALF if value_excess != _ZERO else _signs(high)
+    above &= LOW_HALF
+    put_word(row, column.offset, new_low)
+    put_word(row, column.offset + 1, new_high)
+    within = above == _signs(new_high) and _within(new_low, new_high, limit_low, limit_high)
+    put_word(row, column.offset + 2, _ZERO if within else (above << HALF) | batch)
 
 
-@kernel(types.void(WORDS, INTS_IN, I64, I64, I64, U64, WORDS_IN, BYTES_IN, boolean, boolean, BYTES))
-def extreme_pairs(
-    words: Array,
-    rows: Array,
-    start: int,
-    offset: int,
-    null_word: int,
-    null_bit: int,
-    values: Array,
-    valid: Array,
-    greatest: bool,
-    ties: bool,
-    won: Array,
-) -> None:
+@fold_selecting(WORDS_IN, boolean, boolean)
+def extreme_pairs(row: int, column: StateColumn, low: int, high: int, greatest: bool, ties: bool) -> bool:
     """Keep the least or greatest 128-bit integer; see `numeric.extreme_ints`."""
-    keep = ~null_bit
-    nullable = valid.size != 0
-    record = won.size != 0
-    for i in range(rows.size):
-        if record:
-            won[i] = 0
-        if nullable and valid[start + i] == 0:
-            continue
-        row = rows[i]
-        low = values[start + i, 0]
-        high = values[start + i, 1]
-        old_low = words[row, offset]
-        old_high = words[row, offset + 1]
-        more = np.int64(high) > np.int64(old_high) or (high == old_high and low > old_low)
-        equal = high == old_high and low == old_low
-        if (words[row, null_word] & null_bit) != 0 or (ties if equal else more == greatest):
-            words[row, offset] = low
-            words[row, offset + 1] = high
-            words[row, null_word] &= keep
-            if record:
-                won[i] = 1
+    old_low = word(row, column.offset)
+    old_high = word(row, column.offset + 1)
+    more = np.int64(high) > np.int64(old_high) or (high == old_high and low > old_low)
+    equal = high == old_high and low == old_low
+    wins = is_null(row, column) or (ties if equal else more == greatest)
+    if wins:
+        put_word(row, column.offset, low)
+        put_word(row, column.offset + 1, high)
+        clear_null(row, column)
+    return wins
 
 
-@kernel(types.void(WORDS, INTS_IN, I64, I64, I64, U64, WORDS_IN, BYTES_IN, BYTES_IN))
-def assign_pairs(
-    words: Array,
-    rows: Array,
-    start: int,
-    offset: int,
-    null_word: int,
-    null_bit: int,
-    values: Array,
-    valid: Array,
-    won: Array,
-) -> None:
+@fold(WORDS_IN, Or(BYTES_IN, 1))
+def assign_pairs(row: int, column: StateColumn, low: int, high: int, present: int) -> None:
     """Assign pairs of words; see `numeric.assign_words`."""
-    nullable = valid.size != 0
-    for i in range(rows.size):
-        if won[i] == 0:
-            continue
-        row = rows[i]
-        if nullable and valid[start + i] == 0:
-            words[row, offset] = _ZERO
-            words[row, offset + 1] = _ZERO
-            words[row, null_word] |= null_bit
-        else:
-            words[row, offset] = values[start + i, 0]
-            words[row, offset + 1] = values[start + i, 1]
-            words[row, null_word] &= ~null_bit
+    put_word(row, column.offset, low if present else _ZERO)
+    put_word(row, column.offset + 1, high if present else _ZERO)
+    if present:
+        clear_null(row, column)
+    else:
+        set_null(row, column)
 
 
 @inlined

@@ -13,8 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from millpond.kernels.aggregate.fold import fold
+from millpond.kernels.aggregate.retract import SIGNS
 from millpond.kernels.compiled import helper, kernel
-from millpond.kernels.memory import bits_float, float_bits
+from millpond.kernels.memory import FLOATS_IN, I64, bits_float, float_bits
+from millpond.kernels.pointers import put_word, word
 
 
 class Width(NamedTuple):
@@ -43,7 +46,7 @@ _63 = np.uint64(63)
 
 
 @helper
-def _add(words, row, offset, size, base, value):
+def _add(row, column, size, base, value):
     """Add a finite nonzero double."""
     bits = float_bits(value)
     exponent = np.int64((bits >> np.uint64(52)) & np.uint64(0x7FF))
@@ -60,8 +63,8 @@ def _add(words, row, offset, size, base, value):
     if bits >> _63 == _ZERO:
         for k in range(first, size):
             part = low if k == first else high  # the carry included
-            total = words[row, offset + k] + part
-            words[row, offset + k] = total
+            total = word(row, column.offset + k) + part
+            put_word(row, column.offset + k, total)
             carry = _ONE if total < part else _ZERO
             if k == first:
                 high += carry  # `high` has at most 53 bits, so this does not overflow
@@ -72,8 +75,8 @@ def _add(words, row, offset, size, base, value):
     else:
         for k in range(first, size):
             part = low if k == first else high
-            old = words[row, offset + k]
-            words[row, offset + k] = old - part
+            old = word(row, column.offset + k)
+            put_word(row, column.offset + k, old - part)
             carry = _ONE if old < part else _ZERO
             if k == first:
                 high += carry
@@ -83,35 +86,30 @@ def _add(words, row, offset, size, base, value):
                     break
 
 
-@kernel(
-    "void(uint64[:, ::1], int64[::1], int64, int64, int64, int64, Array(float64, 1, 'C', readonly=True),"
-    "Array(uint8, 1, 'C', readonly=True), int8[::1])"
-)
-def sum_floats(words, rows, start, offset, size, base, values, valid, signs):
+@helper
+def _count(row, index, sign):
+    put_word(row, index, word(row, index) + np.uint64(np.int64(sign)))
+
+
+@fold(FLOATS_IN, SIGNS, I64, I64)
+def sum_floats(row, column, value, sign, size, base):
     """Add or retract doubles.
 
     Args:
-        words, rows: the table's rows, and the row ids of the block.
-        start: first row of the block in the batch.
-        offset: first word of a sum; the numbers of values, NaNs, ∞ and −∞ follow it.
+        row, column: the row's address, and the first word of the sum; the numbers of values, NaNs, ∞ and −∞ follow it.
+        value, sign: the double; a sign of −1 retracts it.
         size, base: the `Width`.
-        values, valid, signs: of the whole batch; a sign of −1 retracts.
     """
-    for i in range(len(rows)):
-        if len(valid) != 0 and valid[start + i] == 0:
-            continue
-        row = rows[i]
-        sign = np.int64(signs[start + i])
-        value = values[start + i]
-        words[row, offset + size] += np.uint64(sign)
-        if value != value:
-            words[row, offset + size + 1] += np.uint64(sign)
-        elif value == np.inf:
-            words[row, offset + size + 2] += np.uint64(sign)
-        elif value == -np.inf:
-            words[row, offset + size + 3] += np.uint64(sign)
-        elif value != 0.0:
-            _add(words, row, offset, size, base, value if sign > 0 else -value)
+    counts = column.offset + size
+    _count(row, counts, sign)
+    if value != value:
+        _count(row, counts + 1, sign)
+    elif value == np.inf:
+        _count(row, counts + 2, sign)
+    elif value == -np.inf:
+        _count(row, counts + 3, sign)
+    elif value != 0.0:
+        _add(row, column, size, base, value if sign > 0 else -value)
 
 
 @helper

@@ -15,47 +15,51 @@ from typing import Any
 from numba import types
 from numpy.typing import NDArray
 
-from millpond.kernels.compiled import kernel
-from millpond.kernels.memory import BYTES_IN, FLOATS_IN, I64, INTS_IN, WORDS, WORDS_IN, bits_float, float_bits
+from millpond.kernels.aggregate.fold import StateColumn, fold
+from millpond.kernels.compiled import helper, kernel
+from millpond.kernels.memory import FLOATS_IN, I64, INTS_IN, WORDS, WORDS_IN, bits_float, float_bits
+from millpond.kernels.pointers import put_word, word
 
 Array = NDArray[Any]
 
 
-@kernel(types.void(WORDS, INTS_IN, I64, I64, I64, FLOATS_IN, BYTES_IN))
-def moments(words: Array, rows: Array, start: int, offset: int, order: int, values: Array, valid: Array) -> None:
-    """Add the values of a block, one after another.
+@helper
+def _get(row: int, column: StateColumn, k: int) -> float:
+    return bits_float(word(row, column.offset + k))
+
+
+@helper
+def _put(row: int, column: StateColumn, k: int, value: float) -> None:
+    put_word(row, column.offset + k, float_bits(value))
+
+
+@fold(FLOATS_IN, I64)
+def moments(row: int, column: StateColumn, value: float, order: int) -> None:
+    """Add values one after another.
 
     Args:
-        words: the slab of rows.
-        rows: row ids of the block.
-        start: first row of the block in the batch.
-        offset: first word of the state.
+        row, column: the row's address, and the first word of the state.
+        value: the value.
         order: highest power, 2 to 4.
-        values, valid: of the whole batch; an empty `valid` means that all rows are valid.
     """
-    nullable = valid.size != 0
-    for i in range(rows.size):
-        if nullable and valid[start + i] == 0:
-            continue
-        row = rows[i]
-        count = bits_float(words[row, offset]) + 1.0
-        mean = bits_float(words[row, offset + 1])
-        delta = values[start + i] - mean
-        step = delta / count
-        squares = bits_float(words[row, offset + 2]) + delta * (delta - step)
-        words[row, offset] = float_bits(count)
-        words[row, offset + 1] = float_bits(mean + step)
-        words[row, offset + 2] = float_bits(squares)
-        if order < 3:
-            continue
-        delta2 = delta * delta
-        step2 = step * step
-        cubes = bits_float(words[row, offset + 3]) - 3.0 * step * squares + delta * (delta2 - step2)
-        words[row, offset + 3] = float_bits(cubes)
-        if order < 4:
-            continue
-        fourths = bits_float(words[row, offset + 4]) - 4.0 * step * cubes - 6.0 * step2 * squares
-        words[row, offset + 4] = float_bits(fourths + delta * (delta * delta2 - step * step2))
+    count = _get(row, column, 0) + 1.0
+    mean = _get(row, column, 1)
+    delta = value - mean
+    step = delta / count
+    squares = _get(row, column, 2) + delta * (delta - step)
+    _put(row, column, 0, count)
+    _put(row, column, 1, mean + step)
+    _put(row, column, 2, squares)
+    if order < 3:
+        return
+    delta2 = delta * delta
+    step2 = step * step
+    cubes = _get(row, column, 3) - 3.0 * step * squares + delta * (delta2 - step2)
+    _put(row, column, 3, cubes)
+    if order < 4:
+        return
+    fourths = _get(row, column, 4) - 4.0 * step * cubes - 6.0 * step2 * squares
+    _put(row, column, 4, fourths + delta * (delta * delta2 - step * step2))
 
 
 @kernel(types.void(WORDS, INTS_IN, I64, I64, WORDS_IN))
@@ -93,41 +97,32 @@ def combine_moments(words: Array, rows: Array, offset: int, order: int, others: 
         words[row, offset + 4] = float_bits(fourths + 4.0 * step * (n1 * cubes2 - n2 * cubes1))
 
 
-@kernel(types.void(WORDS, INTS_IN, I64, I64, I64, FLOATS_IN, FLOATS_IN, BYTES_IN))
-def comoments(
-    words: Array, rows: Array, start: int, offset: int, width: int, xs: Array, ys: Array, valid: Array
-) -> None:
-    """Add the pairs of a block, one after another.
+@fold(FLOATS_IN, FLOATS_IN, I64)
+def comoments(row: int, column: StateColumn, x: float, y: float, width: int) -> None:
+    """Add pairs one after another.
 
     The state consists of the count, the means of x and y, and the sum of products of deviations. With a fifth word it
     has the sum of squared deviations of x by the formula of `moments`; with a sixth the sums for x and for y.
 
     Args:
-        words, rows, start, offset, valid: as for `moments`.
+        row, column: as for `moments`.
+        x, y: the pair.
         width: words of the state, 4 to 6.
-        xs, ys: of the whole batch.
     """
-    nullable = valid.size != 0
-    for i in range(rows.size):
-        if nullable and valid[start + i] == 0:
-            continue
-        row = rows[i]
-        count = bits_float(words[row, offset]) + 1.0
-        x = xs[start + i]
-        y = ys[start + i]
-        dx = x - bits_float(words[row, offset + 1])
-        dy = y - bits_float(words[row, offset + 2])
-        mean_x = bits_float(words[row, offset + 1]) + dx / count
-        mean_y = bits_float(words[row, offset + 2]) + dy / count
-        words[row, offset] = float_bits(count)
-        words[row, offset + 1] = float_bits(mean_x)
-        words[row, offset + 2] = float_bits(mean_y)
-        words[row, offset + 3] = float_bits(bits_float(words[row, offset + 3]) + dx * (y - mean_y))
-        if width == 5:
-            words[row, offset + 4] = float_bits(bits_float(words[row, offset + 4]) + dx * (dx - dx / count))
-        elif width == 6:
-            words[row, offset + 4] = float_bits(bits_float(words[row, offset + 4]) + dx * (x - mean_x))
-            words[row, offset + 5] = float_bits(bits_float(words[row, offset + 5]) + dy * (y - mean_y))
+    count = _get(row, column, 0) + 1.0
+    dx = x - _get(row, column, 1)
+    dy = y - _get(row, column, 2)
+    mean_x = _get(row, column, 1) + dx / count
+    mean_y = _get(row, column, 2) + dy / count
+    _put(row, column, 0, count)
+    _put(row, column, 1, mean_x)
+    _put(row, column, 2, mean_y)
+    _put(row, column, 3, _get(row, column, 3) + dx * (y - mean_y))
+    if width == 5:
+        _put(row, column, 4, _get(row, column, 4) + dx * (dx - dx / count))
+    elif width == 6:
+        _put(row, column, 4, _get(row, column, 4) + dx * (x - mean_x))
+        _put(row, column, 5, _get(row, column, 5) + dy * (y - mean_y))
 
 
 @kernel(types.void(WORDS, INTS_IN, I64, I64, WORDS_IN))

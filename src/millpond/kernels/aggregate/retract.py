@@ -5,66 +5,57 @@
 from __future__ import annotations
 
 import numpy as np
+from numba import types
 
+from millpond.kernels.aggregate.fold import fold
 from millpond.kernels.compiled import helper, kernel
+from millpond.kernels.memory import INTS_IN, WORDS_IN
+from millpond.kernels.pointers import put_word, word
 
-_FIRST = "void(uint64[:, ::1], int64[::1], int64, int64, "
-_REST = "Array(uint8, 1, 'C', readonly=True), int8[::1])"
+SIGNS = types.Array(types.int8, 1, "C")
+"""1 or −1 for every row of the batch."""
 
 
-@kernel(_FIRST + _REST)
-def count(words, rows, start, offset, valid, signs):
-    """Add each row's sign to a count; `valid` (empty: all) selects the rows."""
-    for i in range(len(rows)):
-        if len(valid) == 0 or valid[start + i] != 0:
-            words[rows[i], offset] += np.uint64(np.int64(signs[start + i]))
+@fold(SIGNS)
+def count(row, column, sign):
+    """Add each row's sign to a count."""
+    put_word(row, column.offset, word(row, column.offset) + np.uint64(np.int64(sign)))
 
 
 @helper
-def _add(words, row, offset, limbs, low, high, sign):
-    """Add a signed 128-bit number to a sum of `limbs` words."""
+def _add(row, column, limbs, low, high, sign):
+    """Add a signed 128-bit number to a sum of `limbs` words, and its sign to the number of values in the next word."""
     above = np.uint64(np.int64(high) >> 63)
     carry = np.uint64(0)
+    count = word(row, column.offset + limbs)
+    put_word(row, column.offset + limbs, count + np.uint64(np.int64(sign)))
     if sign < 0:
         low, high, above, carry = ~low, ~high, ~above, np.uint64(1)
     for k in range(limbs):
         part = low if k == 0 else high if k == 1 else above
-        old = words[row, offset + k]
-        total = old + part
+        total = word(row, column.offset + k) + part
         over = np.uint64(1) if total < part else np.uint64(0)
-        words[row, offset + k] = total + carry
+        put_word(row, column.offset + k, total + carry)
         carry = over + (np.uint64(1) if total + carry < carry else np.uint64(0))
 
 
-@kernel(_FIRST + "Array(int64, 1, 'C', readonly=True), " + _REST)
-def sum_words(words, rows, start, offset, values, valid, signs):
+@fold(INTS_IN, SIGNS)
+def sum_words(row, column, value, sign):
     """Add or retract integers: a 128-bit sum in two words, the number of values in the third."""
-    for i in range(len(rows)):
-        if len(valid) != 0 and valid[start + i] == 0:
-            continue
-        sign = np.int64(signs[start + i])
-        _add(words, rows[i], offset, 2, np.uint64(values[start + i]), np.uint64(values[start + i] >> 63), sign)
-        words[rows[i], offset + 2] += np.uint64(sign)
+    _add(row, column, 2, np.uint64(value), np.uint64(value >> 63), sign)
 
 
-@kernel(_FIRST + "Array(int64, 1, 'C', readonly=True), " + _REST)
-def bit_xor(words, rows, start, offset, values, valid, signs):
-    """Combine bits by exclusive or, which is its own inverse; the number of values is in the second word."""
-    for i in range(len(rows)):
-        if len(valid) == 0 or valid[start + i] != 0:
-            words[rows[i], offset] ^= np.uint64(values[start + i])
-            words[rows[i], offset + 1] += np.uint64(np.int64(signs[start + i]))
-
-
-@kernel(_FIRST + "Array(uint64, 2, 'C', readonly=True), " + _REST)
-def sum_pairs(words, rows, start, offset, values, valid, signs):
+@fold(WORDS_IN, SIGNS)
+def sum_pairs(row, column, low, high, sign):
     """Add or retract 128-bit numbers: a 192-bit sum in three words, the number of values in the fourth."""
-    for i in range(len(rows)):
-        if len(valid) != 0 and valid[start + i] == 0:
-            continue
-        sign = np.int64(signs[start + i])
-        _add(words, rows[i], offset, 3, values[start + i, 0], values[start + i, 1], sign)
-        words[rows[i], offset + 3] += np.uint64(sign)
+    _add(row, column, 3, low, high, sign)
+
+
+@fold(INTS_IN, SIGNS)
+def bit_xor(row, column, value, sign):
+    """Combine bits by exclusive or, which is its own inverse; the number of values is in the second word."""
+    put_word(row, column.offset, word(row, column.offset) ^ np.uint64(value))
+    put_word(row, column.offset + 1, word(row, column.offset + 1) + np.uint64(np.int64(sign)))
 
 
 @kernel("void(uint64[:, ::1], int64[::1], int64, uint64[:, ::1])")

@@ -92,7 +92,7 @@ class GroupChangelog:
         """
         if self._changes:
             self.snapshot(table, rows, version)
-        retract.count(table.words, rows, start, self._rows.offset, ALL, signs)
+        retract.count(table.words, rows, start, *self._rows, ALL, signs)
 
     def snapshot(self, table: Writable, rows: NDArray[np.int64], version: int) -> None:
         """Copy the groups' state from before the batch, unless the batch has done so."""

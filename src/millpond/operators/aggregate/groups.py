@@ -347,8 +347,7 @@ class _Side:
         rows, created = self._table.upsert(Rows(self._rows.words[low:high], self._rows.heap), version, touch="created")
         new = created.view(np.uint8)
         place = self._keyed.values[0]
-        null_place = (place.offset, place.null_word, place.null_bit)
-        numeric.assign_words(self._table.words, rows, 0, *null_place, self._groups[low:high], ALL, new)
+        numeric.assign_words(self._table.words, rows, 0, *place, new, self._groups[low:high], ALL)
         block = slice(start, stop) if selected is None else selected[low:high]
         if len(self.masks) == 1:
             self.masks[self.distinct.filters[0]][block] = new

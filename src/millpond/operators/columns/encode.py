@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,8 +42,7 @@ class Operand(NamedTuple):
     array: pa.Array | None = None
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """The position of a column in a row: its first word, and the word and bit of its null flag."""
 
     offset: int
@@ -272,7 +270,7 @@ def put_columns(
     heaps: list[Bytes] = [heap] if len(heap) else []
     base = len(heap)
     for leaf, place in zip(leaves, places, strict=True):
-        place_args = (words, place.offset, place.null_word, place.null_bit)
+        place_args = (words, *place)
         machine = leaf.dtype.machine
         if leaf.array is None:
             arrow_words.put_ints(*place_args, np.zeros(count, dtype=np.int64), leaf.valid)

@@ -147,8 +147,7 @@ class SumInts(Accumulator):
     def _add(
         self, table: Writable, rows: NDArray[np.int64], start: int, values: NDArray[np.int64], valid: Mask
     ) -> None:
-        place = self.places[0]
-        kernel_args = (table.words, rows, start, place.offset, place.null_word, place.null_bit, values, valid)
+        kernel_args = (table.words, rows, start, *self.places[0], valid, values)
         if not self.ansi:
             numeric.sum_ints(*kernel_args)
         elif not numeric.sum_ints_checked(*kernel_args):
@@ -177,15 +176,14 @@ class TrySumInts(SumInts):
         self._batch = np.uint64(1 + version % (2**32 - 1))
 
     def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
-        place = self.places[0]
-        kernel_args = (table.words, rows, start, place.offset, place.null_word, place.null_bit)
-        numeric.try_sum_ints(*kernel_args, self._values, _NO_EXCESSES, self._valid, self._batch)
+        kernel_args = (table.words, rows, start, *self.places[0], self._valid)
+        numeric.try_sum_ints(*kernel_args, self._values, _NO_EXCESSES, self._batch)
 
     def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         place = self.places[0]
-        kernel_args = (table.words, rows, 0, place.offset, place.null_word, place.null_bit)
+        kernel_args = (table.words, rows, 0, *place, not_null(source, place))
         sums, excesses = (ints(source, place_.offset) for place_ in self.places)
-        numeric.try_sum_ints(*kernel_args, sums, excesses, not_null(source, place), self._batch)
+        numeric.try_sum_ints(*kernel_args, sums, excesses, self._batch)
 
     def result(self, rows: Rows) -> pa.Array:
         sums, excesses = (ints(rows, place.offset) for place in self.places)
@@ -203,9 +201,7 @@ class Bits(SumInts):
     def _add(
         self, table: Writable, rows: NDArray[np.int64], start: int, values: NDArray[np.int64], valid: Mask
     ) -> None:
-        place = self.places[0]
-        kernel_args = (table.words, rows, start, place.offset, place.null_word, place.null_bit, values, valid)
-        numeric.combine_bits(*kernel_args, self._operation)
+        numeric.combine_bits(table.words, rows, start, *self.places[0], valid, values, self._operation)
 
 
 class SumFloats(Accumulator):
@@ -226,8 +222,7 @@ class SumFloats(Accumulator):
     def _add(
         self, table: Writable, rows: NDArray[np.int64], start: int, values: NDArray[np.float64], valid: Mask
     ) -> None:
-        place = self.places[0]
-        numeric.sum_floats(table.words, rows, start, place.offset, place.null_word, place.null_bit, values, valid)
+        numeric.sum_floats(table.words, rows, start, *self.places[0], valid, values)
 
     def result(self, rows: Rows) -> pa.Array:
         place = self.places[0]
@@ -240,8 +235,7 @@ class Product(SumFloats):
     def _add(
         self, table: Writable, rows: NDArray[np.int64], start: int, values: NDArray[np.float64], valid: Mask
     ) -> None:
-        place = self.places[0]
-        numeric.multiply_floats(table.words, rows, start, place.offset, place.null_word, place.null_bit, values, valid)
+        numeric.multiply_floats(table.words, rows, start, *self.places[0], valid, values)
 
 
 class Average(SumFloats):
@@ -284,5 +278,4 @@ def count_valid(table: Writable, rows: NDArray[np.int64], start: int, place: Pla
 
 def add_counts(table: Writable, rows: NDArray[np.int64], source: Rows, place: Place) -> None:
     """Add the counts of other rows of the table's layout."""
-    counts = ints(source, place.offset)
-    numeric.sum_ints(table.words, rows, 0, place.offset, place.null_word, place.null_bit, counts, ALL)
+    numeric.sum_ints(table.words, rows, 0, *place, ALL, ints(source, place.offset))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from millpond.stores.protocol import Writable
 
 _DIGITS = 38
-_NO_WORDS: Words = np.empty((0, 1), dtype=np.uint64)
+_NO_EXCESSES: Words = np.empty(0, dtype=np.uint64)
 
 
 class SumDecimals(Accumulator):
@@ -54,24 +54,23 @@ class SumDecimals(Accumulator):
         self._valid = and_masks(counts, operands[0].valid)
 
     def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
-        self._add(table, rows, start, self._values, _NO_WORDS, self._valid)
+        self._add(table, rows, start, self._values, _NO_EXCESSES, self._valid)
 
     def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         place = self.places[0]
-        excesses = np.ascontiguousarray(source.words[:, [self.places[1].offset]]) if self._may_return else _NO_WORDS
+        excesses = source.words[:, self.places[1].offset].copy() if self._may_return else _NO_EXCESSES
         self._add(table, rows, 0, wide(source, place.offset), excesses, not_null(source, place))
 
     def _add(
         self, table: Writable, rows: NDArray[np.int64], start: int, values: NDArray[Any], excesses: Words, valid: Mask
     ) -> None:
-        place = self.places[0]
-        kernel_args = (table.words, rows, start, place.offset, place.null_word, place.null_bit, values)
+        kernel_args = (table.words, rows, start, *self.places[0], valid, values)
         if self._may_return:
-            decimals.sum_beyond(*kernel_args, excesses, valid, *self._limit, self._batch)
+            decimals.sum_beyond(*kernel_args, excesses, *self._limit, self._batch)
         elif values.ndim == 2:
-            decimals.sum_long(*kernel_args, valid, *self._limit)
+            decimals.sum_long(*kernel_args, *self._limit)
         else:
-            decimals.sum_short(*kernel_args, valid, *self._limit)
+            decimals.sum_short(*kernel_args, *self._limit)
 
     def result(self, rows: Rows) -> pa.Array:
         valid = and_masks(not_null(rows, self.places[0]), self._within(rows).view(np.uint8))

@@ -110,7 +110,7 @@ class Moments(Statistic):
 
     def _add(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
         (values,) = self._values
-        moments.moments(table.words, rows, start, self.places[0].offset, self._order, values, self._valid)
+        moments.moments(table.words, rows, start, *self.places[0], self._valid, values, self._order)
 
     def _products(self, *values: Doubles) -> list[Doubles]:
         (x,) = values
@@ -185,7 +185,7 @@ class CoMoments(Statistic):
         super().__init__(call, inputs, self.width)
 
     def _add(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
-        moments.comoments(table.words, rows, start, self.places[0].offset, self.width, *self._values, self._valid)
+        moments.comoments(table.words, rows, start, *self.places[0], self._valid, *self._values, self.width)
 
     def _products(self, *values: Doubles) -> list[Doubles]:
         x, y = values

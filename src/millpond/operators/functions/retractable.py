@@ -51,7 +51,7 @@ class RetractableCount(Retractable):
         self._counts = counts
 
     def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
-        retract.count(table.words, rows, start, self.places[0].offset, self._counts, self.signs)
+        retract.count(table.words, rows, start, *self.places[0], self._counts, self.signs)
 
     def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         _add(table, rows, self.places[0].offset, source.words[:, self.places[0].offset])
@@ -77,7 +77,7 @@ class RetractableBitXor(Retractable):
         self._valid = and_masks(counts, operands[0].valid)
 
     def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
-        retract.bit_xor(table.words, rows, start, self.places[0].offset, self._values, self._valid, self.signs)
+        retract.bit_xor(table.words, rows, start, *self.places[0], self._valid, self._values, self.signs)
 
     def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         bits, numbers = (place.offset for place in self.places)
@@ -121,7 +121,7 @@ class _RetractableIntSum(_RetractableSum):
         super().__init__(call, inputs, 2)
 
     def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
-        retract.sum_words(table.words, rows, start, self.places[0].offset, self._values, self._valid, self.signs)
+        retract.sum_words(table.words, rows, start, *self.places[0], self._valid, self._values, self.signs)
 
 
 class RetractableSumInts(_RetractableIntSum):
@@ -166,7 +166,7 @@ class RetractableSumDecimals(_RetractableSum):
             self._values = widen(self._values)
 
     def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
-        retract.sum_pairs(table.words, rows, start, self.places[0].offset, self._values, self._valid, self.signs)
+        retract.sum_pairs(table.words, rows, start, *self.places[0], self._valid, self._values, self.signs)
 
     def result(self, rows: Rows) -> pa.Array:
         sums, fits = self._checked(rows)
@@ -206,8 +206,8 @@ class RetractableSumFloats(_RetractableSum):
         self._values = self._values.astype(np.float64, copy=False)
 
     def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
-        kernel_args = (table.words, rows, start, self.places[0].offset, *self._width)
-        fixed_point.sum_floats(*kernel_args, self._values, self._valid, self.signs)
+        kernel_args = (table.words, rows, start, *self.places[0], self._valid)
+        fixed_point.sum_floats(*kernel_args, self._values, self.signs, *self._width)
 
     def result(self, rows: Rows) -> pa.Array:
         return to_arrow(self._totals(rows), (self._value_counts(rows) != 0).view(np.uint8), self.type)

@@ -61,18 +61,16 @@ class ValueColumn:
             ties: whether an equal value replaces the current one.
             won: set to 1 for every row of the block that won at its turn, else to 0; not filled if empty.
         """
-        place, values = self.place, column.values
-        value_args = (place.offset, place.null_word, place.null_bit, values)
-        machine = self._machine
+        place, values, machine = self.place, column.values, self._machine
         if machine == "bytes":
             count = byte_values.extreme_bytes(
-                *(table.words, table.heap.data, rows, start, *value_args, column.heap, valid, greatest, ties, won),
+                *(table.words, table.heap.data, rows, start, *place, values, column.heap, valid, greatest, ties, won),
                 *(self._scratch, self._rows, self._positions),
             )
             self._write(table, count, column, ALL)
             return
         kernel = {"int": numeric.extreme_ints, "float": numeric.extreme_floats, "wide": decimals.extreme_pairs}
-        kernel[machine or "int"](table.words, rows, start, *value_args, valid, greatest, ties, won)
+        kernel[machine or "int"](table.words, rows, start, *place, valid, values, greatest, ties, won)
 
     def assign(self, table: Writable, rows: NDArray[np.int64], start: int, column: Operand, won: Mask) -> None:
         """Assign each key the value, or null, of its last row in the block that has won.
@@ -94,8 +92,8 @@ class ValueColumn:
             return
         values = column.values if machine == "wide" else column.values.view(np.int64)
         kernel = decimals.assign_pairs if machine == "wide" else numeric.assign_words
-        place_args = (place.offset, place.null_word, place.null_bit)
-        kernel(table.words, rows, start, *place_args, values, column.valid, won)
+        block = slice(start, start + len(rows))
+        kernel(table.words, rows, 0, *place, won, values[block], column.valid[block])
 
     def read(self, source: Rows) -> Operand:
         """Return the column in rows of the table's layout."""
@@ -238,7 +236,7 @@ class First(_SelectedValue):
     def _keep_winners(
         self, table: Writable, rows: NDArray[np.int64], start: int, column: Operand, counts: Mask
     ) -> None:
-        numeric.first_rows(table.words, rows, start, self.places[1].offset, counts, self._won)
+        numeric.select_first(table.words, rows, start, *self.places[1], counts, self._won)
         self._value.assign(table, rows, start, column, self._won)
 
 

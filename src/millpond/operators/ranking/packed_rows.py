@@ -96,7 +96,7 @@ class PackedRows:
 
     def _put(self, words: Words, leaf: Leaf, place: Place, heaps: list[Bytes], base: int) -> int:
         """Write a column, and return the number of bytes that it adds to the heap."""
-        place_args = (words, place.offset, place.null_word, place.null_bit)
+        place_args = (words, *place)
         machine = leaf.dtype.machine
         if leaf.array is None:
             arrow_words.put_ints(*place_args, np.zeros(len(words), dtype=np.int64), leaf.valid)
