@@ -94,6 +94,20 @@ def test_what_is_on_disk_is_loaded(tmp_path: Path) -> None:
     assert "data loaded from" in said
 
 
+FOLD = """
+from millpond.kernels.aggregate import numeric
+numeric.sum_ints.prepare()
+"""
+
+
+def test_the_kernel_of_a_step_is_loaded_by_other_processes(tmp_path: Path) -> None:
+    finish(start(tmp_path, "-c", FOLD))
+    assert kept(tmp_path) == {"numeric.sum_ints"}
+    output = finish(start(tmp_path, "-c", FOLD))
+    assert "data saved to" not in output
+    assert "data loaded from" in output
+
+
 REFUSE = """
 import numba.core.caching as caching
 def refuse(self):

@@ -1,6 +1,6 @@
 """128-bit decimals: sums, extremes and averages over pairs of words (low, high; two's complement)."""
 
-# mypy: disable-error-code="untyped-decorator,assignment,return-value"
+# mypy: disable-error-code="untyped-decorator,assignment,return-value,no-any-return"
 
 from __future__ import annotations
 

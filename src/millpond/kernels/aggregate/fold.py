@@ -1,4 +1,4 @@
-"""The loop of kernels that fold rows into state: each kernel adds only a step, for one row.
+"""The loop of kernels that fold rows into state: each kernel adds only the function that folds one row.
 
 All these kernels take the slab of rows, the row ids of the block, the block's first position in the batch, and the
 place of the state column. `valid` and the values span the batch; an empty `valid` means that all rows are valid. Rows
@@ -60,9 +60,9 @@ def set_null(row: int, column: StateColumn) -> None:
     put_word(row, column.null_word, word(row, column.null_word) | column.null_bit)
 
 
-# Steps take numbers and addresses: with arrays, Numba would count references for every row, which made some steps ten
-# times as slow. The loop's arguments are flat since Numba converts no read-only array inside a tuple, and spelled out
-# since it inlines no call with `*`.
+# Functions of a row take numbers and addresses: with arrays, Numba would count references for every row, which made
+# products ten times as slow. The arguments of loops are flat since Numba converts no read-only array inside a tuple.
+# They are spelled out since it inlines no call with `*`.
 _SIGNATURE = "def loop(words, rows, start, offset, null_word, null_bit, valid, {parameters}):"
 _BEFORE = """
     column = StateColumn(offset, null_word, null_bit)

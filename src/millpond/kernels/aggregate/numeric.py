@@ -1,6 +1,6 @@
 """Numeric accumulators: each kernel folds one block of one input column into the state words of its rows."""
 
-# mypy: disable-error-code="untyped-decorator,assignment,return-value"
+# mypy: disable-error-code="untyped-decorator,assignment,return-value,no-any-return"
 
 from __future__ import annotations
 
