@@ -64,8 +64,14 @@ class MillpondError(Exception):
             value if name == "file" and value.startswith("file:") else f"{name} {value}"
             for name, value in known.items()
         )
-        text = f"[{self.code}] " + (f"{self.message.removesuffix('.')} ({place})." if place else self.message)
-        return f"{text} {self.action}" if self.action else text
+        summary, newline, details = self.message.partition("\n")
+        if place:
+            end = ":" if summary.endswith(":") else "."
+            summary = f"{summary.removesuffix(end)} ({place}){end}"
+        text = f"[{self.code}] {summary}{newline}{details}"
+        if not self.action:
+            return text
+        return text + self.action if text.endswith("\n") else f"{text} {self.action}"
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.message, {n: getattr(self, n) for n in ("action", *_PLACES)})
