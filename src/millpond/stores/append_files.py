@@ -39,9 +39,9 @@ from millpond.layout import RowLayout, Rows
 FOLDER = "files/"
 """Folder of append files below the state location; the same as that of runs."""
 
-_BUFFER_BYTES = 1 << 20
-_MAX_PARTS_IN_FLIGHT = 8
-_COPY_PIECE_BYTES = 4 << 20
+_BUFFER_BYTES = 1 << 20  # of writes to local files
+_MAX_PARTS_IN_FLIGHT = 8  # parts read ahead, each of a few blocks
+_COPY_PIECE_BYTES = 4 << 20  # bytes of a request while a remote file is copied
 _log = logging.getLogger(__name__)
 
 
@@ -80,6 +80,7 @@ class AppendFiles:
         self._lock = threading.Lock()
         self._copying: set[str] = set()
         self._copier = ThreadPoolExecutor(1, "millpond-append-copy")
+        # Reads wait for their requests, so the two have threads of their own: with one pool they could deadlock.
         self._requests = ThreadPoolExecutor(threads, "millpond-append")
         self._readers = ThreadPoolExecutor(threads, "millpond-append-read")
 
@@ -149,6 +150,7 @@ class AppendFiles:
     def _upload(
         self, name: str, data: memoryview, layouts: Sequence[RowLayout], rows: int
     ) -> tuple[RunRef, AppendFile]:
+        # The bytes lie on the local disk, so the PUT can be repeated here; a file written by `write` cannot.
         with_retries(lambda: self._files.put(name, [data]))
         self._copy(name, len(data), [data], written=True)
         ref = RunRef(name, rows, len(data), 0, 0)
@@ -226,6 +228,7 @@ class AppendFiles:
         """
         if self._in_place is not None:
             place = self._in_place.place(ref.name)
+            # Checked before mapping: a page beyond the end of a shortened file would kill the process (SIGBUS).
             if self._in_place.size(ref.name) != ref.bytes:
                 raise damaged(place, "it does not have the length that it was written with")
             return AppendFile(MappedBytes.of_file(place), layouts, range_of(ref.window))
@@ -249,6 +252,7 @@ class AppendFiles:
             mapped = MappedBytes.of_file(self._copies.place(ref.name))
         except (StateDamagedError, OSError):
             mapped = None
+        # A bad copy is dropped without an error: the file in the state location is the one that counts.
         if mapped is None or mapped.size != ref.bytes:
             self._copies.drop(ref.name)
             return None

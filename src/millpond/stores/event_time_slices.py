@@ -46,9 +46,11 @@ class SliceAssigner:
         if not len(times):
             return
         numbers = np.empty(len(times), np.int32)
+        # Most batches have times of existing slices only; slices are added only if a row found none.
         if assign(times, self._lows, self._lasts, numbers):
             self._add(np.unique(times[numbers < 0]))
             assign(times, self._lows, self._lasts, numbers)
+        # Rows of one slice are passed on as they are, without a copy.
         if (numbers == numbers[0]).all():
             yield self.live[int(numbers[0])], None
             return
@@ -69,6 +71,7 @@ class SliceAssigner:
 
     def _add(self, times: NDArray[np.int64]) -> None:
         """Add slices for sorted times that no live slice covers."""
+        # Rows without time never expire, so they have a slice of their own.
         added = [TimeSlice(NEVER, NEVER)] if times[-1] == NEVER else []
         grains = np.unique((times[times != NEVER] - self._origin) // self._grain)
         lows = grains * self._grain + self._origin
@@ -84,6 +87,7 @@ class SliceAssigner:
             following = self.live[int(before[begin])].low if before[begin] < len(self.live) else NEVER
             following = min(following, int(lows[end])) if end < len(lows) else following
             past = max(int(lows[end - 1]) + self._grain, int(lows[begin]) + min_grains * self._grain)
+            # The slice before may end inside this grain; live slices must not overlap.
             first = max(int(lows[begin]), self.live[before[begin] - 1].last + 1) if before[begin] else int(lows[begin])
             added.append(TimeSlice(first, min(past, following) - 1))
             begin = end

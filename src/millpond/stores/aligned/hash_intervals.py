@@ -14,7 +14,7 @@ from millpond.kernels.runs.gather import addresses, gather_rows
 from millpond.kernels.runs.sort import order_by_hash
 from millpond.layout import HASH, HashRange, RowLayout, Rows
 
-_MIN_INTERVAL_BYTES = 1 << 16
+_MIN_INTERVAL_BYTES = 1 << 16  # bytes read at a time, at least
 _MAX_CONCURRENT_READS = 16
 """Remote files that are read concurrently."""
 

@@ -34,8 +34,8 @@ from millpond.stores.protocol import TableDelta
 
 _MAX_SMALL_SEGMENTS = 64
 """Number of segments from which a window's segments are merged, unless they are large."""
-_LARGE_SEGMENT_BYTES = 4 << 20
-_MAX_SEGMENTS = 512
+_LARGE_SEGMENT_BYTES = 4 << 20  # average bytes from which segments are read well without a merge
+_MAX_SEGMENTS = 512  # segments that are merged even if they are large
 
 WindowName = int | str
 """Name of a window: its start, or the name of several that are kept together."""
@@ -167,6 +167,7 @@ class AlignedTable:
     def adopt_sealed(self, data: Buffer) -> None:
         """Replace the last delta's segments by its sealed copy, which frees their memory."""
         files = open_files(MappedBytes(data, "a sealed delta"), [self.layout])
+        # The segments of the last `seal` are the last of the list.
         self._segments[len(self._segments) - len(files) :] = files
         self._update_held()
 

@@ -8,8 +8,8 @@ from millpond.stores.memory.process_memory import anonymous_bytes, trim
 
 _TEMPORARIES_DIVISOR = 8
 """Divisor of the budget: an eighth of it is for temporaries, which no table accounts for."""
-_MAX_PIECES = 8
-_MAX_PIECE_BYTES = 8 << 20
+_MAX_PIECES = 8  # temporaries alive at a time
+_MAX_PIECE_BYTES = 8 << 20  # of one temporary
 _PROCESS_BYTES = 24 << 20
 """Bytes for threads, file buffers and late-loaded code, whatever the budget (at most 3/8 of it)."""
 

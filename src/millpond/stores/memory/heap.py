@@ -65,6 +65,7 @@ class Heap:
         self._start = ARENA_START if self._start >= self.capacity else self.capacity + ARENA_START
         self._state[HEAP_TOP] = self._start
         self._state[HEAP_FREE] = 0
+        # Free lists refer to chunks of the old half.
         self.lists[:] = 0
 
     def release_old_half(self) -> None:

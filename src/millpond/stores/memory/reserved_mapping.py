@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _NORESERVE = 0x4000  # Linux's MAP_NORESERVE, which the mmap module names only from Python 3.13 on
-_MIN_HUGE_BYTES = 32 << 20
+_MIN_HUGE_BYTES = 32 << 20  # used bytes from which huge pages back a mapping, and the step in which they do
 PAGE = mmap.PAGESIZE
 
 
@@ -23,6 +23,7 @@ class ReservedMapping:
 
     def __init__(self, size: int) -> None:
         self.size = -(-max(size, PAGE) // PAGE) * PAGE
+        # Reserved address space must not count as committed memory: tables reserve more than the host may have.
         self._map = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
         self._bytes = np.frombuffer(self._map, dtype=np.uint8)
         self.address = int(self._bytes.__array_interface__["data"][0])

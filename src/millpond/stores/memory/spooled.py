@@ -20,6 +20,7 @@ def spool_pieces(pieces: Iterable[list[Any]], limit: int) -> list[Any]:
             break
     else:
         return held
+    # The kernel can drop pages of a mapped file, so they do not count against the memory budget.
     with tempfile.TemporaryFile() as file:
         file.writelines(held)
         held.clear()

@@ -117,6 +117,7 @@ class BlockPrefetcher:
             self._dropped += max(0, count - room)
             self._waiting.append(keys if count <= room else keys.select(slice(room)))
             self._waiting_count += min(room, count)
+            # Only the newest parts matter: those of earlier hints may have been merged since.
             self._parts = filed
             if self._reading:
                 return
@@ -130,6 +131,7 @@ class BlockPrefetcher:
                 waiting, self._waiting, self._waiting_count, parts = self._waiting, [], 0, self._parts
                 self._reading = bool(waiting) and not self._closed
                 if not self._reading:
+                    # No read follows: release the parts, which may be merged and closed meanwhile.
                     self._parts = ()
                     return
             started = time.perf_counter()

@@ -25,11 +25,11 @@ from millpond.stores.runs.pace import Pace
 from millpond.stores.runs.pick import MAX_LAYERS, Extent, pick
 from millpond.stores.runs.run import Run
 
-_MAX_DELTAS = 64
-_MIN_FLUSH_BYTES = 32 << 20
+_MAX_DELTAS = 64  # deltas from which a flush starts: recovery reads all deltas since the last one
+_MIN_FLUSH_BYTES = 32 << 20  # bytes of deltas from which a flush starts: half of the budget, within these bounds
 _MAX_FLUSH_BYTES = 512 << 20
-_MAX_FAILURES = 5
-_MIN_PIECE_ROWS = 1024
+_MAX_FAILURES = 5  # consecutive failures after which a merge's error is raised
+_MIN_PIECE_ROWS = 1024  # rows merged at once, at least
 
 _log = logging.getLogger(__name__)
 
@@ -122,6 +122,7 @@ class PartFiles:
 
     def _write(self, part: Part) -> None:
         if part.rows is not None and part.file is None and part.count:
+            # Flags must be in the rows before the writer reads them; later marks are written as names.
             part.flag_matched_rows()
             part.file = self._writers.submit(self._store.write, part.rows, self._layout.rows)
 
@@ -250,6 +251,7 @@ class PartFiles:
         for number, group in groups.items():
             for part in group:
                 marked = 0 if part.marks is None else int(np.bitwise_count(part.marks).sum())
+                # Rewriting one part drops its expired rows, and moves marks from memory into its rows.
                 if part.expired_share(expired) > 0.5 or marked * 4 > part.count:
                     return [part], number
         return [], None
@@ -273,6 +275,7 @@ class PartFiles:
         try:
             runs = merge.result.result()
         except (TransientError, OSError, CancelledError) as error:
+            # The inputs are still parts of the state, so that a later step picks them again.
             self._failures += 1
             if self._failures >= _MAX_FAILURES:
                 raise
@@ -282,6 +285,7 @@ class PartFiles:
         old = [source.part for source in merge.inputs]
         merged_parts = [Part.of_run(self._layout, run, max(part.upto for part in old)) for run in runs]
         for source in merge.inputs:
+            # Before the input is dropped: its newly matched rows are read to name them.
             self._carry_over(source, merged_parts)
             assert source.part.run is not None
             self._store.drop(source.part.run)

@@ -16,7 +16,7 @@ from millpond.stores.ordered.layout import OrderedLayout
 from millpond.stores.ordered.parts import BEGINNING, Part
 
 _FENCE_ROWS = 1024  # rows between two possible cuts of a part in memory
-_UNLIMITED_ROWS = 1 << 62
+_UNLIMITED_ROWS = 1 << 62  # everything in one piece, for merges in memory
 _NO_ADDRESSES: NDArray[np.uint64] = np.empty(0, np.uint64)
 
 
@@ -68,6 +68,7 @@ class Input:
             heap = np.array([address(part.rows.heap)], np.uint64)
             return rows_at, heap, np.array([end - begin]), np.array([begin]), part.rows
         first, last = part.source.index.span(lowest, highest)
+        # Read as many blocks ahead as this interval has: the next one needs about as many.
         part.source.expect_blocks(first, min(first + 2 * (last - first), part.source.index.count))
         blocks = part.blocks(np.arange(first, last))
         return blocks.words_at, blocks.heap_at, np.diff(blocks.starts), blocks.bases, blocks.pins

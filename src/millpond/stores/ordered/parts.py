@@ -24,11 +24,11 @@ from millpond.stores.runs.run import Run
 BEGINNING = -(1 << 63)
 """Earlier than every time."""
 
-_SAMPLE_ROWS = 256
+_SAMPLE_ROWS = 256  # rows whose times estimate how many rows have expired
 _BLOCKS_PER_STEP = 256
 """Blocks of a file that are read at a time."""
-_MAX_STAMP = (1 << 48) - 1
-_PIECE_ROWS = 65536
+_MAX_STAMP = (1 << 48) - 1  # in references: also of rows without time
+_PIECE_ROWS = 65536  # rows in a piece of a scan
 _NO_MARKS: NDArray[np.uint64] = np.empty(0, np.uint64)
 
 
@@ -80,6 +80,7 @@ class Part:
     @classmethod
     def of_run(cls, layout: OrderedLayout, run: Run, upto: int) -> Part:
         """Open a part on a file, of which only the footer was read."""
+        # `__init__` derives bounds from the rows; those of a file are in its reference, so no block is read.
         part = cls.__new__(cls)
         assert run.ref is not None
         part.layout, part.upto, part.range = layout, upto, run.range
@@ -87,6 +88,7 @@ class Part:
         part.lookups = 0
         # References have times in milliseconds, clipped to the range from 0 to `_MAX_STAMP`.
         part.timeless = run.ref.newest == _MAX_STAMP
+        # 0 also stands for all earlier times. Milliseconds are rounded down, so `newest` is rounded up again.
         part.oldest = run.ref.oldest * 1000 if run.ref.oldest else BEGINNING
         part.newest = run.ref.newest * 1000 + 999
         part._sample = None
@@ -134,6 +136,7 @@ class Part:
     def bits(self) -> NDArray[np.uint64]:
         """Return the marks, creating them if needed."""
         if self.marks is None:
+            # Positions count all rows of the file, also those of other partitions.
             rows = self.count if self.rows is not None else self.source.index.rows
             self.marks = np.zeros(-(-rows // 64), np.uint64)
         return self.marks

@@ -39,7 +39,7 @@ from millpond.stores.runs.prefetcher import PrefetchFigures
 from millpond.stores.runs.run_store import RunStore
 from millpond.stores.windows import inside
 
-_CHUNK_ROWS = 65536
+_CHUNK_ROWS = 65536  # rows in a piece of a scan or a delta
 _PREFETCH_DIVISOR = 16
 """Divisor of the memory that one prefetch may fill with blocks: half of the block cache."""
 
@@ -142,6 +142,7 @@ class OrderedTable:
             StateDamagedError: a run file is missing or damaged.
         """
         layout = OrderedLayout.of(schema)
+        # Pending files are named only for the garbage collection; their rows are still in deltas.
         refs = [ref for ref in manifest.runs if not ref.pending]
         runs = store.open_all(refs, layout.rows, range_)
         parts: list[Part] = []
@@ -163,6 +164,7 @@ class OrderedTable:
         )
         for file in matched_files:
             for rows, _ in file.chunks():
+                # A shared file also names rows of other partitions.
                 table._apply_matched_names(inside(rows, file.range))
             if table._files is not None:
                 table._files.matched_files.append(file)
@@ -306,6 +308,7 @@ class OrderedTable:
 
     def floor(self, part: Part) -> int:
         """Return the time up to which a part's rows do not count in this batch; rows of the batch itself all count."""
+        # After `seal`, `_version` is already the next one, while the batch is still being read.
         return BEGINNING if part.upto > self._version - self._sealed else self.expired
 
     def seal(self) -> TableDelta:
@@ -381,6 +384,7 @@ class OrderedTable:
             words = delta_rows.words[~is_name] if is_name.any() else delta_rows.words
             self._add(Rows(np.ascontiguousarray(words), delta_rows.heap))
         if is_name.any():
+            # Rows of earlier deltas must be in parts before they can be marked.
             self._build_parts(self._version + 1)
             self._apply_matched_names(Rows(np.ascontiguousarray(delta_rows.words[is_name]), delta_rows.heap))
         if self._files is not None:

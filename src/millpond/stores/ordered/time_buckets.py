@@ -13,7 +13,7 @@ from millpond.stores.ordered.parts import BEGINNING, Part
 
 _WHOLE_SHIFT = 63  # all times in one bucket
 _LIVE_BUCKETS = 8  # live buckets at a time, roughly
-_MAX_BUCKETS = 16
+_MAX_BUCKETS = 16  # rows of more buckets than this are not split, or parts would be small
 
 
 class TimeBuckets:
@@ -34,6 +34,7 @@ class TimeBuckets:
         front = max((part.newest for part in parts), default=BEGINNING)
         if expired == BEGINNING or front <= expired:
             return
+        # At least 2¹⁰ µs, about a millisecond.
         shift = min(_WHOLE_SHIFT, max(10, ((front - expired) // _LIVE_BUCKETS).bit_length()))
         # Lengthen at once, but shorten by two steps at least, so that the length does not oscillate.
         if shift > self.shift or shift < self.shift - 1:

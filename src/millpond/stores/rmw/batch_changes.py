@@ -40,6 +40,8 @@ class BatchChanges:
     def begin(self) -> None:
         """Drop the changes of the last batch."""
         if self._memory.spilled:
+            # `_merged` reads rows without clearing their flags; copies for a delta without spilled rows have cleared
+            # them.
             self._hot.clear_touched()
             self._memory.spilled.clear()
         self._hot.reset_touched()
@@ -66,6 +68,7 @@ class BatchChanges:
                 if held <= keep:
                     kept.append(rows)
                 else:
+                    # All copies are kept, or none: `read` has to yield every changed row.
                     kept.clear()
                 yield piece
             if not count:
@@ -110,5 +113,6 @@ class BatchChanges:
             yield self._hot.copy(ids[start : start + size], keep=TOMBSTONE, clear=TOUCHED)
 
     def _merged(self, size: int, *, tombstones: bool = False) -> Iterator[Rows]:
+        # Spilled runs are oldest first; a merge takes the newest first.
         spilled = [evicted.run.view for evicted in reversed(self._memory.spilled)]
         return merge_hot_and_runs(self._hot, spilled, self._range, size, touched=True, tombstones=tombstones)

@@ -13,7 +13,7 @@ from millpond.stores.rmw.hot.table import HotTable
 _MIN_EVICTED_SHARE = 0.2
 """Share of the rows that an eviction drops, at least."""
 
-_EVICTION_ROWS = 4096
+_EVICTION_ROWS = 4096  # rows copied at a time while rows are evicted
 _ADD_ROWS = 8192
 """Rows added at a time."""
 
@@ -34,6 +34,7 @@ class CacheTable:
     def __init__(self, schema: TableSchema, initial: Words, budget: MemoryBudget, range_: HashRange) -> None:
         self.layout = RowLayout(schema)
         self.max_rows = 1 << 31
+        # Twice the budget is address space only; pages take memory when they are first written.
         self._hot = HotTable(self.layout, initial, range_, 2 * budget.total)
         self._account = budget.open()
 
@@ -104,6 +105,7 @@ class CacheTable:
 
     def shrink_to_limit(self) -> None:
         """Release memory that other tables are short of; called between batches."""
+        # Evict a margin beyond the excess, or the next rows would cause an eviction at once.
         over = 1 - self._account.limit / max(1, self._account.reserved)
         if over > 0 and self._hot.count:
             for _ in self._hot.evict(min(1.0, over + _MIN_EVICTED_SHARE / 2), _EVICTION_ROWS):

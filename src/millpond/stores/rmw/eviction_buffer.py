@@ -67,6 +67,7 @@ class EvictionBuffer:
         for evicted in list(self._waiting):
             if evicted.file.done():
                 written = evicted.file.result()
+                # Writes may end in any order: `replace` keeps the place of the run, and so which rows are newer.
                 self._runs.replace([evicted.run], [written])
                 # `MemoryManager.spilled` refers to the same object, and reads the file from now on.
                 evicted.run = written

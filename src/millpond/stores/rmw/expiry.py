@@ -20,8 +20,8 @@ from millpond.stores.runs.run import Query, Run
 from millpond.stores.runs.run_set import RunSet
 
 _FILED_DIVISOR = 8  # divisor: the share of rows that is filed, or read ahead, so that a pass over all of them pays
-_SAMPLE_ROWS = 4096
-_PIECE_ROWS = 16384
+_SAMPLE_ROWS = 4096  # rows sampled to choose the horizon, roughly
+_PIECE_ROWS = 16384  # rows in a piece of due rows, and in a piece of a run that is read
 
 
 class Expiry:
@@ -71,6 +71,7 @@ class Expiry:
 
     def file(self, rows: NDArray[np.int64]) -> None:
         """Register the time of expiry that was written to rows which the batch changed."""
+        # `pack_rows` has given rows other ids since, so the filed ids are void.
         if self._moves != self._hot.moves:
             self._clear_filed()
         if self._filed_count + len(rows) > len(self._filed):  # removed and refiled rows use up the list

@@ -7,11 +7,12 @@ from millpond.layout import HASH
 from millpond.stores.rmw.eviction_buffer import EvictedRun, EvictionBuffer
 from millpond.stores.rmw.hot.table import HotTable
 
+# A flush starts at this number of deltas, or at a number of bytes: recovery reads all deltas since the last flush.
 _MAX_DELTAS = 64
-_MIN_FLUSH_BYTES = 32 << 20
+_MIN_FLUSH_BYTES = 32 << 20  # bytes of deltas from which a flush starts: half of the budget, within these bounds
 _MAX_FLUSH_BYTES = 512 << 20
 _BYTES_PER_BATCH = 16 << 20  # bytes copied between two batches, at most, unless far more bytes are dirty
-_MIN_PIECE_BYTES = 1 << 18
+_MIN_PIECE_BYTES = 1 << 18  # bytes of a flushed piece, at least, however full the eviction buffer
 
 
 class Flusher:
@@ -51,6 +52,7 @@ class Flusher:
         if self._copied and self._eviction_buffer.written(self._needed):
             assert self._version is not None
             self.flushed = self._version
+            # Deltas of later versions stay: rows may have changed again after they were copied.
             self._deltas = [delta for delta in self._deltas if delta[0] > self.flushed]
             self._version, self._copied, self._needed = None, False, ()
         if self._version is None and self._due:
@@ -66,13 +68,16 @@ class Flusher:
     def _copy(self) -> None:
         hot = self._hot
         row_bytes = hot.average_row_bytes
+        # Large flushes copy a sixteenth of the dirty rows between two batches, so that they advance, too.
         wanted = max(_BYTES_PER_BATCH, hot.dirty * row_bytes // 16)
+        # Pieces wait in the eviction buffer until they are written; they may take only its share of the memory.
         room = max(_MIN_PIECE_BYTES, hot.memory // 3 - self._eviction_buffer.memory)
         piece_rows = max(1, min(wanted, room) // row_bytes)
         for ids in hot.walk(piece_rows, DIRTY, self._next_hash):
             rows = hot.copy(ids, keep=TOMBSTONE, clear=DIRTY)
             self._eviction_buffer.add(rows)
             if len(ids) == piece_rows:
+                # Continue at the last hash, not after it: the next dirty row may have the same hash.
                 self._next_hash = int(rows.words[-1, HASH])
                 return
         self._copied = True

@@ -61,11 +61,13 @@ class KeyLookup:
         keys = keys.contiguous()
         count = len(keys.words)
         self._memory.make_room(count, self._hot.long_key_bytes(keys))
+        # If every key is in memory, an absent key is new, and no run is searched.
         search = not self._memory.complete
         located, pending = self._hot.upsert(keys, stamps, mode, search)
         self._plan.misses += len(pending)
         if search and len(pending):
             found = self._search_runs(keys, pending)
+            # Room first: the kernel that copies long values into the arena does not check for it.
             self._memory.reserve_values(self._hot.found_bytes(found))
             self._hot.fill_found(located, pending, found, mode)
         if mode != TOUCH_NONE:
@@ -100,6 +102,7 @@ class KeyLookup:
             return 0
         hashes = np.unique(hashes)
         stamp = 0 if self._hot.expiring else self._stamps.hinted(stamp)
+        # A higher access time keeps hinted rows in memory until their batch.
         present = self._hot.stamp(hashes, np.full(len(hashes), stamp))
         absent = hashes[~present]
         if self._plan.sweeping:
@@ -139,6 +142,7 @@ class KeyLookup:
     def _search_runs(self, keys: Rows, pending: NDArray[np.int64]) -> FoundRows:
         """Look keys up in the runs, and take them out of the prefetcher's queue."""
         if self._prefetcher is not None:
+            # First take the keys from the queue, or a background read could fetch them a second time.
             self._prefetcher.dequeue(keys.words[pending, HASH])
         return self._runs.lookup(keys, pending)
 
@@ -149,6 +153,7 @@ class KeyLookup:
         rows = Rows(*gather_rows(found.rows_at, found.heaps_at, shape.width, shape.blobs))
         stamps = (rows.words[:, META] >> np.uint64(STAMP_SHIFT)).astype(np.int64)
         if not self._hot.expiring:
+            # A row that was just read must not be the first to leave because its stored access time is old.
             stamps = np.maximum(stamps, stamp)
         located, pending = self._hot.upsert(rows, stamps, TOUCH_NONE, True)
         self._hot.fill_found(located, pending, FoundRows(pending, *addresses(*rows), (rows,)), TOUCH_NONE)

@@ -87,6 +87,7 @@ class MemoryManager:
             if keys <= self._hot.row_room:
                 return
         self._keys_present = 0
+        # Prefetched rows count among the memory of runs: when they grow, hot rows have less room.
         prefetched = self._runs.prefetched_memory
         if keys > self._spare_keys or long_bytes > self._spare_bytes or prefetched > self._prefetched_bytes:
             self._prefetched_bytes = prefetched
@@ -122,6 +123,7 @@ class MemoryManager:
         hot.heap.reserve(long_bytes)
         spare = max(0, (self._account.reserved - self._fixed_bytes()) * 3 // 4 - hot.memory)
         if hot.layout.bytes_columns:
+            # Half of the spare memory is for rows, half for their long values.
             spare //= 2
             self._spare_bytes = max(long_bytes, spare + hot.heap.free // 2)
         self._spare_keys = max(keys, min(hot.index.room, hot.row_room, hot.free_rows + spare // (hot.row_bytes + 8)))
@@ -130,6 +132,7 @@ class MemoryManager:
         return self._runs.memory - (self._eviction_buffer.memory if self._eviction_buffer is not None else 0)
 
     def _needed_bytes(self, growth: int) -> int:
+        # Hot rows get three quarters of the account; the last quarter is for the eviction buffer.
         return self._fixed_bytes() + (self._hot.memory + growth) * 4 // 3
 
     def _reserve(self, growth: int) -> bool:
@@ -138,6 +141,7 @@ class MemoryManager:
     def _evict_for(self, buffer: EvictionBuffer, keys: int, long_bytes: int, share: float) -> None:
         """Evict at least a share of the rows, and enough to make room for the keys and long values."""
         hot = self._hot
+        # With margins: the threshold of an eviction comes from a sample of the rows.
         share = max(share, 1.1 * (keys - hot.free_rows) / hot.count)
         if long_bytes:
             share = max(share, 1.2 * long_bytes / max(1, hot.heap.used))
@@ -149,6 +153,7 @@ class MemoryManager:
     def evict(self, buffer: EvictionBuffer, share: float) -> None:
         """Move a share of the rows to the eviction buffer."""
         hot = self._hot
+        # From now on, an absent key may be in a run.
         self.complete = False
         self._batch_evictions += 1
         self._update_row_cost()
@@ -157,6 +162,7 @@ class MemoryManager:
         piece = max(_MIN_PIECE_BYTES, buffers // 3)
         row_bytes = hot.average_row_bytes
         for rows in hot.evict(share, max(64, piece // row_bytes)):
+            # Back-pressure: wait for the writers, so that evicted rows cannot fill the memory that was just freed.
             buffer.drain(max(0, buffers - rows.words.nbytes - rows.heap.nbytes))
             evicted = buffer.add(rows)
             if (rows.words[:, META] & np.uint64(TOUCHED)).any():

@@ -93,6 +93,7 @@ class PassPlanner:
         """Learn from the batch that has ended, and reset the counters."""
         if self.lookups:
             self._miss_share = self.misses / self.lookups
+            # Lookups for reading change no row, so changed keys tell the number of distinct keys only without them.
             only_upserts = self._upserts == self.lookups
             self._distinct_share = min(1.0, self._changed_keys / self.lookups) if only_upserts else 1.0
         self.lookups = self.misses = self._upserts = 0

@@ -49,12 +49,15 @@ class Stamps:
         if self._policy == "timestamp":
             return stamps
         if self._policy == "clock":
+            # 1: used since the last eviction, which has set the stamps of the remaining rows to 0.
             return 1
         self._uses += 1
+        # The version is in the high bits, so that stamps keep ascending after a restart.
         return min(self._version << _USES_BITS | min(self._uses, (1 << _USES_BITS) - 1), _MAX_STAMP)
 
     def hinted(self, stamp: int) -> int:
         """Return the stamp of hinted rows."""
+        # Stamps are only ever raised, so 0 leaves a row as it is: hints do not count as uses.
         return stamp if self._policy == "timestamp" else 0
 
 

@@ -35,7 +35,7 @@ from millpond.stores.runs.run_store import RunStore
 from millpond.stores.windows import axis_word, inside
 
 _MAX_PIECE_ROWS = 65536  # rows in a piece of a scan or a delta
-_MIN_PIECE_ROWS = 1024
+_MIN_PIECE_ROWS = 1024  # the same, at least, however large rows are
 _LOAD_ROWS = 16384  # rows loaded at a time
 _COPIES_DIVISOR = 16  # divisor of the table's memory that may hold copies of the rows that a batch changed
 
@@ -94,6 +94,7 @@ class RmwTable:
         self._axis = axis
         self._range = range_
         self._runs = runs
+        # Twice the budget is address space only; pages take memory when they are first written.
         self._hot = HotTable(self.layout, initial, range_, 2 * budget.total)
         self.words: Words = self._hot.words
         self.heap: Heap = self._hot.heap
@@ -193,6 +194,7 @@ class RmwTable:
 
     def size_index_for_load(self, rows: int) -> None:
         """Size the index for deltas with this number of rows, before they are loaded."""
+        # Deltas repeat keys, so the number of keys in the manifest is a second upper bound.
         self.size_index(min(rows, self._keys or rows, self._memory.capacity))
 
     def load(self, delta_rows: Rows, window: HashRange = HashRange()) -> None:  # noqa: B008
@@ -208,6 +210,7 @@ class RmwTable:
             self._memory.make_room(len(piece.words), self._hot.long_bytes(piece))
             self._hot.load(piece)
         if self._flusher is not None:
+            # Version 0: the next flush covers all deltas that recovery has loaded.
             self._flusher.add_delta(0, words.nbytes + len(delta_rows.heap))
 
     # Planning a batch
@@ -245,6 +248,7 @@ class RmwTable:
             self._eviction_buffer.adopt()
             self._flusher.step(version)
             self._compactor.step()
+        # Without runs there are no older versions that tombstones would have to hide.
         self._hot.drop_tombstones(dirty=not self._runs.runs)
         self._memory.shrink_to_limit()
 
@@ -438,6 +442,7 @@ class RmwTable:
         """List the runs that hold the state together with the deltas of later versions."""
         refs = [run.ref for run in self._runs.runs]
         flushed = self._flusher.flushed if self._flusher is not None else 0
+        # Runs in memory are left out: deltas after the flushed version still hold their rows.
         return TableManifest(tuple(ref for ref in refs if ref is not None), flushed, self._keys, axis=self._axis)
 
     def stats(self) -> dict[str, int]:

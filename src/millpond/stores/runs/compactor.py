@@ -129,6 +129,7 @@ class Compactor:
 
     def _start_merge(self, files: Sequence[Run], chosen: Pick) -> None:
         self._inputs = tuple(files[chosen.begin : chosen.end])
+        # Bound here: the callbacks run on another thread, when `_inputs` may name the inputs of another merge.
         inputs, job = self._inputs, self._job(self._inputs, chosen.whole)
 
         def merge_locally() -> Future[Run]:
@@ -164,6 +165,7 @@ class Compactor:
         try:
             merged = result.result()
         except (TransientError, OSError, CancelledError) as error:
+            # The inputs are still in the set, so that a later step picks them again.
             self._failures += 1
             if self._failures >= _MAX_FAILURES:
                 raise

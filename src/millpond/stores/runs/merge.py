@@ -15,6 +15,7 @@ from millpond.layout import HASH, LAST_HASH, HashRange, RowLayout, Rows
 from millpond.stores.windows import inside
 
 PIECE_ROWS = 65536
+"""Rows in a piece of a merge, roughly."""
 
 
 class View(NamedTuple):
@@ -50,6 +51,7 @@ class View(NamedTuple):
         row_in_block = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
         rows_at = np.repeat(words_at, counts) + row_in_block.astype(np.uint64) * np.uint64(8 * width)
         rows = Rows(*gather_rows(rows_at, np.repeat(heap_at, counts), width, shape_of(self.source.layout).blobs))
+        # Rows belong to partitions by another word than the hash, so they are filtered one by one into a new block.
         left = MemorySource(inside(rows, self.window, self.axis), self.source.layout, filtered=False)
         table = left.blocks(np.arange(left.index.count))
         return np.diff(left.index.starts), BlockTable(table.words_at, table.heap_at, (left,))

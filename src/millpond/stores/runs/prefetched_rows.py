@@ -98,6 +98,7 @@ class PrefetchedRows:
             _log.debug("keys were not read ahead: %s", error)
         finally:
             self.seconds = time.perf_counter() - started
+            # Release the runs: they may be merged, and closed, while this object is still in use.
             self._runs = ()
             self._done.set()
 
@@ -105,6 +106,7 @@ class PrefetchedRows:
         query = Query.by_hash(self.hashes)
         found_at = query.probes.found_at
         select = np.arange(len(self.hashes), dtype=np.int32)
+        # A running read is not interrupted; it is checked for cancellation before and after.
         search_through(self._runs, query, select)
         if self._cancelled:
             return

@@ -88,6 +88,7 @@ class Prefetcher:
             if self._closed:
                 return
             for version, waiting in self._waiting.items():
+                # A key that waits for an earlier batch is in memory for this one, too.
                 if version <= needed:
                     hashes = hashes[~_mask_known(hashes, waiting)]
             for prefetch in self._runs.prefetched:
@@ -110,6 +111,7 @@ class Prefetcher:
 
     def _claim_read(self) -> bool:
         """Return whether a read has to be submitted, and note that it will be."""
+        # At most one read is submitted or running; hints that come meanwhile are in the next one.
         claimed = bool(self._waiting) and not self._read_claimed and not self._closed
         self._read_claimed = self._read_claimed or claimed
         return claimed
@@ -151,6 +153,7 @@ class Prefetcher:
             if len(chosen) < len(hashes):
                 self._waiting[needed] = hashes[len(chosen) :]
             following = self._runs.start_prefetch(chosen, needed, int(len(chosen) * self._row_bytes))
+            # There are no runs, or their rows are not identified by hashes: nothing can be prefetched.
             if following is None:
                 self._waiting.clear()
             return following

@@ -38,7 +38,7 @@ _USELESS_FILTER_SHARE = 0.9
 _FILTER_SKIPS = 7
 _ROWS_PER_KEY = 64
 """Rows per searched key from which probing is faster than reading all rows (measured on rows of 48 bytes)."""
-_NO_STAMP = 1 << 48
+_NO_STAMP = 1 << 48  # later than every stamp: the run has no rows
 _BLOCKS_PER_STEP = 64
 """Blocks probed at a time while the next ones are read from disk."""
 _MAX_CONCURRENT_RUNS = 4
@@ -167,6 +167,7 @@ class Run:
         values = query.keys.words[query.probes.order[select], self.view.axis]
         count = self.view.window.covers(values)
         left = yield from self._search(query, select[count])
+        # Keys outside the window: the run may have rows of other partitions for them, so older runs are searched.
         return np.sort(np.concatenate([select[~count], left]))
 
     def _search(self, query: Query, select: NDArray[np.int32]) -> Search:
@@ -189,6 +190,7 @@ class Run:
         else:
             bring = self.source.filters(blocks)
             yield
+            # The requests are under way: the searches of other runs send theirs before this one waits.
             filters = bring()
             count = admit(query.probes.hashes, inside, count, blocks, index.fence, index.lines, filters.at, admitted)
             if count > _USELESS_FILTER_SHARE * len(inside):
@@ -303,6 +305,7 @@ def search_through(runs: Sequence[Run], query: Query, select: NDArray[np.int32])
                 [older.search_steps(other, select) for older, other in zip(remaining_runs, queries, strict=True)]
             )
             for other in queries:
+                # Runs come newest first: the first that has a key decides, even if it has a tombstone.
                 new = np.flatnonzero((query.probes.found_at == 0) & (other.probes.found_at != 0))
                 query.probes.found_at[new] = other.probes.found_at[new]
                 query.probes.found_heap[new] = other.probes.found_heap[new]
@@ -336,6 +339,7 @@ def _search_concurrently(searches: Sequence[Search]) -> None:
                 active.append(search)
     finally:
         for search in active:
+            # If one search fails, the others release the memory that they have reserved for their blocks.
             search.close()
 
 

@@ -31,6 +31,7 @@ class RunSet:
 
     def __init__(self, layout: RowLayout, runs: Sequence[Run] = (), range_: HashRange = HashRange()) -> None:  # noqa: B008
         self.layout = layout
+        # Tuples are replaced, never changed, so that another thread sees a consistent set without the lock.
         self.runs = tuple(runs)
         self.range = range_
         self.prefetched: tuple[PrefetchedRows, ...] = ()

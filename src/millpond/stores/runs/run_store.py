@@ -30,7 +30,7 @@ from millpond.stores.runs.run import Run
 FOLDER = "files/"
 """Folder of run files below the state location."""
 
-_BUFFER_BYTES = 1 << 20
+_BUFFER_BYTES = 1 << 20  # of writes to local files
 _log = logging.getLogger(__name__)
 
 
@@ -262,6 +262,7 @@ class RunStore:
             mapped = MappedSource(self.copies.place(ref.name), layout)
         except (StateDamagedError, FileNotFoundError, CompressedError):
             mapped = None
+        # A bad copy is dropped without an error: the file in the state location is the one that counts.
         if mapped is None or not _matches(mapped, ref):
             self.copies.drop(ref.name)
             return None

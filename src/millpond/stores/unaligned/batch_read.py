@@ -72,6 +72,7 @@ class BatchRead:
             for segment, found in self._scan(int(latest), fill):
                 self._fetch(segment, found, words, heap)
         except BaseException:
+            # `want` has marked the windows as being loaded, which is undone so that they can be read again.
             kernels.arrived(table, ids, offsets, kernels.NOWHERE)
             raise
         if (fill != offsets + sizes).any():

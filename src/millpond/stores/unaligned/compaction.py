@@ -42,6 +42,7 @@ def compact(
         directory: directory for a temporary file. piece: bytes copied at once, roughly.
         pace: throttles the work.
     """
+    # The index follows the rows in the file and may exceed memory, so its entries wait in a temporary file.
     with tempfile.TemporaryFile(dir=directory) as index:
 
         def fill(writer: AppendFileWriter) -> None:

@@ -105,6 +105,7 @@ class WindowLog:
         self._taken: list[NDArray[np.uint64]] = []  # windows taken since the last segment, with rows in older ones
         self._pace = Pace()
         self._compacting: tuple[int, Future[tuple[RunRef, AppendFile]]] | None = None
+        # Oldest first: the list of taken windows in a segment concerns older segments only.
         for ref in reversed(manifest.runs):
             self._open(ref)
         self.live_rows = int(stat.table["rows"][stat.table["id"] != 0].sum())
@@ -116,6 +117,7 @@ class WindowLog:
         segment = Segment(file, self._next_seq, ref=ref, covered=self.covered)
         self._next_seq += 1
         self.segments.append(segment)
+        # Before the entries of the segment: a window may have been taken, and opened again.
         for ids in read_taken_ids(self.files, segment):
             self._stat.remove(ids, self._prefetched.released)
         for _, entries in read_entries(self.files, [segment], None):
@@ -190,6 +192,7 @@ class WindowLog:
             fill_index(writer, entries, dead)
 
         staged = self.files.stage(fill, [self._layout, ENTRY], rows)
+        # The segment is read from the local disk at once, and becomes durable on another thread.
         written = self._workers.writing.submit(staged.publish)
         self.segments.append(Segment(staged.file, self._next_seq, covered=covered, written=written))
         self._next_seq += 1
@@ -258,6 +261,7 @@ class WindowLog:
         total = self.rows
         goal = (1 + (self._maximum - 1) / 2) * self.live_rows
         inputs: list[CompactionInput] = []
+        # Only the oldest segments: no older one is left for their lists of taken windows, so the result needs none.
         for segment in self.segments:
             few_left = len(self.segments) - len(inputs) <= _MAX_SEGMENTS // 2
             if segment.ref is None or (total <= goal and few_left):

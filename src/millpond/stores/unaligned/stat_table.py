@@ -15,10 +15,10 @@ from millpond.kernels.unaligned import stat_table as kernels
 from millpond.kernels.unaligned.stat_table import WINDOW
 from millpond.layout import RowLayout, Rows
 
-_MAX_LOAD = 0.6
-_MIN_WINDOWS = 1024
-_MIN_ROWS = 1024
-_MIN_HEAP_BYTES = 1 << 16
+_MAX_LOAD = 0.6  # share of used slots from which the table doubles
+_MIN_WINDOWS = 1024  # slots of a new table
+_MIN_ROWS = 1024  # rows of a new write buffer
+_MIN_HEAP_BYTES = 1 << 16  # bytes of long values of a new write buffer
 
 
 class WindowStat:

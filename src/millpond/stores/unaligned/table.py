@@ -39,11 +39,11 @@ from millpond.stores.windows import inside
 READ_BATCH_RATIO = 0.02
 MAXIMUM_SPACE_AMPLIFICATION = 1.5
 
-_TAKEN = np.uint64(1)
-_MAX_TIME = (1 << 48) - 1
-_MAX_DELTAS = 64
-_MAX_DELTA_BYTES = 512 << 20
-_CHUNK_ROWS = 16384
+_TAKEN = np.uint64(1)  # flag of a delta row that records a taken window
+_MAX_TIME = (1 << 48) - 1  # milliseconds that fit above the flags of the meta word
+_MAX_DELTAS = 64  # deltas since the last segment from which the write buffer becomes one: recovery reads them all
+_MAX_DELTA_BYTES = 512 << 20  # the same by bytes, for large budgets
+_CHUNK_ROWS = 16384  # rows appended or replayed at a time
 
 
 class UnalignedTable:
@@ -248,6 +248,7 @@ class UnalignedTable:
     ) -> Iterator[Rows]:
         part = ids[begin:end]
         records, rows = self._read_piece(part, ids[end:])
+        # Nothing is changed before the read: if it fails, the windows are still open.
         self._figures["taken_rows"] += int(records["rows"].sum())
         self._segments.record_taken(part, records["rows"])
         self._stat.remove(part, self._prefetched.released)
@@ -364,6 +365,7 @@ class UnalignedTable:
         growth = self._stat.growth(count)
         needed = buffer.needed(count, long_bytes)
         most = self._write_buffer or self._account.limit * 2 // 5
+        # A table that may not write segments keeps all rows, whatever the limit.
         if not self._writable:
             self._account.force(self._memory() - buffer.memory + needed + growth)
             self._stat.make_room(count)
@@ -422,6 +424,7 @@ class UnalignedTable:
             room -= int(sizes[len(ids) - 1]) if len(ids) else 0
             kernels.want(table, ids, np.empty(len(ids), np.int64))
             wanted.append(ids)
+        # Without missing windows, the scan serves compaction only, and loads none.
         most = int(self._read_batch_ratio * self._stat.count) if len(missing) else 0
         near = np.empty(most, np.uint64)
         near = near[: kernels.nearest(table, most, max(0, room), near)] if most else near

@@ -12,7 +12,7 @@ from millpond.stores.memory.reserved_mapping import ReservedMapping
 _MAX_LOAD = 0.7  # highest load of the index
 _LOAD_AFTER_GROWTH = 0.47  # load after growing
 _MAX_OLD_LOAD = 0.8  # highest load of the old index while its entries move
-_MIN_SLOTS = 64
+_MIN_SLOTS = 64  # slots of a new index
 _STEPS_PER_KEY = 8  # slots moved to the grown index for each key looked up
 _NEXT_WORDS = (hs.NEXT_ENTRIES, hs.NEXT_SLOTS, hs.NEXT_SCALE, hs.FRONTIER, hs.CURSOR, hs.NEXT_STOP)
 
@@ -75,6 +75,7 @@ class HotIndex:
         state[hs.NEXT_ENTRIES] = self._next.address
         state[hs.NEXT_SLOTS] = slots
         state[hs.NEXT_SCALE] = scale
+        # Keys beyond the frontier still go to the old index, which must not overfill before they move.
         if int(state[hs.COUNT]) + keys > int(state[hs.SLOTS]) * _MAX_OLD_LOAD:
             self.finish_growing()
 

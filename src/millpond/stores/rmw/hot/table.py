@@ -31,6 +31,7 @@ from millpond.stores.memory.reserved_mapping import ReservedMapping
 from millpond.stores.protocol import FoundRows, LocatedRows
 from millpond.stores.rmw.hot.index import HotIndex
 
+# Row ids have 32 bits.
 _MAX_ROWS = (1 << 32) - 2
 _LIST_BYTES = 8  # bytes of a row in the lists of free and of touched rows
 _INDEX_BYTES = 24  # bytes of a row in the index, at most, except while it grows
@@ -231,6 +232,7 @@ class HotTable:
             touch: as for `upsert`.
         """
         fresh = np.searchsorted(pending, found.positions)
+        # The kernel walks fresh and found rows in step, so the found ones must ascend.
         order = np.argsort(fresh, kind="stable")
         settle(
             self.state,
