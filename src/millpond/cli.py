@@ -58,13 +58,13 @@ def list_state(location: Location) -> None:
     """List operators, partitions, versions and sizes."""
     from millpond.checkpoint.generation import newest_claim
     from millpond.query.logs.finding import find_state
-    from millpond.state_reader.reader import StateReader, span
+    from millpond.state_reader.reader import StateReader, format_versions
     from millpond.time_slices import base_name
 
     reader = StateReader(find_state(location))
     versions, damage, newest = reader.versions(), reader.damage(), reader.newest()
     no_version = "no whole version" if damage else "no durable version yet"
-    summary = span(versions) if newest else no_version
+    summary = format_versions(versions) if newest else no_version
     summary += f", damaged commits: {len(damage)} (`millpond state verify` names them)" if damage else ""
     partitions = counted(reader.partitions, "partition")
     claimed = newest_claim(reader.files)

@@ -51,6 +51,6 @@ class Merger(Compactor):
 def made_for(world: World, kind: type[Compactor]) -> Worker:
     """A compactor of a world."""
     world.hosts.mkdir(parents=True, exist_ok=True)
-    made = kind([world.state], str(world.hosts), clock=world.clock, beats=False)
+    made = kind([world.state], str(world.hosts), clock=world.clock, renews_lease=False)
     made.world = world
     return cast(Worker, made)

@@ -90,7 +90,7 @@ def small(most_deltas: int = 2, many_slices: int = 32) -> Iterator[None]:
         }.items():
             patch.setattr(cardinality_observer, name, value)
         patch.setattr(processor_input, "MAX_KEYS", 3)
-        patch.setattr(retry, "_PAUSE", 0.0)
+        patch.setattr(retry, "_FIRST_PAUSE_SECONDS", 0.0)
         for module in (deltas, run_store, append_files):
             patch.setattr(module, "ThreadPoolExecutor", at_once)
         patch.setattr(eviction_buffer, "wait", wait_for)

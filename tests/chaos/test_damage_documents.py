@@ -211,7 +211,7 @@ def test_a_damaged_request_is_not_done(tmp_path: Path, how: str) -> None:
         remote, did = asked(folder)
         (request,) = (folder / "millpond" / "compaction" / f"{GENERATION:015d}").glob("*.request")
         damage(request, how, random.Random(seed))
-        worker = Worker([open_state(str(folder))], str(tmp_path), beats=False)
+        worker = Worker([open_state(str(folder))], str(tmp_path), renews_lease=False)
         worker.step()
         assert worker.done == 0
         assert not list((folder / "millpond").glob("files/*"))
@@ -228,7 +228,7 @@ def test_a_damaged_lease_holds_up_nothing(tmp_path: Path, how: str) -> None:
     claim_lease(files, GENERATION, IDENTITY, 1, "gone")
     damage(tmp_path / "millpond" / lease_name(GENERATION, IDENTITY, 1), how, random.Random(1))
     now = [0.0]
-    worker = Worker([files], str(tmp_path), clock=lambda: now[0], beats=False)
+    worker = Worker([files], str(tmp_path), clock=lambda: now[0], renews_lease=False)
     worker.step()
     now[0] = 100.0
     worker.step()

@@ -9,7 +9,7 @@ from typing import Any
 from millpond.errors import TransientError
 from millpond.files.backends.filesystem import FileInfo, FileSystem, Write
 from millpond.files.backends.local import LocalFiles
-from millpond.files.backends.uploads import PART
+from millpond.files.backends.uploads import PART_BYTES
 
 TICK = 0.001
 """Seconds that an object takes to be written."""
@@ -69,7 +69,7 @@ class Timed:
 
     def _dated(self, info: FileInfo) -> FileInfo:
         url = self.inner.locate(info.name)
-        size = info.size + PART if url in self._clock.uploaded else info.size  # only what is long comes in parts
+        size = info.size + PART_BYTES if url in self._clock.uploaded else info.size  # only what is long comes in parts
         return info._replace(size=size, modified=self._clock.written[url])
 
 

@@ -20,7 +20,7 @@ from millpond.checkpoint.retention.orphans import (
 from millpond.errors import StateDamagedError
 from millpond.files.backends.filesystem import FileInfo
 from millpond.files.backends.local import LocalFiles
-from millpond.files.backends.uploads import PART
+from millpond.files.backends.uploads import PART_BYTES
 from tests.checkpoint.rig import Slot
 from tests.checkpoint.test_garbage import Job
 
@@ -124,7 +124,7 @@ def test_a_file_that_the_next_batches_may_name_stays_however_long_the_query_idle
 def test_a_file_that_came_in_parts_may_be_younger_than_its_time(tmp_path: Path) -> None:
     """Some stores give it the time at which its upload began, as if that had been before the batches."""
     job = Job(tmp_path)
-    job.files.put("files/long.run", [bytes(PART + 1)])
+    job.files.put("files/long.run", [bytes(PART_BYTES + 1)])
     job.write_run("short")
     for _ in range(10):
         job.batch()
@@ -207,7 +207,7 @@ def test_files_that_were_never_finished_go_after_a_day(tmp_path: Path) -> None:
 
 def test_a_file_is_as_old_as_it_has_its_name(tmp_path: Path) -> None:
     files = LocalFiles(str(tmp_path))
-    staged = Path(files.staging())
+    staged = Path(files.new_staging_path())
     staged.write_bytes(b"run")
     os.utime(staged, (1_000_000, 1_000_000))
     files.publish(str(staged), "files/slow.run")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from millpond.errors import StateDamagedError
 from millpond.files.formats import blocks
-from millpond.files.formats.blocks import cut_blocks, stops_of
+from millpond.files.formats.blocks import cut_blocks, cut_positions
 from millpond.files.formats.codec import decode_block, decode_blocks, encode_block, encode_blocks
 from millpond.files.formats.segment import decode_rows, encode_rows
 from millpond.kernels.pointers import address
@@ -136,7 +136,7 @@ def test_a_block_of_another_count_or_with_stray_references_is_damage():
 @given(st.lists(st.booleans(), max_size=30), st.lists(st.integers(0, 2), min_size=30, max_size=30))
 def test_parts_hold_ties_together(ties, steps):
     tied, group = np.array(ties, np.bool_), np.cumsum(steps)[: len(ties)]
-    stops = stops_of(tied, group)
+    stops = cut_positions(tied, group)
     assert stops == sorted(set(stops))
     assert (stops[0], stops[-1]) == (0, len(ties))
     assert not any(ties[stop] for stop in stops[1:-1])

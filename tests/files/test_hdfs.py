@@ -129,7 +129,7 @@ def test_what_was_written_aside_and_is_gone_is_not_taken_for_a_name_that_was_won
     with behind_proxies(hdfs, 1, {}) as (proxy, _):
         files = open_filesystem(f"{webhdfs(proxy.endpoint)}/emptied")
         at_renames(proxy, empty)
-        with pytest.raises(TransientError, match="not known"):
+        with pytest.raises(TransientError, match="outcome unknown"):
             files.put("claim", [b"mine"], create=True)
 
 

@@ -13,7 +13,7 @@ from millpond.errors import TransientError
 from millpond.files.backends.filesystem import MissingFileError
 from millpond.files.locations.counted import CountedFiles
 from millpond.files.locations.faults import Faults, FaultyFiles
-from millpond.files.locations.hedged import SHARE, HedgedFiles
+from millpond.files.locations.hedged import MAX_HEDGE_SHARE, HedgedFiles
 from millpond.files.locations.opening import open_filesystem
 
 DATA = random.Random(1).randbytes(8 << 20)
@@ -69,7 +69,7 @@ def scripted():
         assert bytes(files.get_range("x", 0, 1000)) == part(0)
     store.asked = 0
     files.hedges = files.won = 0
-    files._saved = 8.0
+    files._saved_hedges = 8.0
     yield store, files
     files.close()
 
@@ -91,7 +91,7 @@ def test_the_slowest_in_a_hundred_become_fast():
     print(f"p99 {before * 1000:.0f} ms alone, {after * 1000:.0f} ms hedged, {hedged.hedges} second requests")
     assert before > 0.2
     assert after < 0.1
-    assert 0 < hedged.hedges <= 600 * SHARE
+    assert 0 < hedged.hedges <= 600 * MAX_HEDGE_SHARE
     assert counted.counts()["gets"] == 600 + hedged.hedges
     hedged.close()
 
@@ -165,14 +165,14 @@ def test_a_store_that_is_slow_throughout_is_not_asked_twice_for_everything(scrip
     store.script = [lambda: time.sleep(0.03)] * 1000
     for _ in range(100):
         files.get_range("x", 0, 1000)
-    assert files.hedges <= 8 + 100 * SHARE
+    assert files.hedges <= 8 + 100 * MAX_HEDGE_SHARE
 
 
 def test_requests_that_are_never_answered_are_few_and_hold_up_nobody(scripted):
     store, files = scripted
     gate = threading.Event()
     for _ in range(40):
-        files._saved = 8.0
+        files._saved_hedges = 8.0
         if files._overtaken < 16:
             store.script = [lambda: gate.wait(120)]
         assert bytes(files.get_range("x", 0, 1000)) == part(0)

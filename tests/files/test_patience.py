@@ -5,7 +5,7 @@ import time
 import pytest
 
 from millpond.errors import StateDamagedError, TransientError
-from millpond.files.backends.retry import TRIES, with_retries
+from millpond.files.backends.retry import MAX_TRIES, with_retries
 
 
 def test_it_tries_again_with_growing_pauses():
@@ -22,7 +22,7 @@ def test_it_tries_again_with_growing_pauses():
     assert pauses[0] < pauses[1]
 
 
-@pytest.mark.parametrize(("error", "tries"), [(TransientError("no"), TRIES), (StateDamagedError("no"), 1)])
+@pytest.mark.parametrize(("error", "tries"), [(TransientError("no"), MAX_TRIES), (StateDamagedError("no"), 1)])
 def test_it_gives_up(error, tries):
     seen = []
 

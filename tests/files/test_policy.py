@@ -30,7 +30,7 @@ class Trace:
         else:
             self.far += size * lengths
         self.policy.read(name, lengths)
-        if name not in self.held and self.policy.wants(name, size):
+        if name not in self.held and self.policy.should_copy(name, size):
             self.copied += size
             assert self.take(name, size, written=False)
 
@@ -48,14 +48,14 @@ class Trace:
 class Always(HistoryPolicy):
     """Copies whatever is read, as a plain LRU cache of files does."""
 
-    def wants(self, name, size):
+    def should_copy(self, name, size):
         return size <= self.limit
 
     def admit(self, name, size, *, written):
-        self.forget_copy(name)
+        self.remove_copy(name)
         victims = self._victims(size)
         for victim in victims or ():
-            self.forget_copy(victim)
+            self.remove_copy(victim)
         self._copies[name] = size
         self.bytes += size
         return victims
@@ -147,16 +147,16 @@ def test_nothing_fits_into_no_cache():
     for _ in range(100):
         trace.read("a", 1, 1.0)
     assert not trace.held
-    assert not trace.policy.expects("a", 1)
+    assert not trace.policy.should_copy_on_open("a", 1)
     assert not trace.take("a", 1, written=True)
 
 
 def test_a_copy_that_was_forgotten_takes_no_room():
     trace = Trace(100)
     trace.take("a", 60, written=True)
-    trace.policy.forget("a")
+    trace.policy.remove("a")
     assert trace.policy.bytes == 0
-    assert trace.policy.expects("b", 100)
+    assert trace.policy.should_copy_on_open("b", 100)
     assert not trace.policy.touch("a")
 
 

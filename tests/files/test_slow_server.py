@@ -76,7 +76,7 @@ def test_a_put_if_absent_is_given_up_soon() -> None:
 
 
 def test_an_object_that_no_store_takes_at_once_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objects, "LARGEST", 1000)
+    monkeypatch.setattr(objects, "MAX_PUT_BYTES", 1000)
     files = open_filesystem("memory:large")
     files.put("commits/1", [bytes(500), bytes(500)], create=True)
     with pytest.raises(UsageError, match=r"1,001 bytes .* take 1,000.*commits/2.* more partitions"):

@@ -20,7 +20,7 @@ from millpond.stores.runs.pace import Pace
 
 STEPS = BEFORE, AFTER = "before", "after"
 _log = logging.getLogger("millpond.compactor")
-_do = Worker._do
+_do = Worker._run_job
 
 
 def _stand(folder: Path, request: Request, step: str, pace: Pace) -> None:
@@ -43,7 +43,7 @@ def _hold(folder: Path) -> None:
         _stand(folder, request, AFTER, pace)
         return made
 
-    Worker._do = held  # type: ignore[method-assign]
+    Worker._run_job = held  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

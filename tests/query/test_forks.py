@@ -334,7 +334,7 @@ def die() -> None:
     raise Crash
 
 
-def is_whole(new: str) -> bool:
+def is_complete(new: str) -> bool:
     """Whether a query may be started there."""
     root = open_filesystem(new)
     try:
@@ -371,13 +371,13 @@ def test_a_crash_while_forking_costs_neither_anything(tmp_path: Path, what: Call
         original.go(10).collect()
         original.gc()
         assert state(original.location, 20) == truth(20)
-        if is_whole(new):
+        if is_complete(new):
             assert state(new, 10) == truth(10)
             assert Query(new, tmp_path).go(7).version == 17
         elif what is fail and not open_filesystem(new).exists("metadata"):
             assert not read_pins(original.files) or open_filesystem(new).exists("commits/9")
         if not trip.happened:
-            assert is_whole(new)
+            assert is_complete(new)
             assert at > 10
             return
 
@@ -399,10 +399,10 @@ def test_what_goes_on_while_forking_is_noticed_or_harmless(tmp_path: Path, when:
                 fork(original.location, new, 10)
         except MillpondError:
             outcomes.add("refused")
-            assert not is_whole(new)
+            assert not is_complete(new)
         else:
             outcomes.add("made")
-            assert is_whole(new)
+            assert is_complete(new)
             original.go(5).collect()
             assert state(new, 10) == truth(10)
         if not trip.happened:
@@ -482,7 +482,7 @@ def test_a_fork_that_is_made_while_its_version_goes_out_of_reach(
         outcomes.append(version)
         original.collect()
         original.gc()
-        assert (version is not None) == is_whole(new)
+        assert (version is not None) == is_complete(new)
         assert version is None or state(new, version) == truth(version)
         assert state(original.location, original.version) == truth(23)
     assert {None, 10} < set(outcomes)
@@ -664,9 +664,9 @@ def test_names_of_a_parent_are_read_and_not_written(tmp_path: Path, kind: str) -
     assert files.locate(name) == parent.locate("files/x")
     assert [info.name for info in files.list("")] == ["files/x"]
     if isinstance(files, LocalFiles):
-        assert Path(files.place(name)).read_bytes() == b"0123456789"
+        assert Path(files.path_of(name)).read_bytes() == b"0123456789"
         with pytest.raises(ValueError, match="only read"):
-            files.publish(files.staging(), name)
+            files.publish(files.new_staging_path(), name)
     for action in (
         lambda: files.put(name, [b""]),
         lambda: files.delete(name),

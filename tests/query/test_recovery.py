@@ -87,7 +87,7 @@ class Job:
     def forget_state(self, version: int) -> None:
         """As if the slots had died before `version` became durable, which they are let do first."""
         patience = time.monotonic() + 60
-        while not StateReader(str(self.checkpoint)).is_whole(
+        while not StateReader(str(self.checkpoint)).is_complete(
             version
         ):  # older ones, of which it reads, may be forgotten
             assert time.monotonic() < patience, version

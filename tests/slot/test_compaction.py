@@ -24,7 +24,7 @@ from millpond.checkpoint.compaction.requests import (
 from millpond.checkpoint.forks.parents import open_state
 from millpond.checkpoint.generation import claim
 from millpond.compactor.process import Locations
-from millpond.compactor.worker import Worker, do_job
+from millpond.compactor.worker import Worker, run_job
 from millpond.errors import StateIncompatibleError
 from millpond.files.backends.filesystem import FileSystem
 from millpond.files.locations.forked import ForkedLocalFiles
@@ -181,7 +181,7 @@ def test_nobody_works_on_what_was_withdrawn(application: Asking) -> None:
             time.sleep(0.05)
         raise AssertionError("it was not stopped")
 
-    worker._do = slowly  # type: ignore[method-assign]
+    worker._run_job = slowly  # type: ignore[method-assign]
     assert not worker.step()
     assert identity not in list_requests(application.files)
     assert known.request is not None
@@ -190,7 +190,7 @@ def test_nobody_works_on_what_was_withdrawn(application: Asking) -> None:
 def test_what_was_taken_last_leaves_no_request_behind(application: Asking) -> None:
     """The last version that names a result becomes durable as the query ends."""
     asked(application)
-    worker = Worker([application.files], beats=False)
+    worker = Worker([application.files], renews_lease=False)
     assert worker.step()
     application.until(lambda: bool(named(application)))
     assert application.remote._used_results
@@ -224,14 +224,14 @@ def test_files_of_a_schema_that_the_table_has_had(tmp_path: Path) -> None:
         newest, older = write(now, {1: (7, 10), 2: (8, 20)}), write(before, {2: (1,), 3: (2,)})
         oldest = write(before, {3: (3,), 4: (4,)})
         job = MergeRuns(now, (newest, older, oldest), 0, 0, (1 << 64) - 1, True, 4096, (before,))
-        (made,) = do_job(files, job, str(tmp_path), Pace(1.0))
+        (made,) = run_job(files, job, str(tmp_path), Pace(1.0))
         layout = RowLayout(now)
         found = [
             one for piece in RunSet(layout, [store.open(made, layout)]).scan(size=10) for one in decode(piece, layout)
         ]
         assert {one.key[0]: one.value for one in found} == {1: (7, 10), 2: (8, 20), 3: (None, 2), 4: (None, 4)}
         with pytest.raises(StateIncompatibleError):
-            do_job(files, msgspec.structs.replace(job, earlier=()), str(tmp_path), Pace(1.0))
+            run_job(files, msgspec.structs.replace(job, earlier=()), str(tmp_path), Pace(1.0))
     finally:
         store.close()
 
@@ -262,8 +262,8 @@ def test_of_two_that_finish_one_counts(tmp_path: Path, scheme: str) -> None:
     try:
         asked(application)
         now = [0.0]
-        first = Stalling([application.files], clock=lambda: now[0], beats=False)
-        second = Worker([application.files], clock=lambda: now[0], beats=False)
+        first = Stalling([application.files], clock=lambda: now[0], renews_lease=False)
+        second = Worker([application.files], clock=lambda: now[0], renews_lease=False)
         assert first.step()
         assert first.held is not None
         identity, made = first.held[1].id, first.held[2]
@@ -297,7 +297,7 @@ def test_without_a_worker_the_slot_does_it(tmp_path: Path) -> None:
 
 def test_a_missing_input_fails_the_job_and_nothing_else(application: Asking) -> None:
     asked(application)
-    worker = Worker([application.files], beats=False)
+    worker = Worker([application.files], renews_lease=False)
     hidden = [info.name for info in application.files.list("files/")]
     for name in hidden:
         application.files.rename(name, f"aside/{name}")
@@ -322,7 +322,7 @@ def test_a_job_that_says_more_than_is_known_is_not_done(tmp_path: Path, kind: st
     number = claim(files, run="later", partitions=1).number
     job = msgspec.msgpack.encode(msgspec.to_builtins(JOBS[kind]) | {"but_not": [7]})
     put_request(files, Request("one", number, job))
-    assert Worker([files], beats=False).step()
+    assert Worker([files], renews_lease=False).step()
     done = read_result(files, number, "one")
     assert done is not None
     assert "unknown field `but_not`" in done.error
@@ -335,8 +335,8 @@ def test_an_answer_that_is_cut_off_or_names_nothing_is_not_used(application: Ask
     application.files.put(f"compaction/{known.generation:015d}/{identity}.done", [b"{"])
     application.until(lambda: application.remote.stats.local > 0)
     other = asked(application)
-    worker = Worker([application.files], beats=False)
-    worker._do = lambda *_: [msgspec.structs.replace(ref_of(application), name="files/gone.run")]  # type: ignore
+    worker = Worker([application.files], renews_lease=False)
+    worker._run_job = lambda *_: [msgspec.structs.replace(ref_of(application), name="files/gone.run")]  # type: ignore
     assert other
     before = application.remote.stats.local
     assert worker.step()
@@ -356,7 +356,7 @@ def ref_of(application: Asking):  # type: ignore[no-untyped-def]
 def test_requests_of_a_fenced_run_are_left_alone(application: Asking) -> None:
     asked(application)
     claim(application.files, run="other", partitions=2)
-    worker = Worker([application.files], beats=False)
+    worker = Worker([application.files], renews_lease=False)
     assert not worker.step()
     assert not any(known.lease for known in list_requests(application.files).values())
 

@@ -15,7 +15,7 @@ import pytest
 
 from millpond import cli
 from millpond.checkpoint.forks.parents import Parents
-from millpond.checkpoint.formats.documents import write_own_document
+from millpond.checkpoint.formats.documents import write_document_once
 from millpond.checkpoint.formats.manifest import PartitionManifest, TableState, seal
 from millpond.checkpoint.generation import claim, claimed_generations, newest_claim
 from millpond.checkpoint.recovery import Recovery
@@ -205,7 +205,7 @@ def test_state_that_lies_elsewhere_is_found_from_the_checkpoint(
 
 def test_what_was_interrupted_is_not_shown_as_if_it_were_whole(checkpoint: Path, state: Callable[..., tuple]) -> None:
     files = open_filesystem(str(checkpoint / "millpond"))
-    write_own_document(files, "parents.json", Parents(files.url, ()))
+    write_document_once(files, "parents.json", Parents(files.url, ()))
     code, (told,) = state("ls", checkpoint)
     assert code == 1
     assert "its making was interrupted" in told
@@ -359,9 +359,9 @@ def test_attempts_at_a_batch_are_not_mixed(tmp_path: Path, partitions: int) -> N
     reader = StateReader(str(tmp_path))
     seen = {manifest.input_checksum for manifest in reader.manifests(2).values()}
     if partitions == 2:
-        assert not reader.is_whole(2)
+        assert not reader.is_complete(2)
     else:
-        assert reader.is_whole(2)
+        assert reader.is_complete(2)
         assert 3 not in seen
     first.committer.close()
     second.committer.close()

@@ -13,7 +13,7 @@ from millpond.checkpoint.retention.collector import Collector
 from millpond.errors import UsageError
 from millpond.layout import HashRange
 from millpond.slot.process.messages import Run
-from millpond.state_reader.reader import StateReader, span
+from millpond.state_reader.reader import StateReader, format_versions
 from millpond.stores.rmw import flush
 from tests.checkpoint.rig import Slot
 
@@ -154,7 +154,7 @@ def test_a_version_that_attempts_do_not_agree_on_is_not_shown(tmp_path: Path) ->
     slot.settle()
     again = StateReader(str(tmp_path))
     assert again.versions() == [1]
-    assert not again.is_whole(2)
+    assert not again.is_complete(2)
 
 
 @pytest.mark.parametrize(
@@ -162,4 +162,4 @@ def test_a_version_that_attempts_do_not_agree_on_is_not_shown(tmp_path: Path) ->
     [([3], "version 3"), ([3, 4], "versions 3 to 4"), ([1, 4, 5, 9], "versions 1, 4 to 5, 9")],
 )
 def test_versions_are_told(versions: list[int], said: str) -> None:
-    assert span(versions) == said
+    assert format_versions(versions) == said

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.files.formats.blocks import MemorySource, shape_of
+from millpond.files.formats.blocks import MemorySource, kernel_layout
 from millpond.files.refs import RunRef
 from millpond.kernels.hot_table.state import STAMP_SHIFT
 from millpond.kernels.runs.gather import gather_rows
@@ -19,7 +19,7 @@ from millpond.stores.runs.run_set import RunSet
 
 def found_rows(runs: RunSet, keys: Rows, pending: NDArray[np.int64]) -> tuple[NDArray[np.int64], Rows]:
     """Return the keys that `lookup` finds, and copies of their rows."""
-    found, shape = runs.lookup(keys, pending), shape_of(runs.layout)
+    found, shape = runs.lookup(keys, pending), kernel_layout(runs.layout)
     return found.positions, Rows(*gather_rows(found.rows_at, found.heaps_at, shape.width, shape.blobs))
 
 

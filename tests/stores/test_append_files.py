@@ -58,7 +58,7 @@ def read(file: AppendFile) -> None:
 def test_a_file_is_sent_as_it_is_written_or_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: int
 ) -> None:
-    monkeypatch.setattr(uploads, "PART", 50_000)
+    monkeypatch.setattr(uploads, "PART_BYTES", 50_000)
     place = Place(tmp_path, disk)
 
     def broken(writer: AppendFileWriter) -> None:
@@ -126,11 +126,11 @@ def test_a_damaged_copy_is_distrusted_by_all_who_have_read_it(tmp_path: Path) ->
     with ThreadPoolExecutor(1) as other:
         other.submit(file.data.get, [(0, 8)]).result()
         file.data.get([(0, 8)])
-        assert file.data.distrust()
-        assert other.submit(file.data.distrust).result()
+        assert file.data.report_damage()
+        assert other.submit(file.data.report_damage).result()
         for trusting in (file.data.get, lambda ranges: other.submit(file.data.get, ranges).result()):
             trusting([(0, 8)])
-    assert not file.data.distrust()
+    assert not file.data.report_damage()
     place.append_files.close()
 
 

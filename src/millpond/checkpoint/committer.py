@@ -28,7 +28,7 @@ from millpond.checkpoint.formats.manifest import PartitionManifest, Sealed
 from millpond.checkpoint.sealed import SealedFiles
 from millpond.errors import FencedError, MillpondError, TransientError
 from millpond.files.backends.filesystem import AlreadyExistsError
-from millpond.files.backends.uploads import SLOWEST
+from millpond.files.backends.uploads import MIN_BYTES_PER_SECOND
 
 VersionKey = tuple[int, int, int]
 
@@ -378,7 +378,7 @@ class Committer:
             return
         alive = self._thread is not None and self._thread.is_alive()
         size = sum(sealed.bytes for sealed in self._in_flight.members) if self._in_flight else 0
-        late = now - self.heartbeat > self._stuck_seconds + size / SLOWEST
+        late = now - self.heartbeat > self._stuck_seconds + size / MIN_BYTES_PER_SECOND
         if alive and not (late and self._in_flight):
             return
         if self._failing_since is None:

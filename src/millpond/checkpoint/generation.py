@@ -25,7 +25,7 @@ from millpond.checkpoint.formats.documents import (
     digits,
     read_document,
     write_document,
-    write_own_document,
+    write_document_once,
 )
 from millpond.errors import FencedError, SettingError, StateDamagedError, TransientError
 from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem
@@ -152,7 +152,7 @@ def claim(files: FileSystem, *, run: str, partitions: int, key_groups: int = 1 <
     while True:
         generation = Generation(number, run, key_groups, split_key_groups(key_groups, partitions), time.time())
         try:
-            write_own_document(files, claim_name(number), generation)
+            write_document_once(files, claim_name(number), generation)
         except AlreadyExistsError:
             number += 1  # another run was faster
         except TransientError:

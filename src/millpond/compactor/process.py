@@ -20,9 +20,9 @@ from millpond.query.logs.ownership import state_of_last_run
 
 log = logging.getLogger("millpond.compactor")
 
-_HEARD = 0.2
+_SIGNAL_POLL_SECONDS = 0.2
 """Longest time in seconds until a signal is handled."""
-_GRACE = 10.0
+_STOP_SECONDS = 10.0
 """Seconds after a signal in which work may stop at its next piece. After that, the process exits at once."""
 
 
@@ -40,26 +40,26 @@ class Locations:
     """
 
     def __init__(self, locations: Sequence[str]) -> None:
-        self._places = {location: open_filesystem(location) for location in locations}
-        self._found: dict[str, FileSystem] = {}
-        self._told: dict[str, str] = {}  # the last logged error of each location
+        self._locations = {location: open_filesystem(location) for location in locations}
+        self._begun_states: dict[str, FileSystem] = {}
+        self._last_error: dict[str, str] = {}  # the last logged error of each location
 
     def __iter__(self) -> Iterator[FileSystem]:
         """Iterate over the states that have begun."""
-        for location, place in self._places.items():
-            if location not in self._found:
+        for location, place in self._locations.items():
+            if location not in self._begun_states:
                 try:
                     files = open_state(state_of_last_run(place) or location)
                     if not claimed_generations(files):
                         continue
                 except MillpondError as error:  # other locations go on
-                    if self._told.get(location) != str(error):
+                    if self._last_error.get(location) != str(error):
                         log.warning("%s: %s", location, error)
-                    self._told[location] = str(error)
+                    self._last_error[location] = str(error)
                     continue
                 log.info("the state of %s is at %s", location, files.url)
-                self._found[location] = files
-            yield self._found[location]
+                self._begun_states[location] = files
+            yield self._begun_states[location]
 
 
 def work(locations: Sequence[str], *, poll: float, lease: float, once: bool, idle_exit: float | None) -> None:
@@ -83,17 +83,17 @@ def work(locations: Sequence[str], *, poll: float, lease: float, once: bool, idl
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: worker.stop.set())
     log.info("compactor %s for %s", worker.name, ", ".join(locations))
-    works = ThreadPoolExecutor(1, "millpond-compact")
-    running = works.submit(worker.run, poll, once=once, idle_exit=idle_exit)
+    executor = ThreadPoolExecutor(1, "millpond-compact")
+    running = executor.submit(worker.run, poll, once=once, idle_exit=idle_exit)
     stopped = None
     # Signal handlers run in this thread, between bytecodes. A signal received by another thread does not wake it: poll.
-    while wait([running], timeout=_HEARD).not_done:
+    while wait([running], timeout=_SIGNAL_POLL_SECONDS).not_done:
         if worker.stop.is_set():
             stopped = stopped or time.monotonic()
-            if time.monotonic() - stopped > _GRACE:
+            if time.monotonic() - stopped > _STOP_SECONDS:
                 log.warning("compactor %s ends in the middle of a request to the store", worker.name)
                 logging.shutdown()
                 os._exit(0)  # a normal exit would wait for the thread that waits for the store
     running.result()
-    works.shutdown()
+    executor.shutdown()
     log.info("compactor %s ends: %d done", worker.name, worker.done)

@@ -48,11 +48,11 @@ from millpond.stores.runs.run_store import RunStore
 from millpond.stores.unaligned.compaction import CompactionInput, compact
 from millpond.stores.unaligned.segment import ENTRY
 
-LEASE = 30.0
+LEASE_SECONDS = 30.0
 """Seconds without a new lease after which a worker counts as dead."""
 
-_BEATS = 3  # leases per LEASE period
-_MEMORY = 256 << 20
+_RENEWALS_PER_LEASE = 3  # leases written per `LEASE_SECONDS`
+_CACHE_BYTES = 256 << 20
 
 _log = logging.getLogger("millpond.compactor")
 
@@ -64,9 +64,9 @@ class Worker:
     Args:
         locations: the `millpond/` folders to look at, iterated at each step.
         directory: the folder for temporary files.
-        lease: see `LEASE`.
+        lease: see `LEASE_SECONDS`.
         clock: a monotonic clock in seconds.
-        beats: whether it renews its lease during work (tests switch this off).
+        renews_lease: whether it renews its lease during work (tests switch this off).
 
     Attributes:
         name: the worker's name in leases.
@@ -76,9 +76,9 @@ class Worker:
 
     locations: Iterable[FileSystem]
     directory: str = field(default_factory=tempfile.gettempdir)
-    lease: float = LEASE
+    lease: float = LEASE_SECONDS
     clock: Callable[[], float] = time.monotonic
-    beats: bool = True
+    renews_lease: bool = True
     name: str = field(default_factory=lambda: uuid.uuid4().hex)
     stop: threading.Event = field(default_factory=threading.Event)
     done: int = 0
@@ -111,13 +111,17 @@ class Worker:
             try:
                 # One request for each location: requests at the first location must not delay other locations.
                 worked |= any(
-                    self._try(files, *request) for request in self._open(files, seen) if not self.stop.is_set()
+                    self._try_request(files, *request)
+                    for request in self._free_requests(files, seen)
+                    if not self.stop.is_set()
                 )
             except MillpondError as error:
                 _log.warning("%s: %s", files.url, error)
         return worked
 
-    def _open(self, files: FileSystem, seen: dict[str, tuple[int, float]]) -> Iterator[tuple[str, RequestState]]:
+    def _free_requests(
+        self, files: FileSystem, seen: dict[str, tuple[int, float]]
+    ) -> Iterator[tuple[str, RequestState]]:
         """Yield the free requests of runs that are not fenced, oldest first.
 
         A request is free if no worker holds it, or if its newest lease has not changed for the lease time. The time is
@@ -140,7 +144,7 @@ class Worker:
             if not fenced[state.generation]:
                 yield identity, state
 
-    def _try(self, files: FileSystem, identity: str, state: RequestState) -> bool:
+    def _try_request(self, files: FileSystem, identity: str, state: RequestState) -> bool:
         try:
             claim_lease(files, state.generation, identity, state.lease + 1, self.name)
         except AlreadyExistsError:
@@ -159,8 +163,8 @@ class Worker:
         started = time.perf_counter()
         pace = Pace(1.0)
         try:
-            with self._beating(files, request, state.lease + 1, pace):
-                refs = self._do(files, request, pace)
+            with self._renewed_lease(files, request, state.lease + 1, pace):
+                refs = self._run_job(files, request, pace)
             done = CompactionResult(uuid.uuid4().hex, tuple(refs), seconds=time.perf_counter() - started)
         except TransientError as error:
             _log.warning("%s: request %s failed, and another worker may execute it: %s", files.url, identity, error)
@@ -171,12 +175,12 @@ class Worker:
         self._answer(files, request, done)
         return True
 
-    def _do(self, files: FileSystem, request: Request, pace: Pace) -> list[RunRef]:
+    def _run_job(self, files: FileSystem, request: Request, pace: Pace) -> list[RunRef]:
         job = msgspec.msgpack.decode(request.job, type=Job)
         size = sum(ref.bytes for ref in job.inputs)
         _log.info("%s: request %s: %d files, %d bytes", files.url, request.id, len(job.inputs), size)
         with tempfile.TemporaryDirectory(prefix="millpond-compactor-", dir=self.directory) as local:
-            return do_job(files, job, local, pace, file_prefix(request.id))
+            return run_job(files, job, local, pace, file_prefix(request.id))
 
     def _answer(self, files: FileSystem, request: Request, done: CompactionResult) -> None:
         """Write the answer, unless there is an answer already, the request was withdrawn, or its run is fenced."""
@@ -188,14 +192,14 @@ class Worker:
         try:
             with_retries(lambda: put_result(files, generation, identity, done))
         except AlreadyExistsError:
-            if not self._mine(files, request, done):
+            if not self._is_own_result(files, request, done):
                 _log.info("%s: request %s was answered by another worker", files.url, identity)
                 return
         self.done += 1
         rows, size = sum(ref.rows for ref in done.files), sum(ref.bytes for ref in done.files)
         _log.info("%s: request %s done: %d rows, %d bytes, %.1f s", files.url, identity, rows, size, done.seconds)
 
-    def _mine(self, files: FileSystem, request: Request, done: CompactionResult) -> bool:
+    def _is_own_result(self, files: FileSystem, request: Request, done: CompactionResult) -> bool:
         """Return whether the existing answer is this worker's; remove this worker's files if it is not."""
         try:
             answer = read_result(files, request.generation, request.id)
@@ -207,33 +211,33 @@ class Worker:
         return False
 
     @contextmanager
-    def _beating(self, files: FileSystem, request: Request, lease: int, pace: Pace) -> Iterator[None]:
+    def _renewed_lease(self, files: FileSystem, request: Request, lease: int, pace: Pace) -> Iterator[None]:
         """Renew the lease during work; stop the work when another worker has taken over, or this worker has to stop.
 
         On a stop, the lease is released at once: the work may be in a long request to the store, whose end other
         workers need not wait for.
         """
-        if not self.beats:
+        if not self.renews_lease:
             yield
             return
         ended = threading.Event()
         number = lease
 
-        def give_up() -> None:
+        def release() -> None:
             with suppress(MillpondError):  # if this fails, the lease expires
                 release_lease(files, request.generation, request.id, number, self.name)
 
-        def beat() -> None:
+        def renew() -> None:
             nonlocal number
-            due = self.clock() + self.lease / _BEATS
+            due = self.clock() + self.lease / _RENEWALS_PER_LEASE
             while not ended.wait(0.1):
                 if self.stop.is_set():
                     pace.stop()
-                    give_up()
+                    release()
                     return
                 if self.clock() < due:
                     continue
-                due = self.clock() + self.lease / _BEATS
+                due = self.clock() + self.lease / _RENEWALS_PER_LEASE
                 try:
                     if not files.exists(request_name(request.generation, request.id)):
                         pace.stop()  # the request was withdrawn
@@ -249,7 +253,7 @@ class Worker:
                     continue
                 number += 1
 
-        thread = threading.Thread(target=beat, name="millpond-lease", daemon=True)
+        thread = threading.Thread(target=renew, name="millpond-lease", daemon=True)
         thread.start()
         failed = False
         try:
@@ -261,10 +265,10 @@ class Worker:
             ended.set()
             thread.join()
             if failed and self.stop.is_set():
-                give_up()
+                release()
 
 
-def do_job(files: FileSystem, job: Job, local: str, pace: Pace, prefix: str = "") -> list[RunRef]:
+def run_job(files: FileSystem, job: Job, local: str, pace: Pace, prefix: str = "") -> list[RunRef]:
     """Execute a compaction, and return references to the new files.
 
     Args:
@@ -290,7 +294,7 @@ def do_job(files: FileSystem, job: Job, local: str, pace: Pace, prefix: str = ""
             return [compact(appended, inputs, layout, local, job.piece, pace)[0]]
         finally:
             appended.close()
-    store = RunStore(files, local, disk=0, memory=_MEMORY, prefix=prefix)
+    store = RunStore(files, local, disk=0, memory=_CACHE_BYTES, prefix=prefix)
     try:
         if isinstance(job, MergeRuns):
             runs = store.open_all(job.inputs, layout, axis=job.axis, earlier=job.earlier)

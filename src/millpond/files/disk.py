@@ -8,7 +8,7 @@ import os
 FULL = (errno.ENOSPC, errno.EDQUOT)
 NO_FILES = (errno.EMFILE, errno.ENFILE)
 REFUSED = (errno.EACCES, errno.EPERM)
-UNFIT = (errno.ENOTDIR, errno.EISDIR, errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG)
+PERMANENT = (errno.ENOTDIR, errno.EISDIR, errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG)
 """Permanent failures: no file can be written under such a name."""
 
 
@@ -29,7 +29,7 @@ def remedy(error: OSError, place: str, or_else: str = "") -> str:
         return "Raise the limit of open files (ulimit -n) for Spark's processes."
     elif error.errno in REFUSED:
         what = f"Give user {os.getuid()} the right to read and write below {place}"
-    elif error.errno in UNFIT:
+    elif error.errno in PERMANENT:
         what = f"Make {place} a folder that can be written, on a disk that is not read-only"
     else:
         what = f"See whether the disk of {place} works, and try again"

@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from millpond.checkpoint.forks.parents import PARENTS_FILE, Parents
-from millpond.checkpoint.formats.documents import write_own_document
+from millpond.checkpoint.formats.documents import write_document_once
 from millpond.checkpoint.generation import Base, BaseVersion, claim, write_base
 from millpond.checkpoint.recovery import Recovery
 from millpond.checkpoint.state_schema import QUERY_FILE
@@ -32,7 +32,7 @@ from millpond.conf import Settings, read_settings
 from millpond.ddl import quoted
 from millpond.errors import SettingError, StateDamagedError, StateIncompatibleError, UsageError
 from millpond.files.backends.filesystem import FileSystem
-from millpond.files.backends.retry import put_own
+from millpond.files.backends.retry import put_once
 from millpond.files.locations.opening import join_url, open_filesystem
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.decide import decide
@@ -118,8 +118,8 @@ def import_checkpoint(
     batch, planned = query_logs.last("commits"), query_logs.last("offsets")
     imported = _imported_rows(spark, catalyst, decision, origin, batch, _times(query_logs, batch))
     files = open_filesystem(join_url(target.url, "millpond"))
-    write_own_document(files, PARENTS_FILE, Parents(files.url, (), making=uuid.uuid4().hex))
-    write_own_document(files, QUERY_FILE, state_schema_of(decision, catalyst))
+    write_document_once(files, PARENTS_FILE, Parents(files.url, (), making=uuid.uuid4().hex))
+    write_document_once(files, QUERY_FILE, state_schema_of(decision, catalyst))
     task = _claim_generation(
         spark, settings, decision, files, query, target.url, origin, batch, fingerprint(catalyst, decision)
     )
@@ -160,7 +160,7 @@ def import_checkpoint(
             action="Stop it, wherever it runs, delete what there is at the new place, and import again.",
             file=original.url,
         )
-    put_own(target, METADATA, [original.get(METADATA)])
+    put_once(target, METADATA, [original.get(METADATA)])
     return Import(target.url, query, batch + 1, task.partitions, len(decision.on_millpond))
 
 

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from millpond.errors import SettingError, UsageError
 from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem
 from millpond.files.backends.local import LocalFiles
-from millpond.files.backends.retry import put_own
+from millpond.files.backends.retry import put_once
 from millpond.files.disk import reason, remedy
 from millpond.files.locations.opening import open_filesystem
 from millpond.spec.operators import Field
@@ -82,22 +82,22 @@ def export_state(location: str, target: str, version: int | None = None, operato
     schemas = [_schema(operator_, fields) for operator_, _, _, fields in parts]
     files = open_filesystem(target)
     if files.list(""):
-        raise _taken(files)
+        raise _target_not_empty_error(files)
     try:
-        put_own(files, STARTED, [uuid.uuid4().hex.encode()])
+        put_once(files, STARTED, [uuid.uuid4().hex.encode()])
     except AlreadyExistsError:
-        raise _taken(files) from None
+        raise _target_not_empty_error(files) from None
     rows = 0
     for (operator_, name, table, _), schema in zip(parts, schemas, strict=True):
         folder = f"operator-{operator_.index}" + (f"/{quote(name, safe='')}" if name else "")
         for partition in range(partitions):
-            with _scratch() as file:
+            with _temporary_file() as file:
                 rows += _write(reader.read(operator_.index, partition, chosen, table), schema, file)
-                _send(file, files, f"{folder}/part-{partition:05d}.parquet")
+                _upload(file, files, f"{folder}/part-{partition:05d}.parquet")
     files.put(SUCCESS, [b""])
     files.delete(STARTED)
     if isinstance(files, LocalFiles):
-        files.tidy()
+        files.remove_empty_staging()
     return Export(files.url, chosen, len(parts) * partitions, rows)
 
 
@@ -114,7 +114,7 @@ def _schema(operator: StateOperator, fields: Sequence[Field]) -> pa.Schema:
     return schema
 
 
-def _scratch() -> BinaryIO:
+def _temporary_file() -> BinaryIO:
     try:
         return tempfile.TemporaryFile(prefix="millpond-export-")
     except OSError as error:
@@ -167,7 +167,7 @@ def _groups(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]
         yield group
 
 
-def _send(file: BinaryIO, files: FileSystem, name: str) -> None:
+def _upload(file: BinaryIO, files: FileSystem, name: str) -> None:
     """Upload a local file; its pages are mapped, so they are in memory only while they are sent."""
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
         pieces: Sequence[memoryview] = [view[start : start + _PIECE] for start in range(0, len(view), _PIECE)]
@@ -178,7 +178,7 @@ def _send(file: BinaryIO, files: FileSystem, name: str) -> None:
                 piece.release()
 
 
-def _taken(files: FileSystem) -> UsageError:
+def _target_not_empty_error(files: FileSystem) -> UsageError:
     return UsageError(
         "There is something here already.",
         action="Name another folder. What an export that was interrupted has left can be deleted: it has no _SUCCESS.",

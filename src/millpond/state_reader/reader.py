@@ -24,11 +24,11 @@ from millpond.spec.kinds.union import OperatorSpec
 from millpond.spec.operators import Field
 from millpond.time_slices import base_name
 
-GIVE = "Give the query's checkpointLocation, or its folder in spark.millpond.state.location."
+LOCATION_ADVICE = "Give the query's checkpointLocation, or its folder in spark.millpond.state.location."
 """Advice for errors where no state is found."""
 
 
-def span(versions: Sequence[int]) -> str:
+def format_versions(versions: Sequence[int]) -> str:
     """Format ascending versions as text, with ranges: `versions 1 to 3, 5`."""
     first = [version for version in versions if version - 1 not in versions]
     last = [version for version in versions if version + 1 not in versions]
@@ -114,14 +114,14 @@ class StateReader:
         UsageError: there is no Millpond state.
     """
 
-    def __init__(self, location: str, generation: int | None = None, *, action: str = GIVE) -> None:
+    def __init__(self, location: str, generation: int | None = None, *, action: str = LOCATION_ADVICE) -> None:
         if not location.strip():
             raise UsageError("The location of the state is empty.", action=action)
         self.location = location
         self.files: FileSystem = open_state(location)
         claimed = claimed_generations(self.files) if generation is None else [generation]
         self._unread = claimed
-        self._found: list[_Run] = []
+        self._begun_runs: list[_Run] = []
         newest = next(self._runs(), None)
         if newest is None or not self.files.exists(QUERY_FILE):
             raise UsageError(
@@ -130,7 +130,7 @@ class StateReader:
                 file=self.files.url,
             )
         self.claim, self.base = newest.claim, newest.base
-        self._shapes = read_schemas(self.files, self.base.shape)
+        self._state_schemas = read_schemas(self.files, self.base.shape)
         self.operators = self._operators(self.base.shape)
         self._commits: dict[int, _Commits] = {}
 
@@ -178,19 +178,19 @@ class StateReader:
                 tuple(operator.tables),
                 operator.columns,
             )
-            for index, operator in enumerate(self._shapes[shape].operators)
+            for index, operator in enumerate(self._state_schemas[shape].operators)
         ]
 
     def _schemas(self, operator: int, table: str, shape: int) -> dict[int, TableSchema]:
         """Return the schemas of a table by number of the state schema, up to the state schema `shape`."""
         schemas, number = {}, shape
         while True:
-            tables = self._shapes[number].operators[operator].tables
+            tables = self._state_schemas[number].operators[operator].tables
             if table in tables:
                 schemas[number] = msgspec.convert(tables[table], TableSchema)
             if not number:
                 return schemas
-            number = self._shapes[number].parent
+            number = self._state_schemas[number].parent
 
     @property
     def partitions(self) -> int:
@@ -207,7 +207,7 @@ class StateReader:
 
     def known(self) -> list[int]:
         """Return, in ascending order, the versions that the newest run committed or began with."""
-        return self._known(self._found[:1])
+        return self._versions_of(self._begun_runs[:1])
 
     def versions(self) -> list[int]:
         """Return the readable versions in ascending order: every partition has them, and all their files exist.
@@ -215,23 +215,23 @@ class StateReader:
         Versions of older runs are included. A commit may outlive its version, because later versions refer to its
         contents.
         """
-        known = self._known(list(self._runs()))
-        stored = self._there()
-        return [version for version in known if self.is_whole(version) and self._has(version, stored)]
+        known = self._versions_of(list(self._runs()))
+        stored = self._stored_objects()
+        return [version for version in known if self.is_complete(version) and self._has(version, stored)]
 
-    def _there(self) -> dict[str, bool]:
+    def _stored_objects(self) -> dict[str, bool]:
         """List the objects in the folders of files and commits."""
         return {info.name: True for folder in ("files/", "commits/") for info in self.files.list(folder)}
 
-    def _has(self, version: int, there: dict[str, bool]) -> bool:
+    def _has(self, version: int, stored: dict[str, bool]) -> bool:
         """Return whether all objects of a version exist; results of checks are added to `there`."""
         needs = needs_of(self.manifests(version).values())
-        for name in needs - there.keys():
+        for name in needs - stored.keys():
             # Not in the lists: missing, or shared with a fork's parent and stored in its folder.
-            there[name] = self.files.exists(name)
-        return all(there[name] for name in needs)
+            stored[name] = self.files.exists(name)
+        return all(stored[name] for name in needs)
 
-    def _known(self, runs: Sequence[_Run]) -> list[int]:
+    def _versions_of(self, runs: Sequence[_Run]) -> list[int]:
         """Return the versions for which the commits or bases of `runs` count, in ascending order."""
         known = {base.version for run in runs for base in run.base.versions}
         claimed = {run.claim.number for run in runs}
@@ -243,9 +243,9 @@ class StateReader:
 
     def newest(self) -> int:
         """Return the newest version of the newest run that every partition has; 0 if there is none."""
-        return next((version for version in reversed(self.known()) if self.is_whole(version)), 0)
+        return next((version for version in reversed(self.known()) if self.is_complete(version)), 0)
 
-    def is_whole(self, version: int) -> bool:
+    def is_complete(self, version: int) -> bool:
         """Return whether every partition has a version; `versions` also checks that its files exist."""
         return len(self.manifests(version)) == len(self.operators) * self.partitions_at(version)
 
@@ -259,17 +259,17 @@ class StateReader:
         if version is None and (newest := self.newest()):
             return newest
         versions: list[int] = []
-        if version is not None and version > 0 and self.is_whole(version):
-            if self._has(version, self._there()) or version > min(versions := self.versions(), default=0):
+        if version is not None and version > 0 and self.is_complete(version):
+            if self._has(version, self._stored_objects()) or version > min(versions := self.versions(), default=0):
                 return version
         elif damage := self.damage(version):
             raise damage[0]
         versions = versions or self.versions()
         raise UsageError(
-            "There is no durable version yet." if version is None else "This version of the state is not there.",
+            "There is no durable version yet." if version is None else "This version of the state is not stored.",
             version=version,
             file=self.files.url,
-            action=f"There {'are' if len(versions) > 1 else 'is'} {span(versions)}."
+            action=f"There {'are' if len(versions) > 1 else 'is'} {format_versions(versions)}."
             if versions
             else "Look again when a batch has ended.",
         )
@@ -359,7 +359,7 @@ class StateReader:
                     if known.lineage != manifest.lineage:
                         uncertain.add(manifest.place)
             base = run.base.find_version(version)
-            if base is not None and not self._whole(run.claim, commits):
+            if base is not None and not self._has_all_partitions(run.claim, commits):
                 if base.ranges != run.claim.ranges and not uncertain:
                     # The base has other hash ranges: its partitions cannot be combined with the run's own.
                     commits.manifests.clear()
@@ -381,7 +381,7 @@ class StateReader:
             return []
         return [manifest for manifest in header.manifests if manifest.version == version]
 
-    def _whole(self, claim: Generation, found: _Commits) -> bool:
+    def _has_all_partitions(self, claim: Generation, found: _Commits) -> bool:
         return len(found.manifests) == len(self.operators) * claim.partitions
 
     def _inherit(self, claim: Generation, base: BaseVersion, found: _Commits) -> None:
@@ -406,11 +406,11 @@ class StateReader:
         for run in self._runs():
             if any(base.version <= version for base in run.base.versions):
                 return run
-        return self._found[-1]
+        return self._begun_runs[-1]
 
     def _runs(self) -> Iterator[_Run]:
         """Yield the runs that have begun, newest first, reading their claims lazily."""
-        yield from self._found
+        yield from self._begun_runs
         while self._unread:
             number = self._unread.pop()
             try:
@@ -421,5 +421,5 @@ class StateReader:
                 if any(parse_commit_name(name)[1] == number for name in self._commit_names()):
                     raise
                 continue  # a truncated object of a run that died before it began
-            self._found.append(run)
+            self._begun_runs.append(run)
             yield run

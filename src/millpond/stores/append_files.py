@@ -30,10 +30,10 @@ from millpond.files.formats.append_file import (
     Section,
     open_files,
 )
-from millpond.files.formats.codec import damaged
+from millpond.files.formats.codec import damaged_error
 from millpond.files.refs import RunRef, range_of
 from millpond.files.tiers.append_copies import CachedBytes
-from millpond.files.tiers.local_copies import CopyBeside, LocalCache
+from millpond.files.tiers.local_copies import CopyWriter, LocalCache
 from millpond.layout import RowLayout, Rows
 
 FOLDER = "files/"
@@ -99,13 +99,13 @@ class AppendFiles:
         if self._in_place is not None:
             return self.stage(fill, layouts, rows).publish()
         name = self._new_name()
-        staged = self._copies.staged(name) if self._copies is not None and self._copies.limit else None
+        staged = self._copies.staging_path(name) if self._copies is not None and self._copies.limit else None
         try:
             with self._files.upload(name) as write, ExitStack() as stack:
                 # One pass writes both the remote file and its local copy.
                 targets = [write]
                 if self._copies is not None and staged is not None:
-                    targets.append(stack.enter_context(CopyBeside(staged, self._copies.limit)).write)
+                    targets.append(stack.enter_context(CopyWriter(staged, self._copies.limit)).write)
                 writer = AppendFileWriter(lambda data: [target(data) for target in targets], compress=True)
                 fill(writer)
                 writer.finish()
@@ -128,7 +128,7 @@ class AppendFiles:
             data = self.spool(fill)
             file = AppendFile(MappedBytes(data, name), layouts)
             return Staged(file, lambda: self._upload(name, data, layouts, rows))
-        path = self._in_place.staging()
+        path = self._in_place.new_staging_path()
         try:
             with open(path, "wb", buffering=_BUFFER_BYTES) as raw:
                 writer = AppendFileWriter(raw.write, compress=False)
@@ -144,7 +144,7 @@ class AppendFiles:
     def _publish(self, name: str, path: str, file: AppendFile, rows: int) -> tuple[RunRef, AppendFile]:
         assert self._in_place is not None
         self._in_place.publish(path, name)
-        file.data.place = self._in_place.place(name)
+        file.data.place = self._in_place.path_of(name)
         return RunRef(name, rows, file.data.size, 0, 0), file
 
     def _upload(
@@ -160,7 +160,7 @@ class AppendFiles:
         """Make a local copy of a file. Returns None if it has no room or the disk fails: the copy is best effort."""
         if self._copies is None or size > self._copies.limit:
             return None
-        staged = self._copies.staged(name)
+        staged = self._copies.staging_path(name)
         try:
             with open(staged, "wb", buffering=_BUFFER_BYTES) as copy:
                 for piece in pieces:
@@ -178,7 +178,7 @@ class AppendFiles:
         assert self._copies is not None
         with self._lock:
             self.remote_blocks += blocks
-            if data.name in self._copying or not self._copies.wants(data.name, data.size):
+            if data.name in self._copying or not self._copies.should_copy(data.name, data.size):
                 return
             self._copying.add(data.name)
 
@@ -227,10 +227,10 @@ class AppendFiles:
             StateIncompatibleError: its rows have another layout, or its format is newer.
         """
         if self._in_place is not None:
-            place = self._in_place.place(ref.name)
+            place = self._in_place.path_of(ref.name)
             # Checked before mapping: a page beyond the end of a shortened file would kill the process (SIGBUS).
             if self._in_place.size(ref.name) != ref.bytes:
-                raise damaged(place, "it does not have the length that it was written with")
+                raise damaged_error(place, "it does not have the length that it was written with")
             return AppendFile(MappedBytes.of_file(place), layouts, range_of(ref.window))
         remote = RemoteBytes(self._files, ByteRange(ref.name, 0, ref.bytes), self._requests)
         if self._copies is None:
@@ -240,7 +240,7 @@ class AppendFiles:
             return AppendFile(data, layouts, range_of(ref.window))
         except StateDamagedError:
             # The local copy may be the damaged one: open the file in the state location instead.
-            if not data.distrust():
+            if not data.report_damage():
                 raise
             return AppendFile(data, layouts, range_of(ref.window))
 
@@ -249,7 +249,7 @@ class AppendFiles:
         if not self._copies.has(ref.name):
             return None
         try:
-            mapped = MappedBytes.of_file(self._copies.place(ref.name))
+            mapped = MappedBytes.of_file(self._copies.path_of(ref.name))
         except (StateDamagedError, OSError):
             mapped = None
         # A bad copy is dropped without an error: the file in the state location is the one that counts.
@@ -264,8 +264,8 @@ class AppendFiles:
         if self._in_place is None:
             return open_files(RemoteBytes(self._files, at, self._requests), layouts, window)
         if self._in_place.size(at.name) < at.offset + at.length:
-            raise damaged(self._files.locate(at.name), "it is shorter than it was written")
-        whole = MappedBytes.of_file(self._in_place.place(at.name))
+            raise damaged_error(self._files.locate(at.name), "it is shorter than it was written")
+        whole = MappedBytes.of_file(self._in_place.path_of(at.name))
         return open_files(whole.part(at.offset, at.length), layouts, window)
 
     def read_ahead(self, parts: Iterable[SectionBlocks]) -> Iterator[list[Rows]]:
@@ -281,7 +281,7 @@ class AppendFiles:
                 elif part.file.data.remote:
                     ahead.append((part, self._readers.submit(part.read)))
                 else:
-                    part.file.data.expect(part.file.ranges(part.section, part.blocks))
+                    part.file.data.prefetch(part.file.ranges(part.section, part.blocks))
                     ahead.append((part, None))
             if not ahead:
                 return

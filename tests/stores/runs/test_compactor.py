@@ -132,7 +132,7 @@ def test_a_failing_merge_is_tried_again_and_raised_at_last(store, monkeypatch):
 
 
 def test_a_merge_whose_upload_fails_halfway_is_made_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(uploads, "PART", 2000)
+    monkeypatch.setattr(uploads, "PART_BYTES", 2000)
     plain = open_filesystem(f"memory:{tmp_path}")
     files = FaultyFiles(plain, Faults(fail=0.4, retries=1, seed=1))
     sound, made = (RunStore(each, f"{tmp_path}/local", disk=0, memory=1 << 20) for each in (plain, files))
@@ -159,7 +159,7 @@ def test_damage_is_raised_at_once(store, tmp_path):
         file.write(b"damage")
     store.copies.drop(broken.ref.name)
     assert isinstance(broken.source, CachedSource)
-    broken.source._lose()
+    broken.source._on_evicted()
     now = Now()
     compactor = Compactor(runs, store, now)
     compactor.step()

@@ -12,7 +12,7 @@ from millpond.files.backends.filesystem import FileSystem
 from millpond.files.formats import blocks, run
 from millpond.files.formats.blocks import sort_rows
 from millpond.files.locations.opening import open_filesystem
-from millpond.files.tiers import allowance
+from millpond.files.tiers import read_budget
 from millpond.layout import HASH, Rows
 from millpond.stores.runs.merge import merge
 from millpond.stores.runs.run_set import RunSet
@@ -62,8 +62,8 @@ def far(tmp_path, monkeypatch):
     """Make a store with a given memory in bytes, four runs in it, opened again, and their rows; parts are small."""
     monkeypatch.setattr(blocks, "RUN_BLOCK", 1000)
     monkeypatch.setattr(run, "FILTER_GROUP", 16)
-    monkeypatch.setattr(allowance, "_LEAST", 1000)
-    monkeypatch.setattr("millpond.files.tiers.remote.GAP", 100)
+    monkeypatch.setattr(read_budget, "_LEAST", 1000)
+    monkeypatch.setattr("millpond.files.tiers.remote.MAX_GAP_BYTES", 100)
     monkeypatch.setattr("millpond.files.tiers.remote.RUN_BLOCK", 1000)
     stores = []
 
@@ -98,7 +98,7 @@ def test_rounds_are_few_though_parts_are_small(far):
     # A part takes a quarter of the memory, some blocks; eight requests go side by side. One part after the other, each
     # run by itself, would make hundreds of rounds.
     assert files.rounds < len(files.requests) / 4
-    assert store._allowance.used == 0
+    assert store._read_budget.used == 0
 
 
 def test_a_scan_asks_all_runs_at_once_and_for_the_next_piece_while_one_is_used(far):
@@ -151,27 +151,27 @@ def test_filters_and_blocks_keep_to_one_limit(far, memory):
 
 def test_what_is_under_way_keeps_to_its_limit(far, monkeypatch):
     _, store, runs, rows = far(40_000)
-    highest, take = 0, store._allowance.take
+    highest, take = 0, store._read_budget.take
 
-    def watched(size, *, anyway=False):
+    def watched(size, *, force=False):
         nonlocal highest
-        taken = take(size, anyway=anyway)
-        highest = max(highest, store._allowance.used)
+        taken = take(size, force=force)
+        highest = max(highest, store._read_budget.used)
         return taken
 
-    store._allowance.take = watched
+    store._read_budget.take = watched
     ask(runs, rows, 1000)
-    assert 20_000 < highest <= 40_000 + 4 * 2 * store._allowance.step
-    assert store._allowance.used == 0
+    assert 20_000 < highest <= 40_000 + 4 * 2 * store._read_budget.step
+    assert store._read_budget.used == 0
 
 
 def test_a_lookup_that_fails_gives_back_what_it_took(far, monkeypatch):
-    monkeypatch.setattr(retry, "_PAUSE", 0.0)
+    monkeypatch.setattr(retry, "_FIRST_PAUSE_SECONDS", 0.0)
     files, store, runs, rows = far(40_000)
     files.forget()
     files.failing = True
     with pytest.raises(TransientError):
         ask(runs, rows, 300)
     files.failing = False
-    assert store._allowance.used == 0
+    assert store._read_budget.used == 0
     ask(runs, rows, 300)

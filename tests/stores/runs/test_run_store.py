@@ -17,7 +17,7 @@ from millpond.files.formats.blocks import sort_rows
 from millpond.files.locations.counted import CountedFiles
 from millpond.files.locations.faults import Faults, FaultyFiles
 from millpond.files.locations.opening import open_filesystem
-from millpond.files.tiers import allowance, local_copies, mapped
+from millpond.files.tiers import local_copies, mapped, read_budget
 from millpond.files.tiers.local_copies import CachedSource
 from millpond.files.tiers.mapped import MappedSource
 from millpond.layout import HashRange, Rows
@@ -45,7 +45,7 @@ def cached(run: Run) -> CachedSource:
 def small(monkeypatch):
     monkeypatch.setattr(blocks, "RUN_BLOCK", 200)
     monkeypatch.setattr(run, "FILTER_GROUP", 3)
-    monkeypatch.setattr(allowance, "_LEAST", 1)  # as many parts as there can be
+    monkeypatch.setattr(read_budget, "_LEAST", 1)  # as many parts as there can be
     for tier in (mapped, local_copies):
         monkeypatch.setattr(tier, "PART_BLOCKS", 2)
 
@@ -210,7 +210,7 @@ def test_damage_is_named_or_harmless(tmp_path, monkeypatch, data):
     far = local or data.draw(st.booleans())
     first = store(tmp_path, disk=1 << 30 if local else 0, far=far)
     written = first.write(encode(held, shape), shape)
-    path = first.copies.place(written.ref.name) if local else f"{tmp_path}/state/{written.ref.name}"
+    path = first.copies.path_of(written.ref.name) if local else f"{tmp_path}/state/{written.ref.name}"
     with open(path, "rb") as file:
         content = bytearray(file.read())
     if data.draw(st.booleans()):
@@ -283,7 +283,7 @@ def many_pieces(count=20):
 
 @pytest.fixture
 def short_parts(monkeypatch):
-    monkeypatch.setattr(uploads, "PART", 50_000)
+    monkeypatch.setattr(uploads, "PART_BYTES", 50_000)
 
 
 def test_a_run_goes_to_the_store_as_its_pieces_come_and_not_to_the_disk(tmp_path, short_parts):

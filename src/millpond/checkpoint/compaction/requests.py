@@ -14,7 +14,7 @@ from millpond.checkpoint.formats.documents import (
     digits,
     read_document,
     write_document,
-    write_own_document,
+    write_document_once,
 )
 from millpond.errors import StateDamagedError
 from millpond.files.backends.filesystem import FileInfo, FileSystem, MissingFileError
@@ -122,7 +122,7 @@ def request_of_file(name: str) -> str:
 
 def put_request(files: FileSystem, request: Request) -> None:
     """Write a request."""
-    write_own_document(files, request_name(request.generation, request.id), request)
+    write_document_once(files, request_name(request.generation, request.id), request)
 
 
 def put_result(files: FileSystem, generation: int, identity: str, done: CompactionResult) -> None:

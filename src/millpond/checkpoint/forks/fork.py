@@ -16,7 +16,7 @@ from millpond.checkpoint.formats.manifest import PartitionManifest, TableState
 from millpond.checkpoint.generation import Base, BaseVersion, Tip, claim, write_base
 from millpond.checkpoint.recovery import Recovery
 from millpond.files.backends.filesystem import FileSystem
-from millpond.files.backends.retry import put_own
+from millpond.files.backends.retry import put_once
 from millpond.files.locations.forked import parse_shared, shared_name
 
 
@@ -93,7 +93,7 @@ def begin_fork(files: FileSystem, state: ForkState, version: int, source: Recove
     slot = uuid.uuid4().hex
     name = commit_name(version, generation.number, slot, 0)
     header = encode_header(CommitHeader(generation.number, slot, version, 0, state.manifests))
-    put_own(files, name, [header])
+    put_once(files, name, [header])
     tips = tuple(
         Tip(*manifest.place, manifest.id, manifest.lineage, name, len(header), manifest.shape)
         for manifest in state.manifests

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from millpond.checkpoint.forks.parents import Parent, Parents, open_parent
-from millpond.checkpoint.formats.documents import FORMAT, read_document, write_own_document
+from millpond.checkpoint.formats.documents import FORMAT, read_document, write_document_once
 from millpond.errors import StateDamagedError
 from millpond.files.backends.filesystem import FileSystem, MissingFileError
 from millpond.files.locations.forked import parse_shared
@@ -39,7 +39,7 @@ def pin_name(identity: str) -> str:
 
 def write_pin(files: FileSystem, name: str, pin: Pin) -> None:
     """Write a pin under a new name, which is never used again."""
-    write_own_document(files, name, pin)
+    write_document_once(files, name, pin)
 
 
 def read_pins(files: FileSystem, known: Mapping[str, Pin] | None = None) -> dict[str, Pin]:

@@ -9,7 +9,7 @@ import xxhash
 
 from millpond.errors import StateDamagedError, StateIncompatibleError
 from millpond.files.backends.filesystem import FileSystem
-from millpond.files.backends.retry import put_own
+from millpond.files.backends.retry import put_once
 
 FORMAT = 5
 """Format version of the checkpoint; every document has it in its field `format`."""
@@ -25,9 +25,9 @@ def write_document(files: FileSystem, name: str, document: msgspec.Struct, *, cr
     files.put(name, _encoded(document), create=create)
 
 
-def write_own_document(files: FileSystem, name: str, document: msgspec.Struct) -> None:
-    """Put a document if absent; no other writer may write the same bytes under this name (see `put_own`)."""
-    put_own(files, name, _encoded(document))
+def write_document_once(files: FileSystem, name: str, document: msgspec.Struct) -> None:
+    """Put a document if absent; no other writer may write the same bytes under this name (see `put_once`)."""
+    put_once(files, name, _encoded(document))
 
 
 def _encoded(document: msgspec.Struct) -> list[bytes]:

@@ -41,7 +41,7 @@ from millpond.checkpoint.generation import INITIAL, claimed_generations, newest_
 from millpond.checkpoint.retention.needs import IN_FLIGHT_BATCHES, committed_at, read_needs
 from millpond.files.backends.filesystem import FileInfo, FileSystem, MissingFileError
 from millpond.files.backends.local import STAGING
-from millpond.files.backends.uploads import PART
+from millpond.files.backends.uploads import PART_BYTES
 
 MIN_AGE_SECONDS = 3600.0
 """Seconds for which unneeded objects stay, so that a reader that has just opened them can finish."""
@@ -146,7 +146,7 @@ def find_orphans(files: FileSystem, planned: Mapping[int, float], *, now: float 
 
 def _latest_upload_end(info: FileInfo) -> float:
     """Return the latest time at which a file's upload ended, in seconds since the epoch."""
-    return info.modified + (MAX_UPLOAD_SECONDS if info.size > PART else 0.0)
+    return info.modified + (MAX_UPLOAD_SECONDS if info.size > PART_BYTES else 0.0)
 
 
 def _may_be_named(state: RequestState, newest: int, expired: float) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-NEAR = 1 << 20
+MAX_GAP_BYTES = 1 << 20
 """Largest gap in bytes between two ranges that are fetched in one request."""
 
 
-def near(ranges: Sequence[tuple[int, int]]) -> list[list[int]]:
+def group_ranges(ranges: Sequence[tuple[int, int]]) -> list[list[int]]:
     """Group `(offset, length)` ranges by request.
 
     Returns:
@@ -18,7 +18,7 @@ def near(ranges: Sequence[tuple[int, int]]) -> list[list[int]]:
     end = 0
     for i in sorted(range(len(ranges)), key=ranges.__getitem__):
         offset, length = ranges[i]
-        if groups and offset - end <= NEAR:
+        if groups and offset - end <= MAX_GAP_BYTES:
             groups[-1].append(i)
         else:
             groups.append([i])
@@ -27,10 +27,10 @@ def near(ranges: Sequence[tuple[int, int]]) -> list[list[int]]:
     return groups
 
 
-def joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def coalesce_ranges(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Coalesce `(offset, length)` ranges: near ranges become one, including the gaps between them."""
     requests = []
-    for group in near(ranges):
+    for group in group_ranges(ranges):
         begin = ranges[group[0]][0]
         requests.append((begin, max(sum(ranges[i]) for i in group) - begin))
     return requests

@@ -113,19 +113,19 @@ def views(data: Sequence[Buffer]) -> list[memoryview]:
     return [piece.cast("B") for piece in pieces if piece.nbytes]  # an empty array cannot be cast
 
 
-def missing(url: str) -> MissingFileError:
+def missing_error(url: str) -> MissingFileError:
     """Return the error for a missing object."""
     return MissingFileError("A state file is missing.", action="Restore it from a backup of the location.", file=url)
 
 
-def taken(url: str) -> AlreadyExistsError:
+def exists_error(url: str) -> AlreadyExistsError:
     """Return the error for put-if-absent on a name that is taken."""
     return AlreadyExistsError("An object with this name exists.", file=url)
 
 
-def cut_short(url: str, wanted: int | None = None) -> StateDamagedError:
-    """Return the error for an object that ends before the requested bytes (`wanted`: their end)."""
-    until = f" before byte {wanted}" if wanted is not None else ""
+def truncated_error(url: str, end: int | None = None) -> StateDamagedError:
+    """Return the error for an object that ends before the requested bytes (`end`: the end of these)."""
+    until = f" before byte {end}" if end is not None else ""
     return StateDamagedError(
         f"A state file ends{until} too early.", action="Restore it from a backup of the location.", file=url
     )

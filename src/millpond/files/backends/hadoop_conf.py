@@ -54,7 +54,7 @@ def find_cluster(url: str) -> Cluster:
     if not authority and scheme == "hdfs":
         authority = conf.get("fs.defaultFS", "").removeprefix("hdfs://").rstrip("/")
     if conf.get("hadoop.security.authentication", "simple") == "kerberos":
-        raise kerberos(url)
+        raise kerberos_error(url)
     secure = scheme == "swebhdfs" or (scheme == "hdfs" and conf.get("dfs.http.policy") == "HTTPS_ONLY")
     addresses = _addresses(url, scheme, authority, "https" if secure else "http", conf)
     return Cluster(
@@ -66,7 +66,7 @@ def find_cluster(url: str) -> Cluster:
     )
 
 
-def kerberos(url: str) -> SettingError:
+def kerberos_error(url: str) -> SettingError:
     """Return the error for a cluster that requires Kerberos authentication."""
     return SettingError(
         "This HDFS authenticates by Kerberos, which Millpond does not support.",

@@ -22,34 +22,34 @@ from urllib.parse import quote, urlencode
 import urllib3
 
 from millpond.errors import MillpondError, SettingError, TransientError
-from millpond.files.backends.byte_ranges import near
+from millpond.files.backends.byte_ranges import group_ranges
 from millpond.files.backends.filesystem import (
     AlreadyExistsError,
     Buffer,
     FileInfo,
     MissingFileError,
     Write,
-    cut_short,
-    missing,
-    taken,
+    exists_error,
+    missing_error,
+    truncated_error,
     views,
 )
-from millpond.files.backends.hadoop_conf import find_cluster, kerberos
+from millpond.files.backends.hadoop_conf import find_cluster, kerberos_error
 from millpond.files.backends.local import STAGING
 from millpond.files.backends.retry import with_retries
-from millpond.files.backends.uploads import in_parts
+from millpond.files.backends.uploads import upload_in_parts
 
-AHEAD = 2
+MAX_QUEUED_PARTS = 2
 """Parts of one object that are queued to be sent."""
 
-_TRIES = 10
-_WITHIN = 120.0  # seconds after which a failure is not retried; a failover of namenodes takes less
+_MAX_TRIES = 10
+_RETRY_SECONDS = 120.0  # seconds after which a failure is not retried; a failover of namenodes takes less
 _CONNECTIONS = 128  # connections kept to one host; as many as there are reader threads
-_AVOIDED = 60.0  # seconds for which a failed datanode is excluded; the namenode takes minutes to declare it dead
-_ELSEWHERE = frozenset({"StandbyException", "ObserverRetryOnActiveException"})
+_EXCLUDE_SECONDS = 60.0  # of a failed datanode; the namenode takes minutes to declare it dead
+_NOT_ACTIVE = frozenset({"StandbyException", "ObserverRetryOnActiveException"})
 """Exceptions of a namenode that is not active."""
 
-_UNFIT = frozenset(
+_PERMANENT = frozenset(
     {
         "IllegalArgumentException",
         "InvalidPathException",
@@ -82,10 +82,10 @@ class HdfsFiles:
         self._cluster = find_cluster(url)
         self._active = 0
         self._folders: set[str] = set()  # folders known to exist
-        self._avoided: dict[str, float] = {}  # excluded datanodes, and until when
+        self._excluded_until: dict[str, float] = {}  # excluded datanodes, and until when
         config = retry_config or {}
-        self._tries = config.get("max_retries", _TRIES - 1) + 1
-        self._within = config.get("retry_timeout", timedelta(seconds=_WITHIN)).total_seconds()
+        self._tries = config.get("max_retries", _MAX_TRIES - 1) + 1
+        self._retry_seconds = config.get("retry_timeout", timedelta(seconds=_RETRY_SECONDS)).total_seconds()
         cluster = self._cluster
         timeout = urllib3.Timeout(connect=cluster.connect_timeout, read=cluster.read_timeout)
         self._http = urllib3.PoolManager(num_pools=64, maxsize=_CONNECTIONS, timeout=timeout, retries=False)
@@ -93,17 +93,17 @@ class HdfsFiles:
     def put(self, name: str, data: Sequence[Buffer], *, create: bool = False, sync: bool = True) -> None:
         """See `FileSystem.put`; with `sync`, datanodes have synced the blocks before it returns."""
         pieces = views(data)
-        leftovers: list[str] = []
+        staging_files: list[str] = []
         try:
-            staged = self._with_retries(lambda: self._stage(pieces, sync, leftovers, name))
+            staged = self._with_retries(lambda: self._stage(pieces, sync, staging_files, name))
             self._publish(staged, name, pieces if create else None)
-            leftovers.remove(staged)
+            staging_files.remove(staged)
         finally:
-            self._discard(leftovers)
+            self._discard(staging_files)
 
     def upload(self, name: str) -> AbstractContextManager[Write]:
         """See `FileSystem.upload`; a large object goes to a staging file in one request, which cannot be repeated."""
-        return in_parts(lambda data: self.put(name, [data]), lambda: _Stream(self, name))
+        return upload_in_parts(lambda data: self.put(name, [data]), lambda: _Stream(self, name))
 
     def get(self, name: str) -> bytes:
         """See `FileSystem.get`."""
@@ -116,7 +116,7 @@ class HdfsFiles:
     def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
         """See `FileSystem.get_ranges`."""
         pieces: list[Buffer] = [b""] * len(ranges)
-        for group in near(ranges):
+        for group in group_ranges(ranges):
             begin, end = ranges[group[0]][0], max(sum(ranges[i]) for i in group)
             if begin == end:
                 continue
@@ -124,7 +124,7 @@ class HdfsFiles:
             for i in group:
                 offset, length = ranges[i]
                 if len(whole) < offset + length - begin:
-                    raise cut_short(self.locate(name), offset + length)
+                    raise truncated_error(self.locate(name), offset + length)
                 pieces[i] = whole[offset - begin : offset - begin + length]
         return pieces
 
@@ -132,7 +132,7 @@ class HdfsFiles:
         """See `FileSystem.size`."""
         status = self._with_retries(lambda: self._status(name))
         if status is None:
-            raise missing(self.locate(name))
+            raise missing_error(self.locate(name))
         return int(status["length"])
 
     def exists(self, name: str) -> bool:
@@ -158,10 +158,10 @@ class HdfsFiles:
         """See `FileSystem.locate`."""
         return f"{self.url}/{name}"
 
-    def _stage(self, pieces: Iterable[Buffer], sync: bool, aside: Listed, name: str) -> str:
+    def _stage(self, pieces: Iterable[Buffer], sync: bool, staging_files: Listed, name: str) -> str:
         """Write a staging file. Each try has a new name, because an earlier try may still be in flight."""
         staged = f"{STAGING}/{uuid.uuid4().hex}"
-        aside.append(staged)
+        staging_files.append(staged)
         flags = "CREATE,SYNC_BLOCK" if sync else "CREATE"
         self._try("PUT", "CREATE", staged, pieces, label=name, overwrite="false", createparent="true", createflag=flags)
         return staged
@@ -192,20 +192,20 @@ class HdfsFiles:
 
         After such a try, the source is missing. Without one, a missing source is an error.
         """
-        unsure = False
+        maybe_moved = False
 
         def move() -> bool:
-            nonlocal unsure
+            nonlocal maybe_moved
             self._make_folder(dst.rpartition("/")[0])
             target = self._path(dst)
             try:
                 self._try("PUT", "RENAME", src, label=label, destination=target, renameoptions=option)
             except TransientError:
-                unsure = True
+                maybe_moved = True
                 raise
             except (AlreadyExistsError, MissingFileError) as error:
                 if self._status(src) is None:
-                    if unsure:
+                    if maybe_moved:
                         return False
                     raise
                 if isinstance(error, AlreadyExistsError):
@@ -222,7 +222,7 @@ class HdfsFiles:
         try:
             self._try("PUT", "MKDIRS", folder)
         except AlreadyExistsError as error:
-            raise self._unfit(folder, "a file has the name of a folder") from error
+            raise self._permanent_error(folder, "a file has the name of a folder") from error
         self._folders.add(folder)
 
     def _discard(self, names: Iterable[str]) -> None:
@@ -237,14 +237,14 @@ class HdfsFiles:
     def _status(self, name: str) -> dict[str, Any] | None:
         """Return the namenode's status of a file; None if it does not exist or is a folder."""
         try:
-            status = self._ask("GETFILESTATUS", name)["FileStatus"]
+            status = self._get_json("GETFILESTATUS", name)["FileStatus"]
         except MissingFileError:
             return None
         return status if status["type"] == "FILE" else None
 
-    def _walk(self, folder: str, prefix: str, after: str, found: Listing) -> None:
+    def _walk(self, folder: str, prefix: str, after: str, infos: Listing) -> None:
         try:
-            answer = self._with_retries(lambda: self._ask("LISTSTATUS", folder))
+            answer = self._with_retries(lambda: self._get_json("LISTSTATUS", folder))
         except MissingFileError:
             return
         for status in answer["FileStatuses"]["FileStatus"]:
@@ -255,22 +255,22 @@ class HdfsFiles:
             if status["type"] == "DIRECTORY":
                 if name + "/" < after and not after.startswith(name + "/"):
                     continue  # all names in the folder sort before `after`
-                self._walk(name, "", after, found)
+                self._walk(name, "", after, infos)
             elif name > after:
-                found.append(FileInfo(name, status["length"], status["modificationTime"] / 1e3))
+                infos.append(FileInfo(name, status["length"], status["modificationTime"] / 1e3))
 
     def _with_retries(self, action: Callable[[], T]) -> T:
-        return with_retries(action, tries=self._tries, within=self._within)
+        return with_retries(action, tries=self._tries, within=self._retry_seconds)
 
     def _path(self, name: str) -> str:
         return f"{self._cluster.path}/{name}".rstrip("/") or "/"
 
-    def _ask(self, operation: str, name: str) -> dict[str, Any]:
+    def _get_json(self, operation: str, name: str) -> dict[str, Any]:
         answer = self._try("GET", operation, name)
         try:
             document: dict[str, Any] = json.loads(answer)
         except ValueError as error:  # the answer was cut off
-            raise self._failed(name, "its answer breaks off") from error
+            raise self._transient_error(name, "its answer breaks off") from error
         return document
 
     def _try(
@@ -297,46 +297,48 @@ class HdfsFiles:
         """
         label = name if label is None else label
         number = self._active
-        avoided = self._avoid() if operation in ("CREATE", "OPEN") else ""
-        if avoided:
-            parameters["excludedatanodes"] = avoided
+        excluded = self._excluded_addresses() if operation in ("CREATE", "OPEN") else ""
+        if excluded:
+            parameters["excludedatanodes"] = excluded
         query = urlencode({"op": operation, "user.name": self._cluster.user, **parameters})
         url = f"{self._cluster.namenodes[number]}/webhdfs/v1{quote(self._path(name))}?{query}"
         try:
             answer = self._send(method, url, label)
         except TransientError:
-            self._leave(number)
+            self._switch_namenode(number)
             raise
         if answer.status == 307 and "location" in answer.headers:
-            answer = self._send_on(method, answer.headers["location"], label, data)
-        elif avoided and answer.status >= 300:
-            self._avoided.clear()  # perhaps no other datanode has the block or has room
+            answer = self._send_to_datanode(method, answer.headers["location"], label, data)
+        elif excluded and answer.status >= 300:
+            self._excluded_until.clear()  # perhaps no other datanode has the block or has room
             del parameters["excludedatanodes"]
             return self._try(method, operation, name, data, label, **parameters)
         elif data is not None and answer.status < 300:
             raise self._no_webhdfs(answer)
         if answer.status < 300:
             return answer.data
-        kind, message = _remote(answer)
-        if kind in _ELSEWHERE:
-            self._leave(number)
+        kind, message = _remote_exception(answer)
+        if kind in _NOT_ACTIVE:
+            self._switch_namenode(number)
         raise self._failure(answer, kind, message, label)
 
-    def _send_on(self, method: str, url: str, name: str, data: Iterable[Buffer] | None) -> urllib3.BaseHTTPResponse:
-        """Send a request to a datanode; if it fails, exclude the datanode for `_AVOIDED` seconds."""
+    def _send_to_datanode(
+        self, method: str, url: str, name: str, data: Iterable[Buffer] | None
+    ) -> urllib3.BaseHTTPResponse:
+        """Send a request to a datanode; if it fails, exclude the datanode for `_EXCLUDE_SECONDS` seconds."""
         try:
             return self._send(method, url, name, data)
         except TransientError:
             with suppress(OSError, ValueError):  # namenodes redirect to host names, but exclude by address
                 address = socket.gethostbyname(urllib3.util.parse_url(url).host or "")
-                self._avoided[address] = time.monotonic() + _AVOIDED
+                self._excluded_until[address] = time.monotonic() + _EXCLUDE_SECONDS
             raise
 
-    def _avoid(self) -> str:
+    def _excluded_addresses(self) -> str:
         now = time.monotonic()
-        return ",".join(sorted(address for address, until in self._avoided.copy().items() if until > now))
+        return ",".join(sorted(address for address, until in self._excluded_until.copy().items() if until > now))
 
-    def _leave(self, number: int) -> None:
+    def _switch_namenode(self, number: int) -> None:
         """Switch to the next namenode, unless another thread has switched already."""
         if self._active == number:
             self._active = (number + 1) % len(self._cluster.namenodes)
@@ -350,38 +352,38 @@ class HdfsFiles:
             return self._http.request(method, url, body=body, headers=headers, redirect=False)
         except (urllib3.exceptions.HTTPError, OSError) as error:
             why = str(error.args[-1] if error.args else error)  # the reason follows urllib3's name of the connection
-            raise self._failed(name, f"{_host(url)}: {why.partition('): ')[2] or why}") from error
+            raise self._transient_error(name, f"{_host(url)}: {why.partition('): ')[2] or why}") from error
 
     def _failure(self, answer: urllib3.BaseHTTPResponse, kind: str, message: str, name: str) -> MillpondError:
         """Return the error for an unsuccessful answer; `kind` is the class of Java's exception."""
         url = self.locate(name)
         if kind == "FileNotFoundException":
-            return missing(url)
+            return missing_error(url)
         if kind == "FileAlreadyExistsException":
-            return taken(url)
+            return exists_error(url)
         if answer.status == 401 and answer.headers.get("www-authenticate", "").startswith("Negotiate"):
-            return kerberos(self.url)
+            return kerberos_error(self.url)
         if kind.endswith(("AccessControlException", "AuthorizationException", "SecurityException")):
             return SettingError(
                 f"HDFS refuses access: {message}.",
                 action="Check the rights of the user that HADOOP_USER_NAME names, or who runs Spark.",
                 file=url,
             )
-        if kind in _UNFIT:
-            return self._unfit(name, message)
+        if kind in _PERMANENT:
+            return self._permanent_error(name, message)
         if "out of the range" in message:
-            return cut_short(url)
+            return truncated_error(url)
         if kind.endswith("QuotaExceededException"):
-            return self._failed(name, message, "Free some space, or have the quota raised.")
+            return self._transient_error(name, message, "Free some space, or have the quota raised.")
         if not kind and answer.status < 500 and answer.status != 429:
             return self._no_webhdfs(answer)
-        return self._failed(name, message or f"it answers {answer.status}")
+        return self._transient_error(name, message or f"it answers {answer.status}")
 
-    def _failed(self, name: str, why: str, action: str = "") -> TransientError:
+    def _transient_error(self, name: str, why: str, action: str = "") -> TransientError:
         action = action or "Try again; if it goes on, check the location and whether its namenode and datanodes run."
         return TransientError(f"HDFS failed: {why}.", action=action, file=self.locate(name))
 
-    def _unfit(self, name: str, why: str) -> SettingError:
+    def _permanent_error(self, name: str, why: str) -> SettingError:
         return SettingError(
             f"Nothing can be kept here: {why}.",
             action=f"See that {self.url} is, or can become, a folder on HDFS.",
@@ -403,23 +405,23 @@ class _Stream:
     def __init__(self, files: HdfsFiles, name: str) -> None:
         self._files = files
         self._name = name
-        self._aside: Listed = []
-        self._waiting: Queue[bytes | None] = Queue(AHEAD)
-        self._given_up = False
+        self._staging_files: Listed = []
+        self._waiting: Queue[bytes | None] = Queue(MAX_QUEUED_PARTS)
+        self._aborted = False
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="millpond-upload", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            self._files._stage(self._pieces(), True, self._aside, self._name)
+            self._files._stage(self._pieces(), True, self._staging_files, self._name)
         except BaseException as error:
             self._failure = error
 
     def _pieces(self) -> Iterator[bytes]:
         while (piece := self._waiting.get()) is not None:
             yield piece
-        if self._given_up:
+        if self._aborted:
             raise OSError("given up")  # breaks the connection, so the staging file does not count as complete
 
     def send(self, data: bytes) -> None:
@@ -440,17 +442,17 @@ class _Stream:
         self._thread.join()
         if self._failure is not None:
             raise self._failure
-        self._files._publish(self._aside[-1], self._name, None)
+        self._files._publish(self._staging_files[-1], self._name, None)
 
     def abort(self) -> None:
         """See `Parts.abort`."""
-        self._given_up = True
+        self._aborted = True
         self._put(None)
         self._thread.join()
-        self._files._discard(self._aside)
+        self._files._discard(self._staging_files)
 
 
-def _remote(answer: urllib3.BaseHTTPResponse) -> tuple[str, str]:
+def _remote_exception(answer: urllib3.BaseHTTPResponse) -> tuple[str, str]:
     """Return the class of Java's exception in an answer and the first line of its message; empty if there is none."""
     try:
         exception = json.loads(answer.data)["RemoteException"]

@@ -20,21 +20,21 @@ from millpond.files.backends.filesystem import (
     FileInfo,
     MissingFileError,
     Write,
-    cut_short,
-    missing,
-    taken,
+    exists_error,
+    missing_error,
+    truncated_error,
     views,
 )
-from millpond.files.disk import UNFIT, remedy
+from millpond.files.disk import PERMANENT, remedy
 
 STAGING = "staging"
 """Folder of staging files below the location; files that stay there were left by dead processes."""
 
-_ASIDE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-_PIECES = 512  # buffers per writev call; the kernel takes at most 1,024
+_STAGING_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_MAX_BUFFERS_PER_WRITE = 512  # buffers per writev call; the kernel takes at most 1,024
 T = TypeVar("T")
 Listing = list[FileInfo]
-_CALL = 1 << 30  # bytes per write call; the kernel takes at most 2 GiB
+_MAX_BYTES_PER_WRITE = 1 << 30  # bytes per write call; the kernel takes at most 2 GiB
 
 
 class LocalFiles:
@@ -49,7 +49,7 @@ class LocalFiles:
         target = self._path(name)
         with self._errors(name):
             if create and os.path.exists(target):  # saves the write; only the link below is atomic
-                raise taken(self.locate(name))
+                raise exists_error(self.locate(name))
             staged = self._stage(data, sync)
             try:
                 self._publish(staged, target, create, sync)
@@ -64,8 +64,8 @@ class LocalFiles:
     @contextmanager
     def _upload(self, name: str) -> Iterator[Write]:
         with self._errors(name):
-            staged = self.staging()
-            handle = os.open(staged, _ASIDE, 0o666)
+            staged = self.new_staging_path()
+            handle = os.open(staged, _STAGING_FLAGS, 0o666)
 
         def write(data: Buffer) -> None:
             with self._errors(name):
@@ -100,7 +100,7 @@ class LocalFiles:
                 os.close(handle)
         for piece, (offset, length) in zip(pieces, ranges, strict=True):
             if len(piece) != length:
-                raise cut_short(self.locate(name), offset + length)
+                raise truncated_error(self.locate(name), offset + length)
         return list(pieces)
 
     def size(self, name: str) -> int:
@@ -129,7 +129,7 @@ class LocalFiles:
         source, target = self._path(src), self._path(dst)
         with self._errors(src):
             os.stat(source)
-            _making_folders(lambda: os.replace(source, target), target)
+            _with_folders(lambda: os.replace(source, target), target)
             _sync_folder(os.path.dirname(target))
             _sync_folder(os.path.dirname(source))
 
@@ -142,17 +142,17 @@ class LocalFiles:
         """See `FileSystem.locate`."""
         return f"{self.url}/{name}"
 
-    def place(self, name: str) -> str:
+    def path_of(self, name: str) -> str:
         """Return the path of an object, for mapping it into memory."""
         return self._path(name)
 
-    def staging(self) -> str:
+    def new_staging_path(self) -> str:
         """Return a new path of a staging file, on the same disk, for a file to be written and then published."""
         staged = os.path.join(self.path, STAGING, uuid.uuid4().hex)
         _make_folder(os.path.dirname(staged))
         return staged
 
-    def tidy(self) -> None:
+    def remove_empty_staging(self) -> None:
         """Remove the staging folder if it is empty, once no process writes here any more."""
         with suppress(OSError):
             os.rmdir(os.path.join(self.path, STAGING))
@@ -173,7 +173,7 @@ class LocalFiles:
 
     def _stage(self, data: Sequence[Buffer], sync: bool) -> str:
         staged = os.path.join(self.path, STAGING, uuid.uuid4().hex)
-        handle = _making_folders(lambda: os.open(staged, _ASIDE, 0o666), staged)
+        handle = _with_folders(lambda: os.open(staged, _STAGING_FLAGS, 0o666), staged)
         try:
             _write(handle, data)
             if sync:
@@ -188,16 +188,16 @@ class LocalFiles:
     def _publish(self, staged: str, target: str, create: bool, sync: bool) -> None:
         if create:
             try:
-                _making_folders(lambda: os.link(staged, target), target)
+                _with_folders(lambda: os.link(staged, target), target)
             except FileExistsError:
-                raise taken(self.locate(os.path.relpath(target, self.path))) from None
+                raise exists_error(self.locate(os.path.relpath(target, self.path))) from None
             os.unlink(staged)
         else:
-            _making_folders(lambda: os.replace(staged, target), target)
+            _with_folders(lambda: os.replace(staged, target), target)
         if sync:
             _sync_folder(os.path.dirname(target))
 
-    def _walk(self, folder: str, prefix: str, after: str, found: Listing) -> None:
+    def _walk(self, folder: str, prefix: str, after: str, infos: Listing) -> None:
         try:
             entries = os.scandir(os.path.join(self.path, folder))
         except (FileNotFoundError, NotADirectoryError):
@@ -210,20 +210,20 @@ class LocalFiles:
                 if entry.is_dir():
                     if name + "/" < after and not after.startswith(name + "/"):
                         continue  # all names in the folder sort before `after`
-                    self._walk(name, "", after, found)
+                    self._walk(name, "", after, infos)
                 elif name > after:
                     try:
                         status = entry.stat()
                     except FileNotFoundError:  # deleted meanwhile
                         continue
-                    found.append(FileInfo(name, status.st_size, status.st_mtime))
+                    infos.append(FileInfo(name, status.st_size, status.st_mtime))
 
     @contextmanager
     def _errors(self, name: str) -> Iterator[None]:
         try:
             yield
         except FileNotFoundError as error:
-            raise missing(self.locate(name)) from error
+            raise missing_error(self.locate(name)) from error
         except PermissionError as error:
             raise SettingError(
                 f"Access is refused: {error.strerror}.",
@@ -234,17 +234,19 @@ class LocalFiles:
             raise
         except OSError as error:
             place, action = self.locate(name), remedy(error, self.path)
-            if error.errno in UNFIT:
+            if error.errno in PERMANENT:
                 raise SettingError(f"Nothing can be kept here: {error.strerror}.", action=action, file=place) from error
             raise TransientError(f"The disk failed: {error.strerror}.", action=action, file=place) from error
 
 
 def _write(handle: int, data: Sequence[Buffer]) -> None:
-    pieces = [piece[i : i + _CALL] for piece in views(data) for i in range(0, len(piece), _CALL)]
+    pieces = [
+        piece[i : i + _MAX_BYTES_PER_WRITE] for piece in views(data) for i in range(0, len(piece), _MAX_BYTES_PER_WRITE)
+    ]
     first = 0
     while first < len(pieces):
-        batch, room = [], _CALL
-        for piece in pieces[first : first + _PIECES]:
+        batch, room = [], _MAX_BYTES_PER_WRITE
+        for piece in pieces[first : first + _MAX_BUFFERS_PER_WRITE]:
             batch.append(piece)
             room -= len(piece)
             if room <= 0:
@@ -273,7 +275,7 @@ def _read(handle: int, offset: int, length: int) -> bytes:
     return b"".join(pieces)
 
 
-def _making_folders(action: Callable[[], T], target: str) -> T:
+def _with_folders(action: Callable[[], T], target: str) -> T:
     try:
         return action()
     except FileNotFoundError:

@@ -13,13 +13,13 @@ from obstore import exceptions
 from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store, from_url
 
 from millpond.errors import SettingError, TransientError
-from millpond.files.backends.uploads import PART, SLOWEST
+from millpond.files.backends.uploads import MIN_BYTES_PER_SECOND, PART_BYTES
 
 _METADATA = ("/latest/api/token", "/latest/meta-data/iam/")
 """Paths of EC2's metadata service, which obstore asks for a role's credentials if the environment has none."""
-_REFUSED = "status code: 4"
+_CLIENT_ERROR = "status code: 4"
 
-TIMEOUT = 30.0
+REQUEST_SECONDS = 30.0
 """obstore's default time-out of a request in seconds, its body included."""
 
 _PREFIXES: dict[type[ObjectStore], str] = {S3Store: "AWS", GCSStore: "GOOGLE", AzureStore: "AZURE"}
@@ -46,7 +46,7 @@ _CLIENT_OPTIONS = (
 )
 
 
-def for_creating(store: ObjectStore, url: str, options: Mapping[str, Any], size: int) -> ObjectStore:
+def store_for_create(store: ObjectStore, url: str, options: Mapping[str, Any], size: int) -> ObjectStore:
     """Return a store handle for puts-if-absent of an object.
 
     Args:
@@ -54,14 +54,17 @@ def for_creating(store: ObjectStore, url: str, options: Mapping[str, Any], size:
         url, options: URL and options that `store` was opened with.
         size: size of the object in bytes.
     """
-    if size <= PART and "retry_config" not in options:
+    if size <= PART_BYTES and "retry_config" not in options:
         return store
     # Callers of put-if-absent repeat it themselves, because they must check the outcome of each try.
     own_options = {name: value for name, value in options.items() if name != "retry_config"}
-    if size > PART:  # the time-out is for the whole body
+    if size > PART_BYTES:  # the time-out is for the whole body
         client = options.get("client_options") or _client_options(store)
-        own_options["client_options"] = {**client, "timeout": timedelta(seconds=TIMEOUT + size / SLOWEST)}
-    return from_url(literally(url), **own_options)
+        own_options["client_options"] = {
+            **client,
+            "timeout": timedelta(seconds=REQUEST_SECONDS + size / MIN_BYTES_PER_SECOND),
+        }
+    return from_url(quote_path(url), **own_options)
 
 
 def _client_options(store: ObjectStore) -> dict[str, str]:
@@ -71,7 +74,7 @@ def _client_options(store: ObjectStore) -> dict[str, str]:
     return {name: os.environ[variable] for name, variable in names.items() if variable in os.environ}
 
 
-def literally(url: str) -> str:
+def quote_path(url: str) -> str:
     """Percent-encode a location's path for obstore, so that it is taken literally, as by Hadoop; there is no query."""
     scheme, mark, rest = url.partition("://")
     if scheme in ("http", "https"):
@@ -86,7 +89,7 @@ def first_line(error: BaseException) -> str:
 
 
 @contextmanager
-def environment(url: str) -> Iterator[None]:
+def explain_environment(url: str) -> Iterator[None]:
     """Raise plain errors for missing credentials and settings in the environment.
 
     A failure of the metadata service may be temporary, so it is a `TransientError` unless the service refused.
@@ -102,7 +105,7 @@ def environment(url: str) -> Iterator[None]:
                 file=url,
             ) from error
         if any(path in message for path in _METADATA):
-            kind = SettingError if isinstance(error, FileNotFoundError) or _REFUSED in message else TransientError
+            kind = SettingError if isinstance(error, FileNotFoundError) or _CLIENT_ERROR in message else TransientError
             raise kind(
                 "There are no credentials for the store in the environment, and the machine's metadata service, which "
                 f"was asked for those of a role, gives none: {message}.",

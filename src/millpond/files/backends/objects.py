@@ -14,28 +14,28 @@ from obstore import exceptions
 from obstore.store import MemoryStore, ObjectStore, from_url
 
 from millpond.errors import MillpondError, SettingError, TransientError, UsageError
-from millpond.files.backends.byte_ranges import NEAR
+from millpond.files.backends.byte_ranges import MAX_GAP_BYTES
 from millpond.files.backends.filesystem import (
     Buffer,
     FileInfo,
     MissingFileError,
     Write,
-    cut_short,
-    missing,
-    taken,
+    exists_error,
+    missing_error,
+    truncated_error,
     views,
 )
-from millpond.files.backends.object_store_options import environment, first_line, for_creating, literally
+from millpond.files.backends.object_store_options import explain_environment, first_line, quote_path, store_for_create
 from millpond.files.backends.retry import with_retries
-from millpond.files.backends.uploads import PART, in_parts
+from millpond.files.backends.uploads import PART_BYTES, upload_in_parts
 
-AHEAD = 3
+MAX_PARTS_IN_FLIGHT = 3
 """Parts of one object that are uploaded concurrently."""
 
-PAGE = 1000
+NAMES_PER_PAGE = 1000
 """Names per page of a listing."""
 
-LARGEST = 5000 << 20
+MAX_PUT_BYTES = 5000 << 20
 """Largest object in bytes that stores accept in one put."""
 
 _NAME = re.compile(r"\S*/\S*")
@@ -61,15 +61,15 @@ class ObjectFiles:
         self.url = url.rstrip("/")
         self._prefix = prefix + "/" if prefix else ""
         self._reopen = reopen
-        self._creating: dict[int, ObjectStore] = {}
+        self._create_stores: dict[int, ObjectStore] = {}
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> ObjectFiles:
         """Open a remote store by URL through obstore."""
 
         try:
-            store = from_url(literally(url), **options)
-            return cls(store, url, reopen=partial(for_creating, store, url, options))
+            store = from_url(quote_path(url), **options)
+            return cls(store, url, reopen=partial(store_for_create, store, url, options))
         except (exceptions.BaseError, ValueError) as error:
             raise SettingError(
                 f"The location {url!r} cannot be opened: {first_line(error)}.",
@@ -78,10 +78,10 @@ class ObjectFiles:
 
     def put(self, name: str, data: Sequence[Buffer], *, create: bool = False, sync: bool = True) -> None:
         """See `FileSystem.put`; object stores acknowledge only durable objects, so `sync` has no effect."""
-        with self._bucket(), self._errors(name):
+        with self._explain_missing_bucket(), self._errors(name):
             pieces = views(data)
             size = sum(len(piece) for piece in pieces)
-            if not create and size > PART:
+            if not create and size > PART_BYTES:
                 with self.upload(name) as write:
                     for piece in pieces:
                         write(piece)
@@ -93,19 +93,19 @@ class ObjectFiles:
                 # By default, obstore puts an iterator as a multipart upload: three requests for the smallest object.
                 obstore.put(self.store, self._prefix + name, body, use_multipart=False)
                 return
-            if size > LARGEST:
-                raise too_large(self.locate(name), size)
+            if size > MAX_PUT_BYTES:
+                raise too_large_error(self.locate(name), size)
             try:
-                obstore.put(self._creator(size), self._prefix + name, body, mode="create")
+                obstore.put(self._store_for_create(size), self._prefix + name, body, mode="create")
             except exceptions.AlreadyExistsError as error:
                 if self.exists(name):
                     raise
                 # S3 answers 409 for concurrent requests, and obstore reports that as an existing object.
-                raise conflict(self.locate(name)) from error
+                raise conflict_error(self.locate(name)) from error
 
     def upload(self, name: str) -> AbstractContextManager[Write]:
         """See `FileSystem.upload`."""
-        return in_parts(lambda data: self.put(name, [data]), lambda: _Multipart(self, name))
+        return upload_in_parts(lambda data: self.put(name, [data]), lambda: _Multipart(self, name))
 
     def get(self, name: str) -> bytes:
         """See `FileSystem.get`."""
@@ -124,11 +124,11 @@ class ObjectFiles:
                 self._prefix + name,
                 starts=[offset for offset, _ in ranges],
                 lengths=[length for _, length in ranges],
-                coalesce=NEAR,
+                coalesce=MAX_GAP_BYTES,
             )
         for piece, (offset, length) in zip(pieces, ranges, strict=True):
             if len(piece) != length:
-                raise cut_short(self.locate(name), offset + length)
+                raise truncated_error(self.locate(name), offset + length)
         return list(pieces)
 
     def size(self, name: str) -> int:
@@ -153,7 +153,7 @@ class ObjectFiles:
         cut = len(self._prefix)
 
         def list_all() -> list[FileInfo]:
-            with self._bucket(), self._errors(prefix):
+            with self._explain_missing_bucket(), self._errors(prefix):
                 return [
                     FileInfo(meta["path"][cut:], meta["size"], meta["last_modified"].timestamp())
                     for chunk in obstore.list(self.store, folder or None, offset=offset or None)
@@ -183,17 +183,17 @@ class ObjectFiles:
         """See `FileSystem.locate`."""
         return f"{self.url}/{name}"
 
-    def _creator(self, size: int) -> ObjectStore:
+    def _store_for_create(self, size: int) -> ObjectStore:
         """Return the store handle for a put-if-absent of `size` bytes."""
         if self._reopen is None:
             return self.store
-        size = max(PART, 1 << (size - 1).bit_length())  # rounded up to a power of two: a few handles are enough
-        if size not in self._creating:
-            self._creating[size] = self._reopen(size)
-        return self._creating[size]
+        size = max(PART_BYTES, 1 << (size - 1).bit_length())  # rounded up to a power of two: a few handles are enough
+        if size not in self._create_stores:
+            self._create_stores[size] = self._reopen(size)
+        return self._create_stores[size]
 
     @contextmanager
-    def _bucket(self) -> Iterator[None]:
+    def _explain_missing_bucket(self) -> Iterator[None]:
         """Report a missing bucket; for requests that do not refer to an existing object."""
         try:
             yield
@@ -207,12 +207,12 @@ class ObjectFiles:
     @contextmanager
     def _errors(self, name: str) -> Iterator[None]:
         try:
-            with environment(self.locate(name)):
+            with explain_environment(self.locate(name)):
                 yield
         except FileNotFoundError as error:
-            raise missing(self.locate(name)) from error
+            raise missing_error(self.locate(name)) from error
         except exceptions.AlreadyExistsError as error:
-            raise taken(self.locate(name)) from error
+            raise exists_error(self.locate(name)) from error
         except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError) as error:
             raise SettingError(
                 f"The store refuses access: {first_line(error)}.",
@@ -227,10 +227,10 @@ class ObjectFiles:
             ) from error
         except (exceptions.BaseError, OSError) as error:
             if "404 Not Found" in first_line(error):  # a list has no error class for this
-                raise missing(self.locate(name)) from error
+                raise missing_error(self.locate(name)) from error
             # Messages name the object, and its name may hold the word too.
             if "range" in _NAME.sub("", first_line(error)).lower():
-                raise cut_short(self.locate(name)) from error
+                raise truncated_error(self.locate(name)) from error
             raise TransientError(
                 f"The store failed: {first_line(error)}.",
                 action=f"Try again; if it goes on, see whether {self.url} can be reached, and with which credentials.",
@@ -249,7 +249,9 @@ class _Multipart:
 
     def _open(self) -> None:
         path = self._files._prefix + self._name
-        self._writer = obstore.open_writer(self._files.store, path, buffer_size=PART, max_concurrency=AHEAD)
+        self._writer = obstore.open_writer(
+            self._files.store, path, buffer_size=PART_BYTES, max_concurrency=MAX_PARTS_IN_FLIGHT
+        )
 
     def send(self, data: bytes) -> None:
         """See `Parts.send`."""
@@ -265,7 +267,7 @@ class _Multipart:
         self._size += len(data)
 
     def _write(self, data: bytes) -> None:
-        with self._files._bucket(), self._files._errors(self._name):
+        with self._files._explain_missing_bucket(), self._files._errors(self._name):
             self._writer.write(data)
 
     def complete(self) -> None:
@@ -274,7 +276,7 @@ class _Multipart:
             with self._files._errors(self._name):
                 self._writer.close()  # on failure, it aborts the upload
         except MillpondError as error:
-            if self._arrived():
+            if self._is_complete():
                 return  # the answer was lost, and the client's next try found no open upload
             if isinstance(error, MissingFileError):
                 raise TransientError(
@@ -282,7 +284,7 @@ class _Multipart:
                 ) from error
             raise
 
-    def _arrived(self) -> bool:
+    def _is_complete(self) -> bool:
         try:
             return self._files.size(self._name) == self._size
         except MillpondError:
@@ -302,15 +304,15 @@ def memory_files(name: str) -> ObjectFiles:
     return ObjectFiles(store, f"memory:{name}", prefix)
 
 
-def conflict(url: str) -> TransientError:
+def conflict_error(url: str) -> TransientError:
     """Return the error for a put-if-absent that met a concurrent request for the name and wrote nothing (S3's 409)."""
     return TransientError("The store was busy with another request for this name.", action="Try again.", file=url)
 
 
-def too_large(url: str, size: int) -> UsageError:
+def too_large_error(url: str, size: int) -> UsageError:
     """Return the error for an object that must be one put and is larger than stores accept."""
     return UsageError(
-        f"An object of {size:,} bytes is to be put at once, and object stores take {LARGEST:,}.",
+        f"An object of {size:,} bytes is to be put at once, and object stores take {MAX_PUT_BYTES:,}.",
         action="Give the query more partitions (spark.millpond.partitions), or let its batches read less.",
         file=url,
     )

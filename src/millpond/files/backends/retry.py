@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from millpond.errors import TransientError
 from millpond.files.backends.filesystem import AlreadyExistsError, Buffer, FileSystem
 
-TRIES = 5
-AT_ONCE = 5.0
+MAX_TRIES = 5
+RETRY_SECONDS = 5.0
 """Seconds after which a failure is not retried here: the store's own client has retried it already."""
 
 LONG_RETRY: dict[str, Any] = {
@@ -27,8 +27,8 @@ By default, obstore gives up after ten tries, which take a few seconds. That is 
 SHORT_RETRY: dict[str, Any] = {"max_retries": 1, "retry_timeout": timedelta(seconds=5)}
 """obstore's retries for an object that may be missing."""
 
-_PAUSE = 0.05  # seconds before the second try; doubled for each further try
-_LONGEST = 15.0  # longest pause, in seconds
+_FIRST_PAUSE_SECONDS = 0.05  # seconds before the second try; doubled for each further try
+_MAX_PAUSE_SECONDS = 15.0  # longest pause, in seconds
 
 T = TypeVar("T")
 
@@ -36,8 +36,8 @@ T = TypeVar("T")
 def with_retries(
     action: Callable[[], T],
     *,
-    tries: int = TRIES,
-    within: float = AT_ONCE,
+    tries: int = MAX_TRIES,
+    within: float = RETRY_SECONDS,
     pause: Callable[[float], object] = time.sleep,
 ) -> T:
     """Run an idempotent action, up to `tries` times while the store fails, with exponential backoff.
@@ -58,11 +58,11 @@ def with_retries(
         except TransientError:
             if time.monotonic() > until:
                 raise
-            pause(min(_LONGEST, _PAUSE * 2**attempt))
+            pause(min(_MAX_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**attempt))
     return action()
 
 
-def put_own(files: FileSystem, name: str, data: Sequence[Buffer]) -> None:
+def put_once(files: FileSystem, name: str, data: Sequence[Buffer]) -> None:
     """Put an object if absent; no other writer may write the same bytes under this name.
 
     If an answer is lost, the store's client repeats the request and finds the name taken by its own first try. So an

@@ -8,13 +8,13 @@ from typing import Protocol
 
 from millpond.files.backends.filesystem import Buffer, Write
 
-PART = 8 << 20
+PART_BYTES = 8 << 20
 """Size of a part of a multipart upload, in bytes; objects up to this size, and puts-if-absent, are one put.
 
 Object stores accept parts of 5 MiB or more, and up to 10,000 parts.
 """
 
-SLOWEST = 1 << 20
+MIN_BYTES_PER_SECOND = 1 << 20
 """Lowest throughput of a put in bytes per second; a slower put counts as stuck."""
 
 
@@ -22,7 +22,7 @@ class Parts(Protocol):
     """An open multipart upload."""
 
     def send(self, data: bytes) -> None:
-        """Send the next part: `PART` bytes, except for the last part. May return before the part is stored."""
+        """Send the next part: `PART_BYTES` bytes, except for the last part. May return before the part is stored."""
 
     def complete(self) -> None:
         """Combine the parts into one object; returns once it is durable."""
@@ -32,12 +32,12 @@ class Parts(Protocol):
 
 
 @contextmanager
-def in_parts(put: Callable[[bytes], object], begin: Callable[[], Parts]) -> Iterator[Write]:
+def upload_in_parts(put: Callable[[bytes], object], begin_multipart: Callable[[], Parts]) -> Iterator[Write]:
     """Stream one object (see `FileSystem.upload`), with at most one part in memory.
 
     Args:
-        put: puts an object of at most `PART` bytes.
-        begin: begins a multipart upload.
+        put: puts an object of at most `PART_BYTES` bytes.
+        begin_multipart: begins a multipart upload.
     """
     held = bytearray()
     parts: Parts | None = None
@@ -46,9 +46,10 @@ def in_parts(put: Callable[[bytes], object], begin: Callable[[], Parts]) -> Iter
         nonlocal parts
         view = memoryview(data)
         remaining = view.cast("B") if view.nbytes else view  # an empty array cannot be cast
-        while len(remaining) > (room := PART - len(held)):  # a full part is kept, so that the last part is not empty
+        # A full part is kept, so that the last part is not empty.
+        while len(remaining) > (room := PART_BYTES - len(held)):
             if parts is None:
-                parts = begin()
+                parts = begin_multipart()
             parts.send(b"".join((held, remaining[:room])))
             held.clear()
             remaining = remaining[room:]
@@ -70,9 +71,9 @@ def in_parts(put: Callable[[bytes], object], begin: Callable[[], Parts]) -> Iter
 
 def put_requests(size: int, *, create: bool = False) -> int:
     """Return the number of requests to put `size` bytes: one, or the parts plus the start and the completion."""
-    return 1 if create or size <= PART else -(-size // PART) + 2
+    return 1 if create or size <= PART_BYTES else -(-size // PART_BYTES) + 2
 
 
-def sent_requests(size: int) -> int:
+def requests_sent(size: int) -> int:
     """Return the number of requests that an upload has sent after `size` bytes; the last part is still buffered."""
-    return 0 if size <= PART else 1 + (size - 1) // PART
+    return 0 if size <= PART_BYTES else 1 + (size - 1) // PART_BYTES

@@ -29,7 +29,7 @@ from millpond.errors import StateDamagedError, StateIncompatibleError
 from millpond.files.backends.filesystem import Buffer, FileSystem
 from millpond.files.backends.retry import with_retries
 from millpond.files.formats.blocks import cut_blocks
-from millpond.files.formats.codec import damaged, decode_block, encode_blocks
+from millpond.files.formats.codec import damaged_error, decode_block, encode_blocks
 from millpond.files.refs import HashInterval
 from millpond.kernels.pointers import address
 from millpond.kernels.runs.readahead import ask_for_range
@@ -39,8 +39,8 @@ MAGIC = b"MILLAPND"
 FORMAT = 1
 
 _TAIL = struct.Struct("<QQ8s")
-_GUESS = 65536  # bytes of the first read at the end of a file, which contains most directories
-_REQUEST = 1 << 20
+_FIRST_READ_BYTES = 65536  # bytes of the first read at the end of a file, which contains most directories
+_REQUEST_BYTES = 1 << 20
 """Approximate bytes of one request to a remote store."""
 
 
@@ -118,13 +118,13 @@ class Bytes(Protocol):
     def get(self, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
         """Read some (offset, length) ranges, which are in ascending order."""
 
-    def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
+    def prefetch(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Prefetch hint: these ranges will be read soon."""
 
     def part(self, offset: int, length: int) -> Bytes:
         """Return the bytes of a range as an independent object."""
 
-    def distrust(self) -> bool:
+    def report_damage(self) -> bool:
         """Report that bytes are damaged; return whether another copy can be read instead."""
 
 
@@ -144,27 +144,27 @@ class MappedBytes:
         """Map a whole file."""
         with open(path, "rb") as file:
             if not os.fstat(file.fileno()).st_size:
-                raise damaged(path, "it is empty")
+                raise damaged_error(path, "it is empty")
             data = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-        data.madvise(mmap.MADV_RANDOM)  # no readahead by the kernel: `expect` requests the pages that are needed
+        data.madvise(mmap.MADV_RANDOM)  # no readahead by the kernel: `prefetch` requests the pages that are needed
         return cls(data, path)
 
     def get(self, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
         """See `Bytes.get`."""
-        self.expect(ranges)
+        self.prefetch(ranges)
         return [self.view[offset : offset + length] for offset, length in ranges]
 
-    def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """See `Bytes.expect`."""
-        for offset, length in joined(ranges):
+    def prefetch(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """See `Bytes.prefetch`."""
+        for offset, length in merge_adjacent(ranges):
             ask_for_range(self._base + offset, length)
 
     def part(self, offset: int, length: int) -> MappedBytes:
         """See `Bytes.part`."""
         return MappedBytes(self.view[offset : offset + length], self.place)
 
-    def distrust(self) -> bool:
-        """See `Bytes.distrust`: this is all there is."""
+    def report_damage(self) -> bool:
+        """See `Bytes.report_damage`: this is all there is."""
         return False
 
 
@@ -173,7 +173,7 @@ class RemoteBytes:
 
     Args:
         files: the state location.
-        at: range of the object.
+        byte_range: range of the object.
         pool: runs requests concurrently; its threads must not wait for this object.
 
     Attributes:
@@ -183,12 +183,12 @@ class RemoteBytes:
 
     remote = True
 
-    def __init__(self, files: FileSystem, at: ByteRange, pool: Executor) -> None:
+    def __init__(self, files: FileSystem, byte_range: ByteRange, pool: Executor) -> None:
         self._files = files
-        self._at = at
+        self._byte_range = byte_range
         self._pool = pool
-        self.place = files.locate(at.name)
-        self.size = at.length
+        self.place = files.locate(byte_range.name)
+        self.size = byte_range.length
         self.fetched = 0
         self.requests = 0
 
@@ -197,10 +197,10 @@ class RemoteBytes:
         parts: list[list[tuple[int, int]]] = [[]]
         size = 0
         for offset, length in ranges:
-            if size >= _REQUEST:
+            if size >= _REQUEST_BYTES:
                 parts.append([])
                 size = 0
-            parts[-1].append((self._at.offset + offset, length))
+            parts[-1].append((self._byte_range.offset + offset, length))
             size += length
         self.fetched += sum(length for _, length in ranges)
         self.requests += len(parts)
@@ -209,21 +209,23 @@ class RemoteBytes:
         return [data for part in self._pool.map(self._request, parts) for data in part]
 
     def _request(self, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
-        return with_retries(lambda: self._files.get_ranges(self._at.name, ranges)) if ranges else []
+        return with_retries(lambda: self._files.get_ranges(self._byte_range.name, ranges)) if ranges else []
 
-    def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
+    def prefetch(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Do nothing: `get` sends its requests concurrently."""
 
     def part(self, offset: int, length: int) -> RemoteBytes:
         """See `Bytes.part`."""
-        return RemoteBytes(self._files, ByteRange(self._at.name, self._at.offset + offset, length), self._pool)
+        return RemoteBytes(
+            self._files, ByteRange(self._byte_range.name, self._byte_range.offset + offset, length), self._pool
+        )
 
-    def distrust(self) -> bool:
-        """See `Bytes.distrust`: this is all there is."""
+    def report_damage(self) -> bool:
+        """See `Bytes.report_damage`: this is all there is."""
         return False
 
 
-def joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def merge_adjacent(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Merge adjacent (offset, length) ranges, which are ascending; padding of up to 8 bytes counts as adjacent."""
     merged: list[tuple[int, int]] = []
     for offset, length in ranges:
@@ -356,7 +358,7 @@ class AppendFile:
         try:
             return self._read(section, blocks)
         except StateDamagedError:
-            if not self.data.distrust():
+            if not self.data.report_damage():
                 raise
             return self._read(section, blocks)
 
@@ -367,7 +369,7 @@ class AppendFile:
         for (offset, _), count, piece in zip(ranges, counts, self.data.get(ranges), strict=True):
             rows, _ = decode_block(memoryview(piece).cast("B"), 0, section.layout, self.data.place)
             if rows.count != count:
-                raise damaged(self.data.place, f"the block at byte {offset} does not fit the directory")
+                raise damaged_error(self.data.place, f"the block at byte {offset} does not fit the directory")
             decoded.append(rows)
         return decoded
 
@@ -385,30 +387,30 @@ def open_files(data: Bytes, layouts: Sequence[RowLayout], window: HashRange = Ha
 def _read_directory(data: Bytes, layouts: Sequence[RowLayout]) -> tuple[int, tuple[Section, ...]]:
     place = data.place
     if data.size < len(MAGIC) + _TAIL.size:
-        raise damaged(place, "it is too short for an append file")
-    length = min(data.size, _GUESS)
+        raise damaged_error(place, "it is too short for an append file")
+    length = min(data.size, _FIRST_READ_BYTES)
     end = memoryview(data.get([(data.size - length, length)])[0]).cast("B")
     if len(end) != length:
-        raise damaged(place, "it is shorter than it was written")
-    wanted, checksum, magic = _TAIL.unpack(end[-_TAIL.size :])
-    if magic != MAGIC or wanted > data.size - _TAIL.size - len(MAGIC):
-        raise damaged(place, "it does not end as an append file does")
-    encoded = end[-_TAIL.size - wanted : -_TAIL.size]
-    if wanted + _TAIL.size > length:
-        encoded = memoryview(data.get([(data.size - _TAIL.size - wanted, wanted)])[0]).cast("B")
+        raise damaged_error(place, "it is shorter than it was written")
+    directory_length, checksum, magic = _TAIL.unpack(end[-_TAIL.size :])
+    if magic != MAGIC or directory_length > data.size - _TAIL.size - len(MAGIC):
+        raise damaged_error(place, "it does not end as an append file does")
+    encoded = end[-_TAIL.size - directory_length : -_TAIL.size]
+    if directory_length + _TAIL.size > length:
+        encoded = memoryview(data.get([(data.size - _TAIL.size - directory_length, directory_length)])[0]).cast("B")
     if xxhash.xxh3_64_intdigest(encoded) != checksum:
-        raise damaged(place, "its directory does not have its checksum")
+        raise damaged_error(place, "its directory does not have its checksum")
     try:
         directory = _decoder.decode(encoded)
     except msgspec.MsgspecError as error:
-        raise damaged(place, "its directory cannot be read") from error
+        raise damaged_error(place, "its directory cannot be read") from error
     if directory.format > FORMAT:
         raise StateIncompatibleError(
             f"An append file has format {directory.format}.", action="Read it with a newer Millpond.", file=place
         )
-    begin = data.size - _TAIL.size - wanted - directory.length
+    begin = data.size - _TAIL.size - directory_length - directory.length
     if begin < 0:
-        raise damaged(place, "it is shorter than it was written")
+        raise damaged_error(place, "it is shorter than it was written")
     sections = []
     for number, section in enumerate(directory.sections):
         layout = layouts[min(number, len(layouts) - 1)]
@@ -426,5 +428,5 @@ def _section(section: _Section, layout: RowLayout, begin: int, length: int, plac
     starts = np.append(0, np.cumsum(counts))
     fits = len(first) == len(counts) == len(offsets) == len(sizes) and starts[-1] == section.rows
     if not fits or (len(offsets) and int((offsets + sizes).max()) > length) or (first[1:] < first[:-1]).any():
-        raise damaged(place, "its directory contradicts itself")
+        raise damaged_error(place, "its directory contradicts itself")
     return Section(layout, first, starts, begin + offsets, sizes)

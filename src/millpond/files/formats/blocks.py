@@ -38,7 +38,7 @@ Numbers = NDArray[np.int64] | NDArray[np.int32]
 """Block numbers in ascending order."""
 
 
-class Shape(NamedTuple):
+class KernelLayout(NamedTuple):
     """A row layout in the form that kernels take.
 
     Attributes:
@@ -62,13 +62,13 @@ class Shape(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def shape_of(layout: RowLayout) -> Shape:
+def kernel_layout(layout: RowLayout) -> KernelLayout:
     """Return the kernels' form of a layout."""
     references = np.zeros(layout.width, np.uint8)
     references[[offset + 1 for offset in layout.bytes_columns]] = 1
     null_mask = (1 << len(layout.schema.keys)) - 1
     place = (null_mask, layout.key_start, layout.key_stop, layout.width, address(references))
-    return Shape(
+    return KernelLayout(
         layout.width,
         null_mask,
         layout.key_start,
@@ -163,17 +163,17 @@ class BlockSource(Protocol):
         """Whether requests for blocks take no additional memory, however many blocks they name."""
 
     @property
-    def distant(self) -> bool:
+    def may_read_disk(self) -> bool:
         """Whether reading a row at a block table's address may wait for a local disk."""
 
     @property
     def memory(self) -> int:
         """Bytes of memory that the source itself holds, without shared caches."""
 
-    def blocks(self, wanted: Numbers) -> BlockTable:
+    def blocks(self, requested: Numbers) -> BlockTable:
         """Return the addresses of some blocks (ascending numbers); fetch and check them as needed."""
 
-    def scanned(self, begin: int, end: int) -> Callable[[], BlockTable]:
+    def begin_scan(self, begin: int, end: int) -> Callable[[], BlockTable]:
         """Begin to fetch blocks [begin, end) for a scan, which reads each block once.
 
         Caches keep the blocks only if they have free room.
@@ -182,27 +182,27 @@ class BlockSource(Protocol):
             A function that waits for the blocks and returns their addresses.
         """
 
-    def parts(self, wanted: NDArray[np.int64], tied: NDArray[np.bool_]) -> Iterator[Part]:
+    def parts(self, requested: NDArray[np.int64], keep_with_previous: NDArray[np.bool_]) -> Iterator[Part]:
         """Yield some blocks in parts that fit the memory budget. Finish using a part before requesting the next.
 
         Fetches start before the first part is requested, and continue while a part is used.
 
         Args:
-            wanted: ascending block numbers, possibly with repetitions.
-            tied: bool per element of `wanted`: whether it must be in the same part as its predecessor.
+            requested: ascending block numbers, possibly with repetitions.
+            keep_with_previous: bool per element of `requested`: whether it must be in the same part as its predecessor.
         """
 
-    def filters(self, wanted: Numbers) -> Callable[[], FilterTable]:
+    def filters(self, requested: Numbers) -> Callable[[], FilterTable]:
         """Begin to fetch the filters of some blocks (ascending numbers).
 
         Returns:
             A function that waits for the filters and returns their addresses.
         """
 
-    def expect_rows(self, places: NDArray[np.uint64]) -> None:
+    def prefetch_rows(self, places: NDArray[np.uint64]) -> None:
         """Prefetch hint: rows near some addresses (ascending) of a block table will be read soon."""
 
-    def expect_blocks(self, begin: int, end: int) -> None:
+    def prefetch_blocks(self, begin: int, end: int) -> None:
         """Prefetch hint: all rows of blocks [begin, end) will be read soon."""
 
     def close(self) -> None:
@@ -219,7 +219,7 @@ class MemorySource:
     """
 
     resident = True
-    distant = False
+    may_read_disk = False
 
     def __init__(self, rows: Rows, layout: RowLayout, *, filtered: bool = True) -> None:
         words = np.ascontiguousarray(rows.words)
@@ -246,26 +246,26 @@ class MemorySource:
         """Bytes of rows, heap and filter."""
         return self.rows.words.nbytes + self.rows.heap.nbytes + self._filter.nbytes
 
-    def blocks(self, wanted: Numbers) -> BlockTable:
+    def blocks(self, requested: Numbers) -> BlockTable:
         """Return the addresses of all blocks."""
         return self._table
 
-    def scanned(self, begin: int, end: int) -> Callable[[], BlockTable]:
-        """See `BlockSource.scanned`: all blocks are in memory."""
+    def begin_scan(self, begin: int, end: int) -> Callable[[], BlockTable]:
+        """See `BlockSource.begin_scan`: all blocks are in memory."""
         return lambda: self._table
 
-    def parts(self, wanted: NDArray[np.int64], tied: NDArray[np.bool_]) -> Iterator[Part]:
+    def parts(self, requested: NDArray[np.int64], keep_with_previous: NDArray[np.bool_]) -> Iterator[Part]:
         """Yield all blocks in one part."""
-        return iter([Part(0, len(wanted), self._table)])
+        return iter([Part(0, len(requested), self._table)])
 
-    def filters(self, wanted: Numbers) -> Callable[[], FilterTable]:
+    def filters(self, requested: Numbers) -> Callable[[], FilterTable]:
         """See `BlockSource.filters`: all filters are in memory."""
         return lambda: self._filters
 
-    def expect_rows(self, places: NDArray[np.uint64]) -> None:
+    def prefetch_rows(self, places: NDArray[np.uint64]) -> None:
         """Do nothing: all rows are in memory."""
 
-    def expect_blocks(self, begin: int, end: int) -> None:
+    def prefetch_blocks(self, begin: int, end: int) -> None:
         """Do nothing: all blocks are in memory."""
 
     def close(self) -> None:
@@ -277,33 +277,36 @@ def sort_rows(rows: Rows, layout: RowLayout) -> Rows:
     words = np.ascontiguousarray(rows.words)
     _, order = order_by_hash(words[:, HASH])
     rows_at, heaps_at = addresses(words, rows.heap)
-    return Rows(*gather_rows(rows_at[order], heaps_at, layout.width, shape_of(layout).blobs))
+    return Rows(*gather_rows(rows_at[order], heaps_at, layout.width, kernel_layout(layout).blobs))
 
 
-def in_parts(
-    bring: Callable[[NDArray[np.int64]], BlockTable], wanted: NDArray[np.int64], tied: NDArray[np.bool_], most: int
+def split_into_parts(
+    fetch: Callable[[NDArray[np.int64]], BlockTable],
+    requested: NDArray[np.int64],
+    keep_with_previous: NDArray[np.bool_],
+    most: int,
 ) -> Iterator[Part]:
-    """Yield some blocks in parts of about `most`, each fetched by `bring` on demand (see `BlockSource.parts`)."""
-    for begin, end in pairwise(stops_of(tied, np.arange(len(wanted)) // most)):
-        yield Part(begin, end, bring(wanted[begin:end]))
+    """Yield some blocks in parts of about `most`, each fetched by `fetch` on demand (see `BlockSource.parts`)."""
+    for begin, end in pairwise(cut_positions(keep_with_previous, np.arange(len(requested)) // most)):
+        yield Part(begin, end, fetch(requested[begin:end]))
 
 
-def stops_of(tied: NDArray[np.bool_], group: NDArray[np.int64]) -> list[int]:
-    """Cut a sequence where its group changes, or at the next position that does not separate tied elements.
+def cut_positions(keep_with_previous: NDArray[np.bool_], group: NDArray[np.int64]) -> list[int]:
+    """Cut a sequence where its group changes, or at the next position that separates no elements that stay together.
 
     Args:
-        tied: bool[n], whether an element must stay together with its predecessor.
+        keep_with_previous: bool[n], whether an element must stay together with its predecessor.
         group: int64[n], group of each element; ascending.
 
     Returns:
         The cut positions, with 0 and n.
     """
-    if not len(tied):
+    if not len(keep_with_previous):
         return [0]
-    allowed = np.flatnonzero(~tied[1:]) + 1
+    allowed = np.flatnonzero(~keep_with_previous[1:]) + 1
     cuts = np.flatnonzero(np.diff(group)) + 1
     positions = np.searchsorted(allowed, cuts)
-    return [0, *np.unique(allowed[positions[positions < len(allowed)]]).tolist(), len(tied)]
+    return [0, *np.unique(allowed[positions[positions < len(allowed)]]).tolist(), len(keep_with_previous)]
 
 
 class Cut(NamedTuple):
@@ -341,7 +344,7 @@ def cut_blocks(words: Words, layout: RowLayout, most: int | None = None) -> Cut:
         return Cut(np.minimum(starts + most_rows, len(words)), np.zeros(len(starts), np.int64))
     stops, heaps = np.empty(len(words), np.int64), np.empty(len(words), np.int64)
     together = bytes_of_words + heap if most is None else most
-    shape = shape_of(layout)
+    shape = kernel_layout(layout)
     count = cut(address(words), len(words), shape.width, shape.blobs, most_rows, heap, together, stops, heaps)
     return Cut(stops[:count].copy(), heaps[:count].copy())
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from millpond.errors import StateDamagedError
 from millpond.files.backends.filesystem import Buffer
-from millpond.files.formats.blocks import Cut, shape_of
+from millpond.files.formats.blocks import Cut, kernel_layout
 from millpond.kernels.pointers import address
 from millpond.kernels.runs.byte_shuffle import pack, shuffle, unpack, unshuffle
 from millpond.kernels.runs.gather import stray
@@ -71,7 +71,7 @@ def padded(size: _Size) -> _Size:
     return (size + 7) & ~7
 
 
-def damaged(name: str, what: str) -> StateDamagedError:
+def damaged_error(name: str, what: str) -> StateDamagedError:
     """Return the error for a file that differs from what was written; `what` describes the damage."""
     return StateDamagedError(f"A state file is damaged: {what}.", action=_ACTION, file=name)
 
@@ -116,7 +116,7 @@ def encode_blocks(rows: Rows, layout: RowLayout, cut: Cut, forms: Sequence[bool]
     Yields:
         For each block, a list of its buffers for each form.
     """
-    shape = shape_of(layout)
+    shape = kernel_layout(layout)
     stride, blobs = 8 * shape.width, shape.blobs
     counts = cut.stops - cut.starts
     sizes = counts * stride + cut.heaps
@@ -171,7 +171,7 @@ def _framed(rows: int, heap: int, width: int, kind: int, encoding: int, payload:
 def read_header(data: memoryview, offset: int, name: str) -> BlockHeader:
     """Read the header of the block at an offset; only its length is checked."""
     if offset < 0 or offset + HEADER > len(data):
-        raise damaged(name, f"it ends within the block at byte {offset}")
+        raise damaged_error(name, f"it ends within the block at byte {offset}")
     return BlockHeader(*_FIELDS.unpack_from(data, offset), *_CHECK.unpack_from(data, offset + _FIELDS.size))
 
 
@@ -183,22 +183,22 @@ def check_block(data: memoryview, offset: int, name: str, *, kind: int, width: i
     """
     header = read_header(data, offset, name)
     if offset + HEADER + header.stored > len(data):
-        raise damaged(name, f"it ends within the block at byte {offset}")
+        raise damaged_error(name, f"it ends within the block at byte {offset}")
     digest = xxhash.xxh3_64(data[offset : offset + _FIELDS.size])
     digest.update(data[offset + HEADER : offset + HEADER + header.stored])
     if digest.intdigest() != header.checksum:
-        raise damaged(name, f"the block at byte {offset} does not have its checksum")
+        raise damaged_error(name, f"the block at byte {offset} does not have its checksum")
     fits = header.encoding == SHUFFLED_LZ4 or header.stored == header.rows * header.width * 8 + header.heap
     if header.kind != kind or (width is not None and header.width != width) or not (fits or kind == END):
-        raise damaged(name, f"the block at byte {offset} is not of the kind or size expected")
+        raise damaged_error(name, f"the block at byte {offset} is not of the kind or size expected")
     return header
 
 
 def check_references(rows_at: int, header: BlockHeader, layout: RowLayout, offset: int, name: str) -> None:
     """Check that the long values of a block lie within its heap; `rows_at` is the address of its words."""
-    blobs = shape_of(layout).blobs
+    blobs = kernel_layout(layout).blobs
     if len(blobs) and stray(rows_at, header.rows, header.width, blobs, header.heap) >= 0:
-        raise damaged(name, f"a row of the block at byte {offset} refers to bytes outside of it")
+        raise damaged_error(name, f"a row of the block at byte {offset} refers to bytes outside of it")
 
 
 def decode_into(
@@ -224,7 +224,7 @@ def decode_into(
         plain = np.frombuffer(payload, np.uint8)
         words.reshape(-1).view(np.uint8)[:] = plain[: words.nbytes]
     else:
-        raise damaged(name, f"the block at byte {offset} is encoded in an unknown way")
+        raise damaged_error(name, f"the block at byte {offset} is encoded in an unknown way")
     heap[:] = plain[words.nbytes :]
     check_references(address(words), header, layout, offset, name)
 
@@ -279,7 +279,7 @@ def decode_blocks(
     """
     end = len(data) - HEADER
     if len(offsets) and not 0 <= int(offsets.min()) <= int(offsets.max()) <= end:
-        raise damaged(name, f"it ends within the block at byte {base + int(offsets.max())}")
+        raise damaged_error(name, f"it ends within the block at byte {base + int(offsets.max())}")
     bytes_ = np.frombuffer(data, np.uint8)
     heads = bytes_[offsets[:, None] + np.arange(HEADER)].view(_HEAD).reshape(-1)
     stored, heaps = heads["stored"].astype(np.int64), heads["heap"].astype(np.int64)
@@ -298,9 +298,9 @@ def decode_blocks(
         digest = xxhash.xxh3_64(data[offset : offset + _FIELDS.size])
         digest.update(payload)
         if digest.intdigest() != checksum:
-            raise damaged(name, f"the block at byte {base + offset} does not have its checksum")
+            raise damaged_error(name, f"the block at byte {base + offset} does not have its checksum")
         if not fit:
-            raise damaged(name, f"the block at byte {base + offset} does not fit the footer")
+            raise damaged_error(name, f"the block at byte {base + offset} does not fit the footer")
         if packed:
             plain = _decompressed(payload, size, base + offset, name)
             plain_at[number] = plain.address
@@ -309,10 +309,12 @@ def decode_blocks(
     heap = np.empty(int(heap_starts[-1]), np.uint8)
     words_at = np.uint64(address(words)) + (starts[:-1] * (8 * layout.width)).astype(np.uint64)
     heap_at = np.uint64(address(heap)) + heap_starts[:-1].astype(np.uint64)
-    blobs = shape_of(layout).blobs
+    blobs = kernel_layout(layout).blobs
     wrong = unpack(plain_at, shuffled, counts, heaps, layout.width, blobs, words_at, heap_at)
     if wrong >= 0:
-        raise damaged(name, f"a row of the block at byte {base + int(offsets[wrong])} refers to bytes outside of it")
+        raise damaged_error(
+            name, f"a row of the block at byte {base + int(offsets[wrong])} refers to bytes outside of it"
+        )
     return Decoded(Rows(words, heap), starts, heap_starts, words_at, heap_at)
 
 
@@ -320,9 +322,9 @@ def _decompressed(payload: memoryview, size: int, offset: int, name: str) -> pa.
     try:
         plain = _codec.decompress(payload, size)
     except (OSError, pa.ArrowException) as error:
-        raise damaged(name, f"the block at byte {offset} does not decompress") from error
+        raise damaged_error(name, f"the block at byte {offset} does not decompress") from error
     if plain.size != size:
-        raise damaged(name, f"the block at byte {offset} decompresses to another length")
+        raise damaged_error(name, f"the block at byte {offset} decompresses to another length")
     return plain
 
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from millpond.errors import StateIncompatibleError
 from millpond.files.backends.filesystem import Buffer
 from millpond.files.formats.blocks import RUN_BLOCK, BlockIndex, cut_run
-from millpond.files.formats.codec import FILTER, HEADER, damaged, encode_block, encode_blocks
+from millpond.files.formats.codec import FILTER, HEADER, damaged_error, encode_block, encode_blocks
 from millpond.files.refs import RunRef
 from millpond.kernels.pointers import address
 from millpond.kernels.runs.bloom import LINE, build_filters, lines_for
@@ -38,7 +38,7 @@ FILTER_GROUP = 128
 """Number of blocks whose filters are stored together."""
 
 _TAIL = struct.Struct("<QQ8s")
-_DIRECTORY = 26  # bytes of the directory per block
+_DIRECTORY_BYTES_PER_BLOCK = 26  # bytes of the directory per block
 _NO_HEAP = np.empty(0, np.uint8)
 
 
@@ -87,7 +87,7 @@ class Directory:
 
     Attributes:
         index: the block index, for searches.
-        stamps: lowest and highest access time of its rows.
+        access_times: lowest and highest access time of its rows.
         raw: whether blocks are uncompressed and can be used in place.
         group: number of blocks whose filters are stored together.
         offsets, sizes: int64[blocks], position and length of each block in bytes.
@@ -96,7 +96,7 @@ class Directory:
     """
 
     index: BlockIndex
-    stamps: tuple[int, int]
+    access_times: tuple[int, int]
     raw: bool
     group: int
     offsets: NDArray[np.int64]
@@ -149,7 +149,7 @@ class RunWriter:
         self._fence, self._counts = array("Q"), array("I")  # for a large run, lists would take megabytes
         self._filters: list[NDArray[np.uint64]] = []
         self._last = 0
-        self._stamps = (1 << 48, 0)
+        self._access_times = (1 << 48, 0)
         self._tombstones = 0
 
     def add(self, rows: Rows) -> None:
@@ -160,7 +160,10 @@ class RunWriter:
         """
         if rows.count:
             meta = rows.words[:, META]
-            self._stamps = min(self._stamps[0], int(meta.min()) >> 16), max(self._stamps[1], int(meta.max()) >> 16)
+            self._access_times = (
+                min(self._access_times[0], int(meta.min()) >> 16),
+                max(self._access_times[1], int(meta.max()) >> 16),
+            )
             self._tombstones += int(np.count_nonzero(meta & np.uint64(1)))
         rows = Rows(np.ascontiguousarray(rows.words), rows.heap)
         words = rows.words
@@ -205,8 +208,8 @@ class RunWriter:
                 tombstones=self._tombstones,
                 first=self._fence[0] if self._fence else 0,
                 last=self._last,
-                oldest=min(self._stamps),
-                newest=self._stamps[1],
+                oldest=min(self._access_times),
+                newest=self._access_times[1],
                 fence=np.asarray(self._fence, "<u8").tobytes(),
                 counts=np.asarray(self._counts, "<u4").tobytes(),
                 offsets=np.asarray(target.offsets, "<u8").tobytes(),
@@ -228,8 +231,8 @@ class RunWriter:
             bytes=target.bytes,
             first=first,
             last=self._last,
-            oldest=min(self._stamps),
-            newest=self._stamps[1],
+            oldest=min(self._access_times),
+            newest=self._access_times[1],
             checksum=target.checksum,
         )
 
@@ -244,9 +247,9 @@ class OtherColumnsError(StateIncompatibleError):
     schema: TableSchema | None = None
 
 
-def footer_guess(ref: RunRef, layout: RowLayout) -> int:
+def estimate_footer_size(ref: RunRef, layout: RowLayout) -> int:
     """Estimate the bytes at the end of a run file that hold its footer; blocks seldom shrink to less than half."""
-    return 4096 + _DIRECTORY * max(ref.rows * layout.width * 8, 2 * ref.bytes) // RUN_BLOCK
+    return 4096 + _DIRECTORY_BYTES_PER_BLOCK * max(ref.rows * layout.width * 8, 2 * ref.bytes) // RUN_BLOCK
 
 
 def read_directory(
@@ -267,23 +270,23 @@ def read_directory(
         OtherColumnsError: its rows have other columns.
     """
     if size < len(MAGIC) + _TAIL.size:
-        raise damaged(name, "it is too short for a run")
+        raise damaged_error(name, "it is too short for a run")
     length = min(size, guess)
     end = memoryview(read(size - length, length)).cast("B")
     if len(end) != length:
-        raise damaged(name, "it is shorter than it was written")
-    wanted, checksum, magic = _TAIL.unpack(end[-_TAIL.size :])
-    if magic != MAGIC or wanted > size - _TAIL.size - len(MAGIC):
-        raise damaged(name, "it does not end as a run does")
-    encoded = end[-_TAIL.size - wanted : -_TAIL.size]
-    if wanted + _TAIL.size > length:
-        encoded = memoryview(read(size - _TAIL.size - wanted, wanted)).cast("B")
+        raise damaged_error(name, "it is shorter than it was written")
+    footer_length, checksum, magic = _TAIL.unpack(end[-_TAIL.size :])
+    if magic != MAGIC or footer_length > size - _TAIL.size - len(MAGIC):
+        raise damaged_error(name, "it does not end as a run does")
+    encoded = end[-_TAIL.size - footer_length : -_TAIL.size]
+    if footer_length + _TAIL.size > length:
+        encoded = memoryview(read(size - _TAIL.size - footer_length, footer_length)).cast("B")
     if xxhash.xxh3_64_intdigest(encoded) != checksum:
-        raise damaged(name, "its footer does not have its checksum")
+        raise damaged_error(name, "its footer does not have its checksum")
     try:
         footer = _decoder.decode(encoded)
     except msgspec.MsgspecError as error:
-        raise damaged(name, "its footer cannot be read") from error
+        raise damaged_error(name, "its footer cannot be read") from error
     if footer.format > FORMAT:
         raise StateIncompatibleError(
             f"A run file has format {footer.format}.", action="Read it with a newer Millpond.", file=name
@@ -309,10 +312,10 @@ def _directory(footer: Footer, size: int, name: str) -> Directory:
     groups = -(-len(fence) // max(1, footer.group))
     fits = len(fence) == len(counts) == len(offsets) == len(sizes) and len(filters) == groups
     if not fits or starts[-1] != footer.rows or (len(offsets) and int((offsets + sizes).max()) > size):
-        raise damaged(name, "its footer contradicts itself")
+        raise damaged_error(name, "its footer contradicts itself")
     lines = lines_for(counts)
     before = np.cumsum(lines, dtype=np.int64) - lines
     group_start = before[np.arange(len(lines)) // footer.group * footer.group]
     index = BlockIndex(fence, starts, lines, footer.last)
-    stamps = footer.oldest, footer.newest
-    return Directory(index, stamps, footer.raw, footer.group, offsets, sizes, filters, before - group_start)
+    access_times = footer.oldest, footer.newest
+    return Directory(index, access_times, footer.raw, footer.group, offsets, sizes, filters, before - group_start)

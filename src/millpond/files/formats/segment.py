@@ -8,14 +8,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from millpond.files.backends.filesystem import Buffer
-from millpond.files.formats.blocks import cut_blocks, shape_of
+from millpond.files.formats.blocks import cut_blocks, kernel_layout
 from millpond.files.formats.codec import (
     END,
     HEADER,
     ROWS,
     BlockHeader,
     check_block,
-    damaged,
+    damaged_error,
     decode_into,
     encode_blocks,
     encode_end,
@@ -54,7 +54,7 @@ def decode_rows(buffer: Buffer, layout: RowLayout, name: str, piece: int = _PIEC
     data = memoryview(buffer).cast("B")
     offset, row_count = 0, 0
     if not len(data):
-        raise damaged(name, "it is empty")
+        raise damaged_error(name, "it is empty")
     group: list[tuple[int, BlockHeader]] = []
     size = 0
     while offset < len(data):
@@ -62,7 +62,7 @@ def decode_rows(buffer: Buffer, layout: RowLayout, name: str, piece: int = _PIEC
         if header.kind == END:
             header = check_block(data, offset, name, kind=END)
             if header.stored != 8 or struct.unpack_from("<Q", data, offset + HEADER)[0] != row_count:
-                raise damaged(name, "rows are missing from it")
+                raise damaged_error(name, "rows are missing from it")
             row_count = 0
         else:
             header = check_block(data, offset, name, kind=ROWS, width=layout.width)
@@ -74,7 +74,7 @@ def decode_rows(buffer: Buffer, layout: RowLayout, name: str, piece: int = _PIEC
                 group, size = [], 0
         offset += header.size
     if row_count:
-        raise damaged(name, "it ends before its last block")
+        raise damaged_error(name, "it ends before its last block")
     if group:
         yield _decode_group(data, group, layout, name)
 
@@ -82,7 +82,7 @@ def decode_rows(buffer: Buffer, layout: RowLayout, name: str, piece: int = _PIEC
 def _decode_group(data: memoryview, group: list[tuple[int, BlockHeader]], layout: RowLayout, name: str) -> Rows:
     words = np.empty((sum(header.rows for _, header in group), layout.width), np.uint64)
     heap = np.empty(sum(header.heap for _, header in group), np.uint8)
-    blobs = shape_of(layout).blobs
+    blobs = kernel_layout(layout).blobs
     row, used = 0, 0
     for offset, header in group:
         part = words[row : row + header.rows]

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from millpond.files.backends.byte_ranges import joined
+from millpond.files.backends.byte_ranges import coalesce_ranges
 from millpond.files.backends.filesystem import Buffer, FileInfo, FileSystem, Write
-from millpond.files.backends.objects import PAGE
-from millpond.files.backends.uploads import put_requests, sent_requests
+from millpond.files.backends.objects import NAMES_PER_PAGE
+from millpond.files.backends.uploads import put_requests, requests_sent
 
 
 class CountedFiles:
@@ -44,13 +44,13 @@ class CountedFiles:
         def counted(data: Buffer) -> None:
             nonlocal size
             length = memoryview(data).nbytes
-            self._count(puts=sent_requests(size + length) - sent_requests(size), put_bytes=length)
+            self._count(puts=requests_sent(size + length) - requests_sent(size), put_bytes=length)
             size += length
             write(data)
 
         with self.inner.upload(name) as write:
             yield counted
-            self._count(puts=put_requests(size) - sent_requests(size))
+            self._count(puts=put_requests(size) - requests_sent(size))
 
     def get(self, name: str) -> bytes:
         """See `FileSystem.get`."""
@@ -66,7 +66,7 @@ class CountedFiles:
 
     def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
         """See `FileSystem.get_ranges`."""
-        sent = joined(ranges)
+        sent = coalesce_ranges(ranges)
         self._count(gets=len(sent), get_bytes=sum(length for _, length in sent))
         return self.inner.get_ranges(name, ranges)
 
@@ -84,7 +84,7 @@ class CountedFiles:
         """See `FileSystem.list`."""
         self._count(lists=1)
         infos = self.inner.list(prefix, after=after)
-        self._count(lists=max(0, len(infos) - 1) // PAGE)
+        self._count(lists=max(0, len(infos) - 1) // NAMES_PER_PAGE)
         return infos
 
     def rename(self, src: str, dst: str) -> None:

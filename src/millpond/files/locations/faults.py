@@ -19,7 +19,7 @@ import msgspec
 
 from millpond.errors import SettingError, TransientError
 from millpond.files.backends.filesystem import Buffer, FileInfo, FileSystem, Write
-from millpond.files.backends.uploads import PART, in_parts
+from millpond.files.backends.uploads import PART_BYTES, upload_in_parts
 
 T = TypeVar("T")
 
@@ -67,21 +67,21 @@ class FaultyFiles:
     def put(self, name: str, data: Sequence[Buffer], *, create: bool = False, sync: bool = True) -> None:
         """See `FileSystem.put`."""
         size = sum(memoryview(piece).nbytes for piece in data)
-        keep = self._keep(size)
+        keep = self._torn_length(size)
         if keep is not None:
             self._tear(name, data, keep, create)
             raise self._failure(name, "a put was torn")
-        again = self._chance(self.faults.repeat)
+        is_repeated = self._chance(self.faults.repeat)
 
         def act() -> None:
-            for _ in range(2 if again else 1):
+            for _ in range(2 if is_repeated else 1):
                 self.inner.put(name, data, create=create, sync=sync)
 
         self._request("put", name, act, size, retries=0)
 
     def upload(self, name: str) -> AbstractContextManager[Write]:
         """See `FileSystem.upload`."""
-        return in_parts(lambda data: self.put(name, [data]), lambda: _FaultyParts(self, name))
+        return upload_in_parts(lambda data: self.put(name, [data]), lambda: _FaultyParts(self, name))
 
     def get(self, name: str) -> bytes:
         """See `FileSystem.get`."""
@@ -148,7 +148,7 @@ class FaultyFiles:
             until = self._free
         time.sleep(max(0.0, until - time.monotonic()))
 
-    def _keep(self, size: int) -> int | None:
+    def _torn_length(self, size: int) -> int | None:
         """Decide whether an object of `size` bytes is torn; return the bytes to keep (-1: no object), else None."""
         if not self._chance(self.faults.torn):
             return None
@@ -167,7 +167,7 @@ class FaultyFiles:
             return self._random.random() < probability
 
     def _failure(self, name: str, what: str) -> TransientError:
-        return TransientError(f"Injected: {what}.", action="Try again.", file=self.locate(name))
+        return TransientError(f"Injected: {what}.", action="Try is_repeated.", file=self.locate(name))
 
 
 class _FaultyParts:
@@ -176,7 +176,7 @@ class _FaultyParts:
     def __init__(self, files: FaultyFiles, name: str) -> None:
         self._files = files
         self._name = name
-        self._left = files._keep(3 * PART)
+        self._bytes_left = files._torn_length(3 * PART_BYTES)
         self._inner = ExitStack()
         upload = files.inner.upload(name)
         self._write = files._request("put", name, _once(lambda: self._inner.enter_context(upload)))
@@ -185,17 +185,17 @@ class _FaultyParts:
         """See `Parts.send`."""
 
         def send() -> None:
-            kept = data if self._left is None else data[: max(0, self._left)]
+            kept = data if self._bytes_left is None else data[: max(0, self._bytes_left)]
             self._write(kept)
-            if self._left is not None:
-                self._left -= len(kept)
+            if self._bytes_left is not None:
+                self._bytes_left -= len(kept)
 
         self._files._request("put", self._name, _once(send), len(data))
 
     def complete(self) -> None:
         """See `Parts.complete`."""
-        if self._left is not None:
-            if self._left >= 0:
+        if self._bytes_left is not None:
+            if self._bytes_left >= 0:
                 self._inner.close()
             raise self._files._failure(self._name, "an upload was torn")
         self._files._request("put", self._name, self._inner.close, retries=0)

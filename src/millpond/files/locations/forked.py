@@ -79,23 +79,23 @@ class ForkedFiles:
 
     def get(self, name: str) -> bytes:
         """See `FileSystem.get`."""
-        return self._read(name, lambda files, at: files.get(at))
+        return self._read(name, lambda files, owner_name: files.get(owner_name))
 
     def get_range(self, name: str, offset: int, length: int) -> Buffer:
         """See `FileSystem.get_range`."""
-        return self._read(name, lambda files, at: files.get_range(at, offset, length))
+        return self._read(name, lambda files, owner_name: files.get_range(owner_name, offset, length))
 
     def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
         """See `FileSystem.get_ranges`."""
-        return self._read(name, lambda files, at: files.get_ranges(at, ranges))
+        return self._read(name, lambda files, owner_name: files.get_ranges(owner_name, ranges))
 
     def size(self, name: str) -> int:
         """See `FileSystem.size`."""
-        return self._read(name, lambda files, at: files.size(at))
+        return self._read(name, lambda files, owner_name: files.size(owner_name))
 
     def exists(self, name: str) -> bool:
         """See `FileSystem.exists`."""
-        return self._read(name, lambda files, at: files.exists(at))
+        return self._read(name, lambda files, owner_name: files.exists(owner_name))
 
     def list(self, prefix: str, *, after: str = "") -> list[FileInfo]:
         """See `FileSystem.list`; objects of parents are not listed."""
@@ -119,7 +119,7 @@ class ForkedFiles:
         if shared is None:
             return action(self.own, name)
         parent = self.parents[shared.parent]
-        with _naming_both(self.url, parent.url):
+        with _explain_missing_file(self.url, parent.url):
             return action(parent, shared.name)
 
 
@@ -166,7 +166,7 @@ class ForkedLocalFiles(LocalFiles):
             with super()._errors(name):
                 yield
             return
-        with _naming_both(self.url, self.parents[shared.parent].url), super()._errors(name):
+        with _explain_missing_file(self.url, self.parents[shared.parent].url), super()._errors(name):
             yield
 
 
@@ -177,7 +177,7 @@ def _writable(name: str) -> str:
 
 
 @contextmanager
-def _naming_both(fork: str, parent: str) -> Iterator[None]:
+def _explain_missing_file(fork: str, parent: str) -> Iterator[None]:
     try:
         yield
     except MissingFileError as error:

@@ -11,10 +11,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from millpond.files.backends.byte_ranges import near
+from millpond.files.backends.byte_ranges import group_ranges
 from millpond.files.backends.filesystem import Buffer, FileInfo, FileSystem, Write
 
-SHARE = 0.05
+MAX_HEDGE_SHARE = 0.05
 """Largest number of hedges (second requests) per first request."""
 
 _QUANTILE = 0.95
@@ -23,13 +23,13 @@ _QUANTILE = 0.95
 It must not be closer to 1 than `1 - SHARE`. If two in a hundred requests are slow, their time is the 99th percentile,
 and hedging after that time would gain nothing.
 """
-_SOON = 0.005  # seconds after which a request is hedged at the earliest
-_RECENT = 128  # recent response times that are kept per class of request
-_FEW = 20  # response times of a class below which its requests are not hedged
-_BURST = 8.0  # hedges that can be saved up
-_SIDE_BY_SIDE = 8  # concurrent requests of one read
+_MIN_HEDGE_SECONDS = 0.005  # seconds after which a request is hedged at the earliest
+_MAX_SAMPLES = 128  # recent response times that are kept per class of request
+_MIN_SAMPLES = 20  # response times of a class below which its requests are not hedged
+_MAX_SAVED_HEDGES = 8.0  # hedges that can be saved up
+_MAX_CONCURRENT = 8  # concurrent requests of one read
 _THREADS = 128
-_OVERTAKEN = 16  # overtaken and still unanswered requests from which on no request is hedged
+_MAX_CANCELLED = 16  # cancelled and still unanswered requests from which on no request is hedged
 
 
 @dataclass(eq=False)
@@ -69,17 +69,17 @@ class HedgedFiles:
         won: hedges that were answered before the first request.
     """
 
-    def __init__(self, inner: FileSystem, share: float = SHARE) -> None:
+    def __init__(self, inner: FileSystem, share: float = MAX_HEDGE_SHARE) -> None:
         self.inner = inner
         self.url = inner.url
         self.hedges = 0
         self.won = 0
         self._share = share
         self._lock = threading.Lock()
-        self._saved = 0.0
-        self._overtaken = 0
+        self._saved_hedges = 0.0
+        self._cancelled = 0
         self._times: dict[int, deque[float]] = {}
-        self._patience: dict[int, float] = {}
+        self._hedge_after: dict[int, float] = {}
         self._pool = ThreadPoolExecutor(_THREADS, "millpond-get")
 
     def get_range(self, name: str, offset: int, length: int) -> Buffer:
@@ -90,15 +90,15 @@ class HedgedFiles:
         """See `FileSystem.get_ranges`; near ranges are one request, and each request is hedged independently."""
         if not self._share or not ranges:
             return self.inner.get_ranges(name, ranges)
-        groups = near(ranges)
-        asked = [[ranges[i] for i in group] for group in groups]
+        groups = group_ranges(ranges)
+        requests = [[ranges[i] for i in group] for group in groups]
         pieces: list[Buffer] = [b""] * len(ranges)
         todo = deque(range(len(groups)))
         running: list[_Request] = []
         while todo or running:
-            while todo and len(running) < _SIDE_BY_SIDE:
+            while todo and len(running) < _MAX_CONCURRENT:
                 number = todo.popleft()
-                running.append(self._begin(name, number, asked[number]))
+                running.append(self._begin(name, number, requests[number]))
             _wait(running)
             for request in list(running):
                 answer = self._answer(request)
@@ -107,43 +107,45 @@ class HedgedFiles:
                     for i, data in zip(groups[request.number], answer, strict=True):
                         pieces[i] = data
                 elif time.monotonic() >= request.deadline:
-                    self._hedge(request, name, asked[request.number])
+                    self._hedge(request, name, requests[request.number])
         return pieces
 
-    def _begin(self, name: str, number: int, asked: list[tuple[int, int]]) -> _Request:
-        kind = _kind(asked)
+    def _begin(self, name: str, number: int, ranges: list[tuple[int, int]]) -> _Request:
+        size_class = _size_class(ranges)
         with self._lock:
-            self._saved = min(_BURST, self._saved + self._share)
-            wait_seconds = self._patience.get(kind, math.inf)
+            self._saved_hedges = min(_MAX_SAVED_HEDGES, self._saved_hedges + self._share)
+            wait_seconds = self._hedge_after.get(size_class, math.inf)
         deadline = time.monotonic() + wait_seconds
-        first = self._pool.submit(self._timed, name, asked, kind)
+        first = self._pool.submit(self._timed_read, name, ranges, size_class)
         return _Request(number, first, deadline, [first])
 
-    def _timed(self, name: str, asked: list[tuple[int, int]], kind: int) -> list[Buffer]:
+    def _timed_read(self, name: str, ranges: list[tuple[int, int]], size_class: int) -> list[Buffer]:
         """Send the first try and record its time.
 
         The time counts even if the hedge was faster; otherwise the time until a hedge would shrink continually.
         """
         began = time.monotonic()
-        pieces = self.inner.get_ranges(name, asked)
+        pieces = self.inner.get_ranges(name, ranges)
         seconds = time.monotonic() - began
         with self._lock:
-            times = self._times.setdefault(kind, deque(maxlen=_RECENT))
+            times = self._times.setdefault(size_class, deque(maxlen=_MAX_SAMPLES))
             times.append(seconds)
-            if len(times) >= _FEW:
-                self._patience[kind] = max(_SOON, sorted(times)[int(_QUANTILE * (len(times) - 1))])
+            if len(times) >= _MIN_SAMPLES:
+                self._hedge_after[size_class] = max(
+                    _MIN_HEDGE_SECONDS, sorted(times)[int(_QUANTILE * (len(times) - 1))]
+                )
         return pieces
 
-    def _hedge(self, request: _Request, name: str, asked: list[tuple[int, int]]) -> None:
+    def _hedge(self, request: _Request, name: str, ranges: list[tuple[int, int]]) -> None:
         """Send a hedge if the budget allows it. A request is considered only once."""
         request.deadline = math.inf
         with self._lock:
-            if self._saved < 1.0 or self._overtaken >= _OVERTAKEN:
+            if self._saved_hedges < 1.0 or self._cancelled >= _MAX_CANCELLED:
                 return
-            self._saved -= 1.0
+            self._saved_hedges -= 1.0
             self.hedges += 1
         request.hedged = True
-        request.pending.append(self._pool.submit(self.inner.get_ranges, name, asked))
+        request.pending.append(self._pool.submit(self.inner.get_ranges, name, ranges))
 
     def _answer(self, request: _Request) -> list[Buffer] | None:
         """Return the first successful answer; None while a try is pending.
@@ -156,7 +158,7 @@ class HedgedFiles:
             failure = future.exception()
             if failure is None:
                 if request.hedged:
-                    self._overtake(request, won=future is not request.first)
+                    self._cancel_slower(request, won=future is not request.first)
                 return future.result()
             if future is request.first or request.failure is None:
                 request.failure = failure
@@ -165,18 +167,18 @@ class HedgedFiles:
         assert request.failure is not None
         raise request.failure
 
-    def _overtake(self, request: _Request, *, won: bool) -> None:
-        """Cancel the slower try, and count it as overtaken until it ends."""
+    def _cancel_slower(self, request: _Request, *, won: bool) -> None:
+        """Cancel the slower try, and count it until it ends."""
         with self._lock:
             self.won += won
-            self._overtaken += len(request.pending)
+            self._cancelled += len(request.pending)
         for other in request.pending:
-            other.add_done_callback(self._ended)
+            other.add_done_callback(self._cancelled_ended)
             other.cancel()
 
-    def _ended(self, _: Future[list[Buffer]]) -> None:
+    def _cancelled_ended(self, _: Future[list[Buffer]]) -> None:
         with self._lock:
-            self._overtaken -= 1
+            self._cancelled -= 1
 
     def put(self, name: str, data: Sequence[Buffer], *, create: bool = False, sync: bool = True) -> None:
         """See `FileSystem.put`."""
@@ -226,7 +228,7 @@ def _wait(running: Sequence[_Request]) -> None:
     wait([future for request in running for future in request.pending], timeout, FIRST_COMPLETED)
 
 
-def _kind(asked: Sequence[tuple[int, int]]) -> int:
+def _size_class(ranges: Sequence[tuple[int, int]]) -> int:
     """Return the class of requests of similar duration: lengths within a factor of four, by powers of four bytes."""
-    begin, end = asked[0][0], max(offset + length for offset, length in asked)
+    begin, end = ranges[0][0], max(offset + length for offset, length in ranges)
     return (end - begin).bit_length() // 2

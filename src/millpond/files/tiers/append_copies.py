@@ -43,7 +43,7 @@ class CachedBytes:
         self.forgotten = False
         self._copies = copies
         self._missed = missed
-        self._used = threading.local()  # its `copy`: whether this thread's last read was from the copy
+        self._last_read = threading.local()  # its `copy`: whether this thread's last read was from the copy
         self._mapped: MappedBytes | None = None
         if mapped is not None:
             self.adopt(mapped)
@@ -57,17 +57,17 @@ class CachedBytes:
         """Use a local copy from now on, unless its size is wrong or it was evicted meanwhile."""
         own = weakref.ref(self)  # append files are not closed, so the cache's callback must not keep this object alive
 
-        def lose() -> None:
+        def on_evicted() -> None:
             if (reader := own()) is not None:
                 reader._mapped = None
 
-        if mapped.size == self.size and self._copies.use(self.name, lose):
+        if mapped.size == self.size and self._copies.subscribe(self.name, on_evicted):
             self._mapped = mapped
 
     def get(self, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
         """See `Bytes.get`."""
         mapped = self._mapped
-        self._used.copy = mapped is not None
+        self._last_read.copy = mapped is not None
         lengths = sum(length for _, length in ranges) / max(1, self.size)
         self._copies.read(self.name, lengths, 0 if mapped is None else len(ranges))
         if mapped is not None:
@@ -76,19 +76,19 @@ class CachedBytes:
         self._missed(self, len(ranges))
         return pieces
 
-    def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """See `Bytes.expect`."""
+    def prefetch(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """See `Bytes.prefetch`."""
         mapped = self._mapped
         if mapped is not None:
-            mapped.expect(ranges)
+            mapped.prefetch(ranges)
 
     def part(self, offset: int, length: int) -> RemoteBytes:
         """See `Bytes.part`."""
         return self.remote_bytes.part(offset, length)
 
-    def distrust(self) -> bool:
-        """See `Bytes.distrust`: delete the copy, unless another thread that read from it has done so already."""
-        if not getattr(self._used, "copy", False):
+    def report_damage(self) -> bool:
+        """See `Bytes.report_damage`: delete the copy, unless another thread that read from it has done so already."""
+        if not getattr(self._last_read, "copy", False):
             return False
         if self._mapped is not None:
             self._mapped = None

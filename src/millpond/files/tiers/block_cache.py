@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from millpond.files.formats.blocks import RUN_BLOCK
 from millpond.layout import Rows
 
-_OVERHEAD = 300  # bytes of Python objects per block
-_FILTERS = 0.75
+_BLOCK_OVERHEAD_BYTES = 300  # bytes of Python objects per block
+_MAX_FILTER_SHARE = 0.75
 """Share of the limit that filters may take: a filter saves reading blocks of a hundred times its size."""
 
 _Name = tuple[str, int]
@@ -58,7 +58,7 @@ class BlockCache:
     @property
     def filter_limit(self) -> int:
         """Largest size of filters in bytes."""
-        return int(_FILTERS * self._limit)
+        return int(_MAX_FILTER_SHARE * self._limit)
 
     @property
     def block_limit(self) -> int:
@@ -131,9 +131,9 @@ class BlockCache:
                 if self._filter_names[index][0] == file:
                     self._drop_filter(index)
 
-    def _count(self, wanted: Sequence[int], found: dict[int, Rows]) -> None:
-        self.hits += len(found)
-        self.misses += len(wanted) - len(found)
+    def _count(self, requested: Sequence[int], cached: dict[int, Rows]) -> None:
+        self.hits += len(cached)
+        self.misses += len(requested) - len(cached)
 
     def _drop_filter(self, index: int) -> None:
         self._filter_names[index], self._filter_names[-1] = self._filter_names[-1], self._filter_names[index]
@@ -147,4 +147,4 @@ class BlockCache:
 
 
 def _size(rows: Rows) -> int:
-    return rows.words.nbytes + rows.heap.nbytes + _OVERHEAD
+    return rows.words.nbytes + rows.heap.nbytes + _BLOCK_OVERHEAD_BYTES

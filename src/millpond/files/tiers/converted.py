@@ -7,14 +7,22 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.files.formats.blocks import BlockSource, BlockTable, FilterTable, Numbers, Part, in_parts, shape_of
+from millpond.files.formats.blocks import (
+    BlockSource,
+    BlockTable,
+    FilterTable,
+    Numbers,
+    Part,
+    kernel_layout,
+    split_into_parts,
+)
 from millpond.files.formats.conversion import Conversion
 from millpond.files.tiers.block_cache import BlockCache
 from millpond.kernels.pointers import address
 from millpond.kernels.runs.gather import gather_rows
 from millpond.layout import RowLayout, Rows
 
-_AT_ONCE = 128
+_MAX_BLOCKS_AT_ONCE = 128
 """Largest number of blocks that are converted together."""
 
 
@@ -29,7 +37,7 @@ class ConvertedSource:
     """
 
     resident = False
-    distant = False
+    may_read_disk = False
 
     def __init__(self, source: BlockSource, name: str, layout: RowLayout, cache: BlockCache) -> None:
         self._source = source
@@ -44,19 +52,19 @@ class ConvertedSource:
         """See `BlockSource.memory`."""
         return self._source.memory
 
-    def blocks(self, wanted: Numbers) -> BlockTable:
+    def blocks(self, requested: Numbers) -> BlockTable:
         """See `BlockSource.blocks`."""
-        return self._blocks(np.unique(wanted).astype(np.int64), once=False)
+        return self._blocks(np.unique(requested).astype(np.int64), once=False)
 
-    def scanned(self, begin: int, end: int) -> Callable[[], BlockTable]:
-        """See `BlockSource.scanned`."""
+    def begin_scan(self, begin: int, end: int) -> Callable[[], BlockTable]:
+        """See `BlockSource.begin_scan`."""
         return lambda: self._blocks(np.arange(begin, end), once=True)
 
     def _blocks(self, numbers: NDArray[np.int64], *, once: bool) -> BlockTable:
         blocks = self._cache.get(self._name, numbers.tolist())
         missing = np.array([number for number in numbers.tolist() if number not in blocks], np.int64)
-        for begin in range(0, len(missing), _AT_ONCE):
-            converted = self._made(missing[begin : begin + _AT_ONCE], once)
+        for begin in range(0, len(missing), _MAX_BLOCKS_AT_ONCE):
+            converted = self._convert_blocks(missing[begin : begin + _MAX_BLOCKS_AT_ONCE], once)
             self._cache.put(self._name, converted, once=once)
             blocks |= converted
         words_at, heap_at = np.zeros(self.index.count, np.uint64), np.zeros(self.index.count, np.uint64)
@@ -64,10 +72,12 @@ class ConvertedSource:
             words_at[number], heap_at[number] = address(rows.words), address(rows.heap)
         return BlockTable(words_at, heap_at, list(blocks.values()))
 
-    def _made(self, numbers: NDArray[np.int64], once: bool) -> dict[int, Rows]:
-        table = self._source.scanned(int(numbers[0]), int(numbers[-1]) + 1)() if once else self._source.blocks(numbers)
+    def _convert_blocks(self, numbers: NDArray[np.int64], once: bool) -> dict[int, Rows]:
+        table = (
+            self._source.begin_scan(int(numbers[0]), int(numbers[-1]) + 1)() if once else self._source.blocks(numbers)
+        )
         before = self._source.layout
-        blobs, converted = shape_of(before).blobs, {}
+        blobs, converted = kernel_layout(before).blobs, {}
         for number in numbers.tolist():
             count = int(self.index.starts[number + 1] - self.index.starts[number])
             rows_at = table.words_at[number] + np.arange(count, dtype=np.uint64) * np.uint64(8 * before.width)
@@ -75,20 +85,20 @@ class ConvertedSource:
             converted[number] = self._convert(Rows(*gather_rows(rows_at, heaps_at, before.width, blobs)))
         return converted
 
-    def parts(self, wanted: NDArray[np.int64], tied: NDArray[np.bool_]) -> Iterator[Part]:
+    def parts(self, requested: NDArray[np.int64], keep_with_previous: NDArray[np.bool_]) -> Iterator[Part]:
         """See `BlockSource.parts`."""
-        return in_parts(self.blocks, wanted, tied, _AT_ONCE)
+        return split_into_parts(self.blocks, requested, keep_with_previous, _MAX_BLOCKS_AT_ONCE)
 
-    def filters(self, wanted: Numbers) -> Callable[[], FilterTable]:
+    def filters(self, requested: Numbers) -> Callable[[], FilterTable]:
         """See `BlockSource.filters`: hashes do not change, so the file's own filters apply."""
-        return self._source.filters(wanted)
+        return self._source.filters(requested)
 
-    def expect_rows(self, places: NDArray[np.uint64]) -> None:
+    def prefetch_rows(self, places: NDArray[np.uint64]) -> None:
         """Do nothing: converted blocks are in memory."""
 
-    def expect_blocks(self, begin: int, end: int) -> None:
-        """See `BlockSource.expect_blocks`."""
-        self._source.expect_blocks(begin, end)
+    def prefetch_blocks(self, begin: int, end: int) -> None:
+        """See `BlockSource.prefetch_blocks`."""
+        self._source.prefetch_blocks(begin, end)
 
     def close(self) -> None:
         """See `BlockSource.close`."""

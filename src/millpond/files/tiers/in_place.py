@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from millpond.files.backends.filesystem import FileSystem
 from millpond.files.backends.local import LocalFiles
-from millpond.files.formats.codec import damaged
+from millpond.files.formats.codec import damaged_error
 from millpond.files.formats.run import RunWriter, Target
 from millpond.files.refs import RunRef
 from millpond.files.tiers.mapped import CompressedError, MappedSource
@@ -33,7 +33,7 @@ class InPlace:
         Returns:
             The reference to the file, and its blocks.
         """
-        staged = self._files.staging()
+        staged = self._files.new_staging_path()
         try:
             with open(staged, "wb", buffering=_BUFFER) as raw:
                 target = Target(raw.write, compress=False)
@@ -47,7 +47,7 @@ class InPlace:
             if os.path.exists(staged):
                 os.unlink(staged)
             raise
-        source.path = self._files.place(name)
+        source.path = self._files.path_of(name)
         return writer.ref(name, target), source
 
     def open(self, ref: RunRef, layout: RowLayout) -> MappedSource | None:
@@ -56,15 +56,15 @@ class InPlace:
         Raises:
             StateDamagedError: the file is missing, cut short or altered.
         """
-        place = self._files.place(ref.name)
+        place = self._files.path_of(ref.name)
         if self._files.size(ref.name) != ref.bytes:
-            raise damaged(place, "it does not have the length that it was written with")
+            raise damaged_error(place, "it does not have the length that it was written with")
         try:
             source = MappedSource(place, layout)
         except CompressedError:
             return None
         if (source.index.rows, source.index.highest) != (ref.rows, ref.last):
-            raise damaged(place, "it is not the file that the checkpoint names")
+            raise damaged_error(place, "it is not the file that the checkpoint names")
         return source
 
 

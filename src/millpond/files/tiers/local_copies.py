@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from millpond.errors import StateDamagedError
 from millpond.files.backends.filesystem import Buffer
-from millpond.files.formats.blocks import BlockSource, BlockTable, FilterTable, Numbers, Part, in_parts
+from millpond.files.formats.blocks import BlockSource, BlockTable, FilterTable, Numbers, Part, split_into_parts
 from millpond.files.refs import RunRef
 from millpond.files.tiers.mapped import PART_BLOCKS, MappedSource
 from millpond.files.tiers.policy import CachePolicy, HistoryPolicy
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _BUFFER = 1 << 20
-_STALE = 3600.0  # seconds after which a temporary file counts as left by a dead process
+_STALE_SECONDS = 3600.0  # seconds after which a temporary file counts as left by a dead process
 
 
 class LocalCache:
@@ -60,11 +60,11 @@ class LocalCache:
         self._lock = threading.Lock()
         self._policy = policy if policy is not None else HistoryPolicy(limit)
         self._users: dict[str, list[Callable[[], None]]] = {}
-        self._renew = renew if renew is not None else self._made_again
+        self._renew = renew if renew is not None else self._recreate
         os.makedirs(path, exist_ok=True)
-        self._find()
+        self._register_existing()
 
-    def _find(self) -> None:
+    def _register_existing(self) -> None:
         """Register the copies in the directory, oldest first, and delete stale temporary files."""
         copies = []
         for entry in os.scandir(self.path):
@@ -74,20 +74,20 @@ class LocalCache:
                 continue
             if entry.name.endswith((".run", ".append")):
                 copies.append((status.st_mtime, entry.name, status.st_size))
-            elif entry.name.endswith(".tmp") and status.st_mtime < time.time() - _STALE:
+            elif entry.name.endswith(".tmp") and status.st_mtime < time.time() - _STALE_SECONDS:
                 _unlink(entry.path)
         for _, name, size in sorted(copies):
             victims = self._policy.admit(name, size, written=True)
             for victim in [name] if victims is None else victims:
-                _unlink(self.place(victim))
+                _unlink(self.path_of(victim))
 
-    def _made_again(self) -> str | None:
+    def _recreate(self) -> str | None:
         if os.path.isdir(self.path):
             return None
         os.makedirs(self.path, exist_ok=True)
         return self.path
 
-    def _begin_anew(self) -> None:
+    def _switch_directory(self) -> None:
         """Switch to another directory if this one was deleted; all previous copies become invalid."""
         with self._lock:
             try:
@@ -96,7 +96,7 @@ class LocalCache:
                     return
                 old_path, self.path = self.path, path
                 self._policy.clear()
-                self._find()
+                self._register_existing()
             except OSError as error:  # without a working disk, files are read remotely
                 _log.debug("no local copies in %s: %s", self.path, error)
                 return
@@ -112,14 +112,14 @@ class LocalCache:
         with self._lock:
             return self._policy.bytes
 
-    def place(self, name: str) -> str:
+    def path_of(self, name: str) -> str:
         """Return the path of a file's copy, whether it exists or not."""
         return os.path.join(self.path, os.path.basename(name))
 
-    def staged(self, name: str) -> str:
+    def staging_path(self, name: str) -> str:
         """Return the temporary path at which this thread writes the copy of a file."""
-        self._begin_anew()
-        return f"{self.place(name)}.{os.getpid()}.{threading.get_ident()}.tmp"
+        self._switch_directory()
+        return f"{self.path_of(name)}.{os.getpid()}.{threading.get_ident()}.tmp"
 
     def has(self, name: str) -> bool:
         """Return whether a file has a copy, and mark the copy as most recently used."""
@@ -138,15 +138,15 @@ class LocalCache:
             self.blocks += blocks
             self._policy.read(os.path.basename(name), lengths)
 
-    def expects(self, name: str, size: int) -> bool:
-        """See `CachePolicy.expects`."""
+    def should_copy_on_open(self, name: str, size: int) -> bool:
+        """See `CachePolicy.should_copy_on_open`."""
         with self._lock:
-            return self._policy.expects(os.path.basename(name), size)
+            return self._policy.should_copy_on_open(os.path.basename(name), size)
 
-    def wants(self, name: str, size: int) -> bool:
-        """See `CachePolicy.wants`."""
+    def should_copy(self, name: str, size: int) -> bool:
+        """See `CachePolicy.should_copy`."""
         with self._lock:
-            return self._policy.wants(os.path.basename(name), size)
+            return self._policy.should_copy(os.path.basename(name), size)
 
     def admit(self, name: str, staged: str, *, written: bool) -> bool:
         """Admit a complete copy if the policy says so; else delete it.
@@ -166,38 +166,38 @@ class LocalCache:
             return False
         with self._lock:
             victims = self._policy.admit(key, size, written=written)
-            taken = victims is not None and self._placed(staged, key)
+            taken = victims is not None and self._move_into_place(staged, key)
             self.copied += size if taken and not written else 0
             users = [user for victim in victims or () for user in self._users.pop(victim, ())]
         for user in users:
             user()
         for victim in victims or ():
-            _unlink(self.place(victim))
+            _unlink(self.path_of(victim))
         if not taken:
             _unlink(staged)
         return taken
 
-    def _placed(self, staged: str, key: str) -> bool:
+    def _move_into_place(self, staged: str, key: str) -> bool:
         try:
-            os.replace(staged, self.place(key))
+            os.replace(staged, self.path_of(key))
         except OSError:
-            self._policy.forget(key)
+            self._policy.remove(key)
             return False
         return True
 
-    def use(self, name: str, lost: Callable[[], None]) -> bool:
+    def subscribe(self, name: str, on_evicted: Callable[[], None]) -> bool:
         """Register a callback for the eviction of a file's copy; return False if the copy does not exist."""
         key = os.path.basename(name)
         with self._lock:
             if exists := self._policy.touch(key):
-                self._users.setdefault(key, []).append(lost)
+                self._users.setdefault(key, []).append(on_evicted)
             return exists
 
-    def leave(self, name: str, lost: Callable[[], None]) -> None:
-        """Unregister a callback of `use`."""
+    def unsubscribe(self, name: str, on_evicted: Callable[[], None]) -> None:
+        """Unregister a callback of `subscribe`."""
         key = os.path.basename(name)
         with self._lock:
-            users = [user for user in self._users.pop(key, ()) if user != lost]
+            users = [user for user in self._users.pop(key, ()) if user != on_evicted]
             if users:
                 self._users[key] = users
 
@@ -205,33 +205,33 @@ class LocalCache:
         """Delete the copy of a file, if there is one. Mappings of it stay valid."""
         key = os.path.basename(name)
         with self._lock:
-            self._policy.forget(key)
+            self._policy.remove(key)
             self._users.pop(key, None)
-        _unlink(self.place(name))
+        _unlink(self.path_of(name))
 
 
-class CopyBeside:
+class CopyWriter:
     """A local copy that is written while its file is written; discarded if it gets too long or the disk fails."""
 
     def __init__(self, path: str, most: int) -> None:
         self._path = path
-        self._left = most
+        self._bytes_left = most
         self._file: IO[bytes] | None = None
         try:
             self._file = open(path, "wb", buffering=_BUFFER)  # noqa: SIM115
         except OSError:
-            self._left = -1
+            self._bytes_left = -1
 
     def write(self, data: Buffer) -> None:
         """Write some bytes, unless the copy was given up."""
-        self._left -= memoryview(data).nbytes
-        if self._left >= 0 and self._file is not None:
+        self._bytes_left -= memoryview(data).nbytes
+        if self._bytes_left >= 0 and self._file is not None:
             try:
                 self._file.write(data)
             except OSError:
-                self._left = -1
+                self._bytes_left = -1
 
-    def __enter__(self) -> CopyBeside:
+    def __enter__(self) -> CopyWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -240,8 +240,8 @@ class CopyBeside:
         try:
             self._file.close()
         except OSError:
-            self._left = -1
-        if self._left < 0:
+            self._bytes_left = -1
+        if self._bytes_left < 0:
             _unlink(self._path)
 
 
@@ -282,7 +282,7 @@ class CachedSource:
         self._remote: RemoteSource | None = None
         self._mapped = mapped
         self._copy = copy
-        if mapped is not None and not cache.use(ref.name, self._lose):
+        if mapped is not None and not cache.subscribe(ref.name, self._on_evicted):
             self._mapped = None
         self.index = mapped.index if mapped is not None else self.remote().index
 
@@ -298,8 +298,8 @@ class CachedSource:
         return mapped is not None and mapped.resident
 
     @property
-    def distant(self) -> bool:
-        """See `BlockSource.distant`."""
+    def may_read_disk(self) -> bool:
+        """See `BlockSource.may_read_disk`."""
         return self._mapped is not None
 
     @property
@@ -322,85 +322,85 @@ class CachedSource:
         """
         if not np.array_equal(mapped.index.fence, self.index.fence):
             raise ValueError("the local copy is not of this file")
-        if not self._cache.use(self.ref.name, self._lose):
+        if not self._cache.subscribe(self.ref.name, self._on_evicted):
             return
         self._mapped = mapped
         with self._lock:
             if self._remote is not None:
                 self._remote.close()
 
-    def blocks(self, wanted: Numbers) -> BlockTable:
+    def blocks(self, requested: Numbers) -> BlockTable:
         """See `BlockSource.blocks`."""
         mapped = self._mapped
         if mapped is not None:
-            count = _distinct(wanted)
+            count = _distinct(requested)
             self._cache.read(self.ref.name, count / max(1, self.index.count), count)
-        return self._ask(lambda source: source.blocks(wanted))
+        return self._read_or_fall_back(lambda source: source.blocks(requested))
 
-    def scanned(self, begin: int, end: int) -> Callable[[], BlockTable]:
-        """See `BlockSource.scanned`."""
+    def begin_scan(self, begin: int, end: int) -> Callable[[], BlockTable]:
+        """See `BlockSource.begin_scan`."""
         mapped = self._mapped
         if mapped is not None:
             self._cache.read(self.ref.name, (end - begin) / max(1, self.index.count), end - begin)
-            return lambda: self._ask(lambda source: source.scanned(begin, end)())
+            return lambda: self._read_or_fall_back(lambda source: source.begin_scan(begin, end)())
         remote = self.remote()
         before = remote.fetched
-        bring = remote.scanned(begin, end)
+        bring = remote.begin_scan(begin, end)
 
         def bring_and_record() -> BlockTable:
             table = bring()
-            self._read_remote(remote, before)
+            self._record_remote_read(remote, before)
             return table
 
         return bring_and_record
 
-    def parts(self, wanted: NDArray[np.int64], tied: NDArray[np.bool_]) -> Iterator[Part]:
+    def parts(self, requested: NDArray[np.int64], keep_with_previous: NDArray[np.bool_]) -> Iterator[Part]:
         """See `BlockSource.parts`."""
         if self._mapped is not None:
-            return in_parts(self.blocks, wanted, tied, PART_BLOCKS)
+            return split_into_parts(self.blocks, requested, keep_with_previous, PART_BLOCKS)
         remote = self.remote()
         before = remote.fetched
-        return self._told(remote.parts(wanted, tied), remote, before)
+        return self._recorded(remote.parts(requested, keep_with_previous), remote, before)
 
-    def _told(self, parts: Iterator[Part], remote: RemoteSource, before: int) -> Iterator[Part]:
+    def _recorded(self, parts: Iterator[Part], remote: RemoteSource, before: int) -> Iterator[Part]:
         yield from parts
-        self._read_remote(remote, before)
+        self._record_remote_read(remote, before)
 
-    def filters(self, wanted: Numbers) -> Callable[[], FilterTable]:
+    def filters(self, requested: Numbers) -> Callable[[], FilterTable]:
         """See `BlockSource.filters`."""
         mapped = self._mapped
         if mapped is not None:  # length 0: few and small, filters would stay in the cache, so a copy saves little
-            self._cache.read(self.ref.name, 0.0, _distinct(wanted // mapped.group))
-        return self._ask(lambda source: source.filters(wanted))
+            self._cache.read(self.ref.name, 0.0, _distinct(requested // mapped.group))
+        return self._read_or_fall_back(lambda source: source.filters(requested))
 
-    def expect_rows(self, places: NDArray[np.uint64]) -> None:
-        """See `BlockSource.expect_rows`."""
+    def prefetch_rows(self, places: NDArray[np.uint64]) -> None:
+        """See `BlockSource.prefetch_rows`."""
         mapped = self._mapped
         if mapped is not None:
-            mapped.expect_rows(places)
+            mapped.prefetch_rows(places)
 
-    def expect_blocks(self, begin: int, end: int) -> None:
-        """See `BlockSource.expect_blocks`."""
+    def prefetch_blocks(self, begin: int, end: int) -> None:
+        """See `BlockSource.prefetch_blocks`."""
         mapped = self._mapped
         if mapped is not None:
-            mapped.expect_blocks(begin, end)
+            mapped.prefetch_blocks(begin, end)
 
-    def _ask(self, question: Callable[[BlockSource], T]) -> T:
+    def _read_or_fall_back(self, read: Callable[[BlockSource], T]) -> T:
         """Run a read on the local copy; if that is damaged, delete it and read the remote file."""
         mapped = self._mapped
         if mapped is not None:
             try:
-                return question(mapped)
+                return read(mapped)
             except StateDamagedError:
-                self._lose()
+                self._on_evicted()
                 self._cache.drop(self.ref.name)
         remote = self.remote()
         before = remote.fetched
-        result = question(remote)
-        self._read_remote(remote, before)
+        result = read(remote)
+        self._record_remote_read(remote, before)
         return result
 
-    def _read_remote(self, remote: RemoteSource, before: int) -> None:
+    def _record_remote_read(self, remote: RemoteSource, before: int) -> None:
         """Record a remote read, and trigger a local copy if that may pay.
 
         Args:
@@ -412,13 +412,13 @@ class CachedSource:
             if self._copy is not None:
                 self._copy(self)
 
-    def _lose(self) -> None:
+    def _on_evicted(self) -> None:
         self._mapped = None
 
     def close(self) -> None:
         """See `BlockSource.close`; the local copy stays for later readers of the file."""
         self.closed = True
-        self._cache.leave(self.ref.name, self._lose)
+        self._cache.unsubscribe(self.ref.name, self._on_evicted)
         with self._lock:
             if self._remote is not None:
                 self._remote.close()

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.files.formats.blocks import BlockTable, FilterTable, Numbers, Part, in_parts
-from millpond.files.formats.codec import FILTER, HEADER, RAW, ROWS, check_block, check_references, damaged
+from millpond.files.formats.blocks import BlockTable, FilterTable, Numbers, Part, split_into_parts
+from millpond.files.formats.codec import FILTER, HEADER, RAW, ROWS, check_block, check_references, damaged_error
 from millpond.files.formats.run import read_directory
 from millpond.kernels.pointers import address
 from millpond.kernels.runs.bloom import LINE
@@ -18,10 +18,10 @@ from millpond.kernels.runs.readahead import ask_for, ask_for_range, probably_cac
 from millpond.layout import RowLayout
 
 _REACH_ROWS = 16  # a row is seldom farther from the position that interpolation of its hash gives
-_GAP = 4 * mmap.PAGESIZE
+_GAP_BYTES = 4 * mmap.PAGESIZE
 PART_BLOCKS = 128
 """Blocks of a local file that are checked and probed together."""
-_AT_HAND = 31
+_CALLS_ASSUMED_CACHED = 31
 """Calls for which pages are assumed to be in memory after a check found them there: the check costs more than a use."""
 
 
@@ -38,7 +38,7 @@ class MappedSource:
         checked: whether blocks need no check, because this process has just written or completely checked the file.
 
     Attributes:
-        stamps: lowest and highest access time of its rows.
+        access_times: lowest and highest access time of its rows.
         group: number of blocks whose filters are stored together.
 
     Raises:
@@ -46,7 +46,7 @@ class MappedSource:
         CompressedError: the file is compressed.
     """
 
-    distant = True
+    may_read_disk = True
 
     def __init__(self, path: str, layout: RowLayout, *, checked: bool = False) -> None:
         self.path = path
@@ -54,14 +54,14 @@ class MappedSource:
         with open(path, "rb") as file:
             self.size = os.fstat(file.fileno()).st_size
             if not self.size:
-                raise damaged(path, "it is empty")
+                raise damaged_error(path, "it is empty")
             self._map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
         self._view = memoryview(self._map)
         # A truncated file must be detected here; otherwise rows could end beyond the mapping.
         directory = read_directory(lambda o, n: self._view[o : o + n], self.size, path, layout)
         if not directory.raw:
             raise CompressedError(f"{path} is compressed and cannot be used where it lies")
-        self.index, self.stamps, self.group = directory.index, directory.stamps, directory.group
+        self.index, self.access_times, self.group = directory.index, directory.access_times, directory.group
         self._base = address(np.frombuffer(self._map, np.uint8))
         base = np.uint64(self._base)
         words_at = base + directory.offsets.astype(np.uint64) + np.uint64(HEADER)
@@ -77,7 +77,7 @@ class MappedSource:
         self._checked = np.full(self.index.count, checked)
         self._checked_filters = np.full(len(directory.filter_offsets), checked)
         self._all_blocks = self._all_filters = checked
-        self._at_hand = 0
+        self._calls_assumed_cached = 0
         held = (self.index.fence, self.index.starts, self.index.lines, words_at, heap_at, filter_at, self._checked)
         self.memory = sum(array.nbytes for array in held)
 
@@ -86,55 +86,55 @@ class MappedSource:
         """See `BlockSource.resident`: true once all blocks and filters are checked."""
         return self._all_blocks and self._all_filters
 
-    def blocks(self, wanted: Numbers) -> BlockTable:
+    def blocks(self, requested: Numbers) -> BlockTable:
         """See `BlockSource.blocks`."""
         if not self._all_blocks:
-            unchecked = np.unique(wanted)
+            unchecked = np.unique(requested)
             unchecked = unchecked[~self._checked[unchecked]]
-            for begin, end in _stretches(unchecked):
-                self.expect_blocks(begin, end)
+            for begin, end in _contiguous_ranges(unchecked):
+                self.prefetch_blocks(begin, end)
             for block in unchecked.tolist():
                 self._check(block)
             if len(unchecked):
                 self._all_blocks = bool(self._checked.all())
         return self._table._replace(complete=self._all_blocks)
 
-    def scanned(self, begin: int, end: int) -> Callable[[], BlockTable]:
-        """See `BlockSource.scanned`; as many blocks after `end` are prefetched as well."""
-        self.expect_blocks(begin, min(begin + 2 * (end - begin), self.index.count))
+    def begin_scan(self, begin: int, end: int) -> Callable[[], BlockTable]:
+        """See `BlockSource.begin_scan`; as many blocks after `end` are prefetched as well."""
+        self.prefetch_blocks(begin, min(begin + 2 * (end - begin), self.index.count))
         return lambda: self.blocks(np.arange(begin, end))
 
-    def parts(self, wanted: NDArray[np.int64], tied: NDArray[np.bool_]) -> Iterator[Part]:
+    def parts(self, requested: NDArray[np.int64], keep_with_previous: NDArray[np.bool_]) -> Iterator[Part]:
         """See `BlockSource.parts`."""
-        return in_parts(self.blocks, wanted, tied, PART_BLOCKS)
+        return split_into_parts(self.blocks, requested, keep_with_previous, PART_BLOCKS)
 
-    def filters(self, wanted: Numbers) -> Callable[[], FilterTable]:
+    def filters(self, requested: Numbers) -> Callable[[], FilterTable]:
         """See `BlockSource.filters`."""
         if not self._all_filters:
-            unchecked = np.unique(np.asarray(wanted) // self.group)
+            unchecked = np.unique(np.asarray(requested) // self.group)
             unchecked = unchecked[~self._checked_filters[unchecked]]
             for group in unchecked.tolist():
                 offset = int(self._filters.at[group * self.group]) - self._base - HEADER
                 header = check_block(self._view, offset, self.path, kind=FILTER, width=LINE // 8)
                 lines = int(self.index.lines[group * self.group : (group + 1) * self.group].sum())
                 if header.encoding != RAW or header.stored != LINE * lines:
-                    raise damaged(self.path, f"the filter at byte {offset} has another length")
+                    raise damaged_error(self.path, f"the filter at byte {offset} has another length")
                 self._checked_filters[group] = True
             if len(unchecked):
                 self._all_filters = bool(self._checked_filters.all())
         return lambda: self._filters
 
-    def expect_rows(self, places: NDArray[np.uint64]) -> None:
-        """See `BlockSource.expect_rows`: pages that are not in memory are requested together."""
-        if self._at_hand > 0:  # a race of two threads makes it -1, which is harmless
-            self._at_hand -= 1
+    def prefetch_rows(self, places: NDArray[np.uint64]) -> None:
+        """See `BlockSource.prefetch_rows`: pages that are not in memory are requested together."""
+        if self._calls_assumed_cached > 0:  # a race of two threads makes it -1, which is harmless
+            self._calls_assumed_cached -= 1
         elif len(places) and probably_cached(places):
-            self._at_hand = _AT_HAND
+            self._calls_assumed_cached = _CALLS_ASSUMED_CACHED
         elif len(places):
-            ask_for(places, self._reach, self._reach, _GAP)
+            ask_for(places, self._reach, self._reach, _GAP_BYTES)
 
-    def expect_blocks(self, begin: int, end: int) -> None:
-        """See `BlockSource.expect_blocks`."""
+    def prefetch_blocks(self, begin: int, end: int) -> None:
+        """See `BlockSource.prefetch_blocks`."""
         if begin < end:
             stop = self._offset(end) if end < self.index.count else self.size
             ask_for_range(self._base + self._offset(begin), stop - self._offset(begin))
@@ -147,7 +147,7 @@ class MappedSource:
         header = check_block(self._view, offset, self.path, kind=ROWS, width=self.layout.width)
         rows = int(self.index.starts[block + 1] - self.index.starts[block])
         if header.encoding != RAW or header.rows != rows:
-            raise damaged(self.path, f"the block at byte {offset} does not fit the footer")
+            raise damaged_error(self.path, f"the block at byte {offset} does not fit the footer")
         check_references(int(self._table.words_at[block]), header, self.layout, offset, self.path)
         self._checked[block] = True
 
@@ -155,7 +155,7 @@ class MappedSource:
         """See `BlockSource.close`: the file is unmapped with its last pin."""
 
 
-def _stretches(numbers: NDArray[np.int64]) -> list[tuple[int, int]]:
+def _contiguous_ranges(numbers: NDArray[np.int64]) -> list[tuple[int, int]]:
     """Return ascending numbers as contiguous ranges [first, stop)."""
     if not len(numbers):
         return []

@@ -8,12 +8,12 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Protocol
 
-ADMISSION = 2.0
+ADMISSION_THRESHOLD = 2.0
 """Number of times that a file's length must be read within the window before it is copied."""
 
-_WINDOW = 60.0
+_WINDOW_SECONDS = 60.0
 """Length of the sliding window of reads, in seconds."""
-_STEPS = 12
+_WINDOW_STEPS = 12
 """Number of steps into which the sliding window is divided."""
 
 
@@ -32,10 +32,10 @@ class CachePolicy(Protocol):
     def touch(self, name: str) -> bool:
         """Return whether a file has a copy, and mark the copy as most recently used."""
 
-    def expects(self, name: str, size: int) -> bool:
+    def should_copy_on_open(self, name: str, size: int) -> bool:
         """Return whether to copy a file that has just been opened, before it is read."""
 
-    def wants(self, name: str, size: int) -> bool:
+    def should_copy(self, name: str, size: int) -> bool:
         """Return whether to copy a file that is read remotely; the copy costs one read of the whole file."""
 
     def admit(self, name: str, size: int, *, written: bool) -> list[str] | None:
@@ -50,7 +50,7 @@ class CachePolicy(Protocol):
             The copies to evict for it; None if it is not admitted.
         """
 
-    def forget(self, name: str) -> None:
+    def remove(self, name: str) -> None:
         """Remove a file's copy and its history: the file may be gone, too."""
 
     def clear(self) -> None:
@@ -76,7 +76,9 @@ class HistoryPolicy:
         clock: returns seconds.
     """
 
-    def __init__(self, limit: int, threshold: float = ADMISSION, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, limit: int, threshold: float = ADMISSION_THRESHOLD, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.limit = limit
         self.threshold = threshold
         self.bytes = 0
@@ -89,13 +91,13 @@ class HistoryPolicy:
         """See `CachePolicy.read`."""
         self.touch(name)
         step = self._step()
-        reads = self._reads.setdefault(name, deque(maxlen=_STEPS + 1))
+        reads = self._reads.setdefault(name, deque(maxlen=_WINDOW_STEPS + 1))
         if reads and reads[-1][0] == step:
             lengths += reads.pop()[1]
         reads.append((step, lengths))
-        if step - self._cleared > _STEPS:
+        if step - self._cleared > _WINDOW_STEPS:
             self._cleared = step
-            self._reads = {name: reads for name, reads in self._reads.items() if reads[-1][0] > step - _STEPS}
+            self._reads = {name: reads for name, reads in self._reads.items() if reads[-1][0] > step - _WINDOW_STEPS}
 
     def touch(self, name: str) -> bool:
         """See `CachePolicy.touch`."""
@@ -104,12 +106,12 @@ class HistoryPolicy:
         self._copies.move_to_end(name)
         return True
 
-    def expects(self, name: str, size: int) -> bool:
-        """See `CachePolicy.expects`: true if there is free room."""
+    def should_copy_on_open(self, name: str, size: int) -> bool:
+        """See `CachePolicy.should_copy_on_open`: true if there is free room."""
         return self.bytes + size <= self.limit
 
-    def wants(self, name: str, size: int) -> bool:
-        """See `CachePolicy.wants`."""
+    def should_copy(self, name: str, size: int) -> bool:
+        """See `CachePolicy.should_copy`."""
         gain = self.frequency(name) - self.threshold
         if name in self._copies or gain <= 0:
             return False
@@ -118,24 +120,24 @@ class HistoryPolicy:
 
     def admit(self, name: str, size: int, *, written: bool) -> list[str] | None:
         """See `CachePolicy.admit`."""
-        self.forget_copy(name)
+        self.remove_copy(name)
         victims = self._victims(size)
         if victims is None:
             return None
         if victims:
             lost_saving = self._saving(victims)
-            saving = (self._mean() if written else self.frequency(name)) * size
+            saving = (self._mean_saving() if written else self.frequency(name)) * size
             if saving < lost_saving or (saving == lost_saving and not written):
                 return None
         for victim in victims:
-            self.forget_copy(victim)
+            self.remove_copy(victim)
         self._copies[name] = size
         self.bytes += size
         return victims
 
-    def forget(self, name: str) -> None:
-        """See `CachePolicy.forget`."""
-        self.forget_copy(name)
+    def remove(self, name: str) -> None:
+        """See `CachePolicy.remove`."""
+        self.remove_copy(name)
         self._reads.pop(name, None)
 
     def clear(self) -> None:
@@ -143,13 +145,13 @@ class HistoryPolicy:
         self._copies.clear()
         self.bytes = 0
 
-    def forget_copy(self, name: str) -> None:
+    def remove_copy(self, name: str) -> None:
         """Remove a file's copy, but keep its history of reads."""
         self.bytes -= self._copies.pop(name, 0)
 
     def frequency(self, name: str) -> float:
         """Return the bytes read of a file within the last minute, as a multiple of its length."""
-        oldest = self._step() - _STEPS
+        oldest = self._step() - _WINDOW_STEPS
         return math.fsum(lengths for step, lengths in self._reads.get(name, ()) if step > oldest)
 
     def _victims(self, size: int) -> list[str] | None:
@@ -168,9 +170,9 @@ class HistoryPolicy:
     def _saving(self, names: list[str]) -> float:
         return math.fsum(self.frequency(name) * self._copies[name] for name in names)
 
-    def _mean(self) -> float:
+    def _mean_saving(self) -> float:
         """Return the average saving of the copies per byte."""
         return self._saving(list(self._copies)) / self.bytes if self.bytes else 0.0
 
     def _step(self) -> int:
-        return int(self._clock() * _STEPS / _WINDOW)
+        return int(self._clock() * _WINDOW_STEPS / _WINDOW_SECONDS)

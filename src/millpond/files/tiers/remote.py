@@ -14,19 +14,19 @@ from numpy.typing import NDArray
 
 from millpond.files.backends.filesystem import Buffer, FileSystem
 from millpond.files.backends.retry import with_retries
-from millpond.files.formats.blocks import RUN_BLOCK, BlockTable, FilterTable, Numbers, Part, stops_of
-from millpond.files.formats.codec import FILTER, HEADER, RAW, Decoded, check_block, damaged, decode_blocks
-from millpond.files.formats.run import Directory, footer_guess, read_directory
+from millpond.files.formats.blocks import RUN_BLOCK, BlockTable, FilterTable, Numbers, Part, cut_positions
+from millpond.files.formats.codec import FILTER, HEADER, RAW, Decoded, check_block, damaged_error, decode_blocks
+from millpond.files.formats.run import Directory, estimate_footer_size, read_directory
 from millpond.files.refs import RunRef
-from millpond.files.tiers.allowance import Allowance
 from millpond.files.tiers.block_cache import BlockCache
+from millpond.files.tiers.read_budget import ReadBudget
 from millpond.kernels.pointers import address
 from millpond.kernels.runs.bloom import LINE
 from millpond.layout import RowLayout, Rows
 
-GAP = 256 << 10
+MAX_GAP_BYTES = 256 << 10
 """Largest gap in bytes between two blocks that are fetched in one request, including the gap."""
-_REQUEST = 1 << 20
+_REQUEST_BYTES = 1 << 20
 """Largest size of one request in bytes, unless a block is larger; requests of one call run concurrently."""
 _NO_HEAP = np.empty(0, np.uint8)
 
@@ -40,7 +40,7 @@ class RemoteSource:
         layout: layout of its rows.
         cache: cache of decoded blocks and of filters.
         pool: runs requests concurrently; its threads must not wait for this source.
-        allowance: memory budget for blocks in flight to lookups.
+        read_budget: memory budget for blocks in flight to lookups.
 
     Attributes:
         fetched: bytes of blocks and filters that were read so far, including repeated reads.
@@ -50,7 +50,7 @@ class RemoteSource:
     """
 
     resident = False
-    distant = False
+    may_read_disk = False
 
     def __init__(
         self,
@@ -59,12 +59,12 @@ class RemoteSource:
         layout: RowLayout,
         cache: BlockCache,
         pool: Executor,
-        allowance: Allowance,
+        read_budget: ReadBudget,
     ) -> None:
         self._files = files
         self._cache = cache
         self._pool = pool
-        self._allowance = allowance
+        self._read_budget = read_budget
         self._place = files.locate(ref.name)
         self.ref = ref
         self.layout = layout
@@ -73,113 +73,116 @@ class RemoteSource:
             ref.bytes,
             self._place,
             layout,
-            guess=max(65536, footer_guess(ref, layout)),
+            guess=max(65536, estimate_footer_size(ref, layout)),
         )
         if self.directory.index.rows != ref.rows or self.directory.index.highest != ref.last:
-            raise damaged(self._place, "it is not the file that the checkpoint names")
+            raise damaged_error(self._place, "it is not the file that the checkpoint names")
         self.index = self.directory.index
         self._counts = np.diff(self.index.starts)
         self.fetched = 0
-        self._edge: dict[int, Rows] = {}  # last block of the last scan: the scan's next range begins in the same block
+        # Last block of the last scan: the scan's next range begins in the same block.
+        self._scan_edge: dict[int, Rows] = {}
         directory = self.directory
         held = (self.index.fence, self.index.starts, self.index.lines, self._counts)
         self.memory = sum(array.nbytes for array in (*held, directory.offsets, directory.sizes, directory.filter_lines))
 
-    def blocks(self, wanted: Numbers) -> BlockTable:
+    def blocks(self, requested: Numbers) -> BlockTable:
         """See `BlockSource.blocks`."""
-        numbers = np.unique(wanted).astype(np.int64)
+        numbers = np.unique(requested).astype(np.int64)
         cached = self._cached(numbers, once=False)
-        read = self._read_all(self._spans(_without(numbers, cached)))
-        self._keep(read, once=False)
+        read = self._read_all(self._spans(_exclude(numbers, cached)))
+        self._cache_blocks(read, once=False)
         table = self._empty_table()
         return table._replace(pins=self._fill(table, cached, read))
 
-    def scanned(self, begin: int, end: int) -> Callable[[], BlockTable]:
-        """See `BlockSource.scanned`."""
+    def begin_scan(self, begin: int, end: int) -> Callable[[], BlockTable]:
+        """See `BlockSource.begin_scan`."""
         numbers = np.arange(begin, end)
         hits = self._cached(numbers, once=True)
-        awaited = [(span, self._pool.submit(self._fetch, span)) for span in self._spans(_without(numbers, hits))]
+        awaited = [(span, self._pool.submit(self._fetch, span)) for span in self._spans(_exclude(numbers, hits))]
 
-        def bring() -> BlockTable:
+        def wait() -> BlockTable:
             read = [(span, self._decode(span, future.result())) for span, future in awaited]
             awaited.clear()
-            self._keep(read, once=True)
+            self._cache_blocks(read, once=True)
             table = self._empty_table()
             pins = self._fill(table, hits, read)
             if len(numbers):
                 last = end - 1
-                self._edge = {last: hits[last] if last in hits else _copied(read[-1][1].block(len(read[-1][0]) - 1))}
+                self._scan_edge = {
+                    last: hits[last] if last in hits else _copied(read[-1][1].block(len(read[-1][0]) - 1))
+                }
             return table._replace(pins=pins)
 
-        return bring
+        return wait
 
-    def parts(self, wanted: NDArray[np.int64], tied: NDArray[np.bool_]) -> Iterator[Part]:
+    def parts(self, requested: NDArray[np.int64], keep_with_previous: NDArray[np.bool_]) -> Iterator[Part]:
         """See `BlockSource.parts`; the next parts are prefetched as far as the memory budget allows."""
-        parts = self._parts(wanted, tied)
+        parts = self._parts(requested, keep_with_previous)
         next(parts)  # sends the first requests
         return cast(Iterator[Part], parts)
 
-    def _parts(self, wanted: NDArray[np.int64], tied: NDArray[np.bool_]) -> Iterator[Part | None]:
+    def _parts(self, requested: NDArray[np.int64], keep_with_previous: NDArray[np.bool_]) -> Iterator[Part | None]:
         # A lookup of more blocks than the cache holds would evict its own blocks before the next lookup needs them.
-        once = len(wanted) * RUN_BLOCK > self._cache.block_limit // 2
-        waiting = deque(self._steps(wanted, tied))
+        once = len(requested) * RUN_BLOCK > self._cache.block_limit // 2
+        waiting = deque(self._steps(requested, keep_with_previous))
         started: deque[_Step] = deque()
         table = self._empty_table()
 
         def go_on() -> None:
-            while waiting and self._allowance.take(waiting[0].size, anyway=not started):
+            while waiting and self._read_budget.reserve(waiting[0].size, force=not started):
                 step = waiting.popleft()
                 started.append(step)
                 numbers = step.numbers
-                step.here = self._cached(numbers, once=once)
-                for span in self._spans(_without(numbers, step.here)):
-                    step.asked.append((span, self._pool.submit(self._fetch, span)))
+                step.cached = self._cached(numbers, once=once)
+                for span in self._spans(_exclude(numbers, step.cached)):
+                    step.requests.append((span, self._pool.submit(self._fetch, span)))
 
         try:
             go_on()
             yield None
             while started:
                 step = started[0]
-                read = [(span, self._decode(span, asked.result())) for span, asked in step.asked]
-                step.asked.clear()
-                self._keep(read, once=once)
-                yield Part(step.begin, step.end, table._replace(pins=self._fill(table, step.here, read)))
+                read = [(span, self._decode(span, request.result())) for span, request in step.requests]
+                step.requests.clear()
+                self._cache_blocks(read, once=once)
+                yield Part(step.begin, step.end, table._replace(pins=self._fill(table, step.cached, read)))
                 del read
                 table.words_at[step.numbers] = table.heap_at[step.numbers] = 0
-                self._allowance.give(started.popleft().size)
+                self._read_budget.release(started.popleft().size)
                 go_on()
         finally:
             for step in started:
-                for _, asked in step.asked:
-                    asked.cancel()
-                self._allowance.give(step.size)
+                for _, request in step.requests:
+                    request.cancel()
+                self._read_budget.release(step.size)
 
-    def _steps(self, wanted: NDArray[np.int64], tied: NDArray[np.bool_]) -> list[_Step]:
-        """Divide a lookup's blocks into parts of the allowance's step size.
+    def _steps(self, requested: NDArray[np.int64], keep_with_previous: NDArray[np.bool_]) -> list[_Step]:
+        """Divide a lookup's blocks into parts of the read budget's step size.
 
         A part takes memory for the bytes that are read, including gaps, and for the decoded blocks.
         """
-        new = np.diff(wanted, prepend=-1) > 0
-        numbers, position = wanted[new], np.cumsum(new) - 1
+        new = np.diff(requested, prepend=-1) > 0
+        numbers, position = requested[new], np.cumsum(new) - 1
         offsets, sizes = self.directory.offsets[numbers], self.directory.sizes[numbers]
         gaps = np.append(np.diff(offsets), sizes[-1:]) - sizes
-        memory = sizes + np.where(gaps <= GAP, gaps, 0) + np.maximum(RUN_BLOCK, sizes)
+        memory = sizes + np.where(gaps <= MAX_GAP_BYTES, gaps, 0) + np.maximum(RUN_BLOCK, sizes)
         total = np.append(0, np.cumsum(memory))
         steps = []
-        for begin, end in pairwise(stops_of(tied, total[position] // self._allowance.step)):
+        for begin, end in pairwise(cut_positions(keep_with_previous, total[position] // self._read_budget.step)):
             low, high = int(position[begin]), int(position[end - 1]) + 1
             steps.append(_Step(begin, end, numbers[low:high], int(total[high] - total[low])))
         return steps
 
-    def filters(self, wanted: Numbers) -> Callable[[], FilterTable]:
+    def filters(self, requested: Numbers) -> Callable[[], FilterTable]:
         """See `BlockSource.filters`."""
         per_group = self.directory.group
-        groups = np.flatnonzero(np.bincount(np.asarray(wanted) // per_group)).tolist()
+        groups = np.flatnonzero(np.bincount(np.asarray(requested) // per_group)).tolist()
         filter_rows = self._cache.get_filters(self.ref.name, groups)
         missing = [group for group in groups if group not in filter_rows]
         awaited = [(group, self._pool.submit(self._read_filter, group)) for group in missing]
 
-        def bring() -> FilterTable:
+        def wait() -> FilterTable:
             read = {group: future.result() for group, future in awaited}
             self._cache.put_filters(self.ref.name, read)
             filter_rows.update(read)
@@ -190,11 +193,11 @@ class RemoteSource:
                 filter_at[blocks] = np.uint64(address(filter_rows[group].words)) + np.uint64(LINE) * lines
             return FilterTable(filter_at, list(filter_rows.values()))
 
-        return bring
+        return wait
 
     def pieces(self) -> Iterator[Rows]:
         """Yield all blocks in order; each is read once and not cached."""
-        group = self.directory.offsets // (8 * _REQUEST)
+        group = self.directory.offsets // (8 * _REQUEST_BYTES)
         for numbers in np.split(np.arange(self.index.count), np.flatnonzero(np.diff(group)) + 1):
             for span, decoded in self._read_all(self._spans(numbers)):
                 for position in range(len(span)):
@@ -204,12 +207,12 @@ class RemoteSource:
         return BlockTable(np.zeros(self.index.count, np.uint64), np.zeros(self.index.count, np.uint64), ())
 
     def _cached(self, numbers: NDArray[np.int64], *, once: bool) -> dict[int, Rows]:
-        wanted = numbers.tolist()
-        cached = self._cache.get(self.ref.name, wanted, once=once)
-        edge = self._edge
-        return cached | {number: rows for number, rows in edge.items() if number in wanted}
+        requested = numbers.tolist()
+        cached = self._cache.get(self.ref.name, requested, once=once)
+        edge = self._scan_edge
+        return cached | {number: rows for number, rows in edge.items() if number in requested}
 
-    def _keep(self, read: _Read, *, once: bool) -> None:
+    def _cache_blocks(self, read: _Read, *, once: bool) -> None:
         """Cache fetched blocks. They are copied, so that the cache can evict each block independently."""
         if not self._cache.limit or (once and self._cache.full):
             return
@@ -217,21 +220,21 @@ class RemoteSource:
             blocks = {number: _copied(decoded.block(position)) for position, number in enumerate(span.tolist())}
             self._cache.put(self.ref.name, blocks, once=once)
 
-    def _fill(self, table: BlockTable, here: dict[int, Rows], read: _Read) -> list[Any]:
+    def _fill(self, table: BlockTable, cached: dict[int, Rows], read: _Read) -> list[Any]:
         """Enter the addresses of blocks into a table; return the pins that keep their memory alive."""
-        for number, rows in here.items():
+        for number, rows in cached.items():
             table.words_at[number], table.heap_at[number] = address(rows.words), address(rows.heap)
         for span, decoded in read:
             table.words_at[span], table.heap_at[span] = decoded.words_at, decoded.heap_at
-        return [*here.values(), *(decoded.rows for _, decoded in read)]
+        return [*cached.values(), *(decoded.rows for _, decoded in read)]
 
     def _spans(self, numbers: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """Group blocks (ascending numbers) into requests: near ones together, up to about `_REQUEST` bytes."""
+        """Group blocks (ascending numbers) into requests: near ones together, up to about `_REQUEST_BYTES` bytes."""
         if not len(numbers):
             return []
         begins = self.directory.offsets[numbers]
         gaps = begins[1:] - begins[:-1] - self.directory.sizes[numbers[:-1]]
-        cuts = (np.flatnonzero((gaps > GAP) | (np.diff(begins // _REQUEST) > 0)) + 1).tolist()
+        cuts = (np.flatnonzero((gaps > MAX_GAP_BYTES) | (np.diff(begins // _REQUEST_BYTES) > 0)) + 1).tolist()
         return [numbers[begin:end] for begin, end in pairwise([0, *cuts, len(numbers)])]
 
     def _read_all(self, spans: list[NDArray[np.int64]]) -> _Read:
@@ -258,20 +261,20 @@ class RemoteSource:
         data = memoryview(with_retries(lambda: self._files.get_range(self.ref.name, offset, size))).cast("B")
         header = check_block(data, 0, self._place, kind=FILTER, width=LINE // 8)
         if header.encoding != RAW or HEADER + header.stored != len(data):
-            raise damaged(self._place, f"the filter at byte {offset} has another length")
+            raise damaged_error(self._place, f"the filter at byte {offset} has another length")
         # Copied, because the answer's buffer may be larger than the filter and would stay in memory with it.
         lines = np.frombuffer(data, np.uint64, header.stored // 8, HEADER).copy()
         return Rows(lines.reshape(-1, LINE // 8), _NO_HEAP)
 
-    def expect_rows(self, places: NDArray[np.uint64]) -> None:
+    def prefetch_rows(self, places: NDArray[np.uint64]) -> None:
         """Do nothing: `blocks` has fetched them into memory."""
 
-    def expect_blocks(self, begin: int, end: int) -> None:
+    def prefetch_blocks(self, begin: int, end: int) -> None:
         """Do nothing: `blocks` fetches them concurrently."""
 
     def close(self) -> None:
         """See `BlockSource.close`."""
-        self._edge = {}
+        self._scan_edge = {}
         self._cache.drop(self.ref.name)
 
 
@@ -286,20 +289,20 @@ class _Step:
         begin, end: positions [begin, end) in the lookup's request.
         numbers: int64, block numbers.
         size: bytes of memory that the part takes.
-        here: blocks that were in the cache.
-        asked: requests in flight for the other blocks.
+        cached: blocks that were in the cache.
+        requests: requests in flight for the other blocks.
     """
 
     begin: int
     end: int
     numbers: NDArray[np.int64]
     size: int
-    here: dict[int, Rows] = field(default_factory=dict)
-    asked: list[tuple[NDArray[np.int64], Future[Buffer]]] = field(default_factory=list)
+    cached: dict[int, Rows] = field(default_factory=dict)
+    requests: list[tuple[NDArray[np.int64], Future[Buffer]]] = field(default_factory=list)
 
 
-def _without(numbers: NDArray[np.int64], here: dict[int, Rows]) -> NDArray[np.int64]:
-    return numbers[[number not in here for number in numbers.tolist()]] if here else numbers
+def _exclude(numbers: NDArray[np.int64], cached: dict[int, Rows]) -> NDArray[np.int64]:
+    return numbers[[number not in cached for number in numbers.tolist()]] if cached else numbers
 
 
 def _copied(rows: Rows) -> Rows:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.conf import KEY_GROUP_BITS
-from millpond.files.formats.blocks import shape_of
+from millpond.files.formats.blocks import kernel_layout
 from millpond.kernels.event_time.panes import following, order_panes, span
 from millpond.kernels.event_time.slices import spread
 from millpond.kernels.runs.gather import addresses, gather_rows
@@ -81,7 +81,7 @@ class _Panes:
 
     def __init__(self, groups: Groups, place: int) -> None:
         self._calls = groups.calls
-        self._shape = shape_of(groups.main.layout)
+        self._shape = kernel_layout(groups.main.layout)
         self._place = place
         self._keys: list[NDArray[np.int64]] = []
         self._begins: list[NDArray[np.int64]] = []

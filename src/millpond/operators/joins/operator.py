@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from millpond.files.formats.blocks import Shape, shape_of
+from millpond.files.formats.blocks import KernelLayout, kernel_layout
 from millpond.kernels.ordered.order import Pairs
 from millpond.kernels.runs.gather import addresses, gather_rows
 from millpond.layout import HASH, NEVER, HashRange, Rows, Words
@@ -38,7 +38,7 @@ class _Side:
         self.marked = has_matched_bit(spec, name)
         table = side_table(spec, name)
         self.table = make_table(name, table.schema, table.initial, kind="ordered", drop_matched=table.drop_matched)
-        self.shape: Shape = shape_of(self.rows.layout)
+        self.shape: KernelLayout = kernel_layout(self.rows.layout)
         self.unmatchable: list[pa.RecordBatch] = []  # rows that are emitted at once, because they cannot find a partner
 
 

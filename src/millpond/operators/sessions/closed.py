@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.errors import StateDamagedError
-from millpond.files.formats.blocks import shape_of
+from millpond.files.formats.blocks import kernel_layout
 from millpond.kernels.event_time.sessions import head_rows
 from millpond.kernels.runs.gather import addresses, gather_rows
 from millpond.layout import HASH, META, NULLS, Column, Ints, RowLayout, Rows, Words
@@ -202,7 +202,7 @@ def _key_words(words: Words, source: RowLayout, target: RowLayout) -> Words:
 def _copy_rows(rows: Rows, which: np.ndarray, layout: RowLayout) -> Rows:
     """Copy the chosen rows, with no more heap than they need."""
     rows_at, heaps_at = addresses(rows.words, rows.heap)
-    return Rows(*gather_rows(rows_at[which], heaps_at[which], layout.width, shape_of(layout).blobs))
+    return Rows(*gather_rows(rows_at[which], heaps_at[which], layout.width, kernel_layout(layout).blobs))
 
 
 def _select(session_rows: _SessionRows, which: np.ndarray, layout: RowLayout) -> _SessionRows:
@@ -220,4 +220,4 @@ def concatenate(pieces: Sequence[Rows], layout: RowLayout) -> Rows:
     pieces = [Rows(np.ascontiguousarray(piece.words), piece.heap) for piece in pieces]
     pointers = [addresses(*piece) for piece in pieces]
     rows_at, heaps_at = (np.concatenate([pointer[part] for pointer in pointers]) for part in (0, 1))
-    return Rows(*gather_rows(rows_at, heaps_at, layout.width, shape_of(layout).blobs))
+    return Rows(*gather_rows(rows_at, heaps_at, layout.width, kernel_layout(layout).blobs))

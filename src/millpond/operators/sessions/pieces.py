@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from millpond.errors import ArithmeticOverflowError
-from millpond.files.formats.blocks import shape_of
+from millpond.files.formats.blocks import kernel_layout
 from millpond.kernels.event_time.sessions import arrange
 from millpond.kernels.pointers import address
 from millpond.kernels.runs.sort import order_by_hash
@@ -42,7 +42,7 @@ class Pieces(NamedTuple):
         hashes, order = order_by_hash(keys.words[:, HASH])
         rows, first = np.empty(count + 1, np.int64), np.empty(count + 1, np.int64)
         piece_starts, piece_ends, counts = (np.empty(size, np.int64) for size in (count, count, 2))
-        shape = shape_of(layout)
+        shape = kernel_layout(layout)
         arrange(
             *(hashes, order, starts, ends, address(keys.words), keys.words.shape[1], address(keys.heap)),
             *(shape.null_mask, shape.key_start, shape.key_stop, shape.references_at),

@@ -22,13 +22,13 @@ from dataclasses import dataclass
 from millpond.checkpoint.forks.fork import ForkState, begin_fork, fork_state
 from millpond.checkpoint.forks.parents import PARENTS_FILE, Parents, open_parent, read_parents
 from millpond.checkpoint.forks.pins import Pin, write_pin
-from millpond.checkpoint.formats.documents import write_own_document
+from millpond.checkpoint.formats.documents import write_document_once
 from millpond.checkpoint.recovery import Recovery
 from millpond.checkpoint.state_schema import read_schemas, schema_name
 from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleError, UsageError
 from millpond.files.backends.filesystem import FileSystem, MissingFileError
 from millpond.files.backends.local import LocalFiles
-from millpond.files.backends.retry import put_own
+from millpond.files.backends.retry import put_once
 from millpond.files.locations.forked import with_parents
 from millpond.files.locations.opening import join_url, open_filesystem
 from millpond.query.logs.copies import is_copy
@@ -42,7 +42,7 @@ from millpond.query.logs.copying import (
 )
 from millpond.query.logs.ownership import state_of_last_run
 from millpond.query.logs.query_logs import METADATA, QueryLogs, is_rolled_back
-from millpond.state_reader.reader import StateReader, span
+from millpond.state_reader.reader import StateReader, format_versions
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def fork(checkpoint: str, new: str, version: int | None = None) -> Fork:
     parents = [open_parent(parent) for parent in shared.parents.parents]
     with_parents(files, parents)  # raises an error if the stores do not fit together
     _check_there(shared, parents, chosen)
-    write_own_document(files, PARENTS_FILE, shared.parents)
+    write_document_once(files, PARENTS_FILE, shared.parents)
     try:
         _pin(shared, parents, files, chosen)
         # Check after the pin: a garbage collection that read the offset log before this retains the version, and a
@@ -108,7 +108,7 @@ def fork(checkpoint: str, new: str, version: int | None = None) -> Fork:
             raise not_retained_error(chosen)
         _check_there(shared, parents, chosen)
         for number, shape in read_schemas(reader.files, recovery.schema_number(chosen)).items():
-            write_own_document(files, schema_name(number), shape)
+            write_document_once(files, schema_name(number), shape)
         begin_fork(files, shared, chosen, recovery)
         copy_folders(original, target, ["sources/", "state/"])
         copy_logs(original, target, query_logs, chosen)
@@ -119,7 +119,7 @@ def fork(checkpoint: str, new: str, version: int | None = None) -> Fork:
         raise
     # If this fails, its outcome is not known: the pins stay.
     identity = str(uuid.uuid4())
-    put_own(target, METADATA, [json.dumps({"id": identity}).encode()])
+    put_once(target, METADATA, [json.dumps({"id": identity}).encode()])
     return Fork(target.url, identity, chosen, len(recovery.ranges(chosen)), sum(map(len, shared.objects)))
 
 
@@ -206,7 +206,11 @@ def _choose(reader: StateReader, recovery: Recovery, retained: range, committed:
         return choices[-1]
     if version is not None and version in choices:
         return version
-    choice = f"There {'are' if len(choices) > 1 else 'is'} {span(choices)}." if choices else "Try again after a batch."
+    choice = (
+        f"There {'are' if len(choices) > 1 else 'is'} {format_versions(choices)}."
+        if choices
+        else "Try again after a batch."
+    )
     if version is not None:
         reader.choose(version)  # raises an error if the version does not exist or is damaged
         message = "Spark has not committed this version's batch, or its logs no longer have it."

@@ -47,7 +47,7 @@ def orphans_of(checkpoint: str, *, now: float | None = None) -> tuple[FileSystem
     # Read the logs before the state: batches that Spark commits later need no older version.
     planned, committed = query_logs.entry_times("offsets"), query_logs.last("commits")
     reader = StateReader(find_state(checkpoint))
-    if committed >= 0 and not any(reader.is_whole(version) for version in reader.known() if version >= committed):
+    if committed >= 0 and not any(reader.is_complete(version) for version in reader.known() if version >= committed):
         raise StateDamagedError(
             f"Spark has committed batch {committed}, and no version from {committed} on is whole: what else is needed "
             "is not known, and nothing is removed.",

@@ -108,7 +108,7 @@ class QueryLogs:
         with suppress(AlreadyExistsError):
             with_retries(choose)
         if isinstance(self._files, LocalFiles):
-            self._files.tidy()
+            self._files.remove_empty_staging()
         identity = self.query_id()
         assert identity is not None
         return identity

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from millpond.files.formats.append_file import AppendFile, Section
-from millpond.files.formats.blocks import shape_of
+from millpond.files.formats.blocks import kernel_layout
 from millpond.kernels.runs.gather import addresses, gather_rows
 from millpond.kernels.runs.sort import order_by_hash
 from millpond.layout import HASH, HashRange, RowLayout, Rows
@@ -80,7 +80,7 @@ class _Cursor:
             blocks = np.arange(self.block, last)
             self.block = last
             # Prefetch as many blocks as were just read: the next interval needs about as many.
-            self.file.data.expect(self.file.ranges(self.section, np.arange(last, min(self.stop, 2 * last - blocks[0]))))
+            self.file.data.prefetch(self.file.ranges(self.section, np.arange(last, min(self.stop, 2 * last - blocks[0]))))
             for rows in self.file.read(self.section, blocks):
                 self._split(rows, end, out)
         return out
@@ -133,7 +133,7 @@ def in_hash_order(chunks: Sequence[Rows], layout: RowLayout) -> Rows:
         heap_addresses.append(heaps_at)
     _, order = order_by_hash(hashes)
     rows_at, heaps_at = np.concatenate(row_addresses)[order], np.concatenate(heap_addresses)[order]
-    return Rows(*gather_rows(rows_at, heaps_at, layout.width, shape_of(layout).blobs))
+    return Rows(*gather_rows(rows_at, heaps_at, layout.width, kernel_layout(layout).blobs))
 
 
 def largest_hash_bytes(files: Sequence[AppendFile]) -> int:

@@ -23,7 +23,7 @@ from millpond.files.formats.append_file import (
     MappedBytes,
     open_files,
 )
-from millpond.files.formats.blocks import shape_of
+from millpond.files.formats.blocks import kernel_layout
 from millpond.files.refs import RunRef, TableManifest
 from millpond.kernels.runs.gather import addresses, gather_rows
 from millpond.layout import HASH, HashRange, RowLayout, Rows, TableSchema
@@ -129,7 +129,7 @@ class AlignedTable:
         """Append copies of rows, all words of which are filled."""
         rows = Rows(np.ascontiguousarray(rows.words), np.ascontiguousarray(rows.heap))
         self._owner.make_room(rows.words.nbytes + rows.words.nbytes // 8)
-        chunk = Rows(*gather_rows(*addresses(*rows), self.layout.width, shape_of(self.layout).blobs))
+        chunk = Rows(*gather_rows(*addresses(*rows), self.layout.width, kernel_layout(self.layout).blobs))
         self._chunks.append(chunk)
         self.buffered += chunk.words.nbytes + chunk.heap.nbytes
         self.rows += chunk.count

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.files.formats.blocks import Shape, shape_of
+from millpond.files.formats.blocks import KernelLayout, kernel_layout
 from millpond.kernels.ordered import order as ordered
 from millpond.kernels.runs.gather import addresses, gather_rows
 from millpond.kernels.runs.sort import order_by_hash
@@ -41,7 +41,7 @@ class OrderedLayout:
     """
 
     rows: RowLayout
-    shape: Shape
+    shape: KernelLayout
     time: int
     number: int
     places: NDArray[Any]
@@ -50,7 +50,7 @@ class OrderedLayout:
     def of(schema: TableSchema) -> OrderedLayout:
         """Derive the layout from a schema made by `ordered_schema`."""
         rows = RowLayout(schema)
-        shape = shape_of(rows)
+        shape = kernel_layout(rows)
         position = len(schema.keys)
         marked = len(schema.values) > 1 and schema.values[1].name == NUMBER
         key_words, references = rows.key_stop - rows.key_start, shape.references_at + rows.key_start

@@ -69,7 +69,7 @@ class Input:
             return rows_at, heap, np.array([end - begin]), np.array([begin]), part.rows
         first, last = part.source.index.span(lowest, highest)
         # Read as many blocks ahead as this interval has: the next one needs about as many.
-        part.source.expect_blocks(first, min(first + 2 * (last - first), part.source.index.count))
+        part.source.prefetch_blocks(first, min(first + 2 * (last - first), part.source.index.count))
         blocks = part.blocks(np.arange(first, last))
         return blocks.words_at, blocks.heap_at, np.diff(blocks.starts), blocks.bases, blocks.pins
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.files.formats.blocks import BlockSource, Shape, rows_per_block
+from millpond.files.formats.blocks import BlockSource, KernelLayout, rows_per_block
 from millpond.files.refs import RunRef
 from millpond.kernels.ordered import order as ordered
 from millpond.kernels.ordered import scan as ordered_scan
@@ -204,7 +204,7 @@ class Part:
     def match(
         self,
         probes: Rows,
-        shape: Shape,
+        shape: KernelLayout,
         lo: NDArray[np.int64],
         hi: NDArray[np.int64],
         room: int,
@@ -267,7 +267,7 @@ class Part:
             return
         run.source.blocks(wanted)
         for neighbours in np.split(wanted, np.flatnonzero(np.diff(wanted) > 1) + 1):
-            run.source.expect_blocks(int(neighbours[0]), int(neighbours[-1]) + 1)
+            run.source.prefetch_blocks(int(neighbours[0]), int(neighbours[-1]) + 1)
 
     @property
     def remote(self) -> bool:

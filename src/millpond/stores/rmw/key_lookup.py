@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.files.formats.blocks import shape_of
+from millpond.files.formats.blocks import kernel_layout
 from millpond.kernels.hot_table.state import FRESH, STAMP_SHIFT, TOMBSTONE
 from millpond.kernels.hot_table.upsert import TOUCH_ALL, TOUCH_NONE
 from millpond.kernels.runs.gather import addresses, gather_rows
@@ -149,7 +149,7 @@ class KeyLookup:
     def _load_found(self, found: FoundRows, stamp: int) -> NDArray[np.int64]:
         """Copy rows found in runs into memory, and return their ids."""
         self._memory.reserve_values(self._hot.found_bytes(found))
-        shape = shape_of(self._layout)
+        shape = kernel_layout(self._layout)
         rows = Rows(*gather_rows(found.rows_at, found.heaps_at, shape.width, shape.blobs))
         stamps = (rows.words[:, META] >> np.uint64(STAMP_SHIFT)).astype(np.int64)
         if not self._hot.expiring:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.files.formats.blocks import BlockSource, BlockTable, MemorySource, shape_of
+from millpond.files.formats.blocks import BlockSource, BlockTable, MemorySource, kernel_layout
 from millpond.kernels.runs.gather import gather_rows
 from millpond.kernels.runs.merge import merge_order
 from millpond.layout import HASH, LAST_HASH, HashRange, RowLayout, Rows
@@ -39,7 +39,7 @@ class View(NamedTuple):
         if self.axis == HASH and not self.window.meets(HashRange(lowest, highest + 1)):
             return lambda: (np.empty(0, np.int64), BlockTable(_NO_ADDRESSES, _NO_ADDRESSES, ()))
         begin, end = index.span(lowest, highest)
-        wait = self.source.scanned(begin, end)
+        wait = self.source.begin_scan(begin, end)
         return lambda: self._select_blocks(begin, end, wait())
 
     def _select_blocks(self, begin: int, end: int, table: BlockTable) -> tuple[NDArray[np.int64], BlockTable]:
@@ -50,7 +50,7 @@ class View(NamedTuple):
         width = self.source.layout.width
         row_in_block = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
         rows_at = np.repeat(words_at, counts) + row_in_block.astype(np.uint64) * np.uint64(8 * width)
-        rows = Rows(*gather_rows(rows_at, np.repeat(heap_at, counts), width, shape_of(self.source.layout).blobs))
+        rows = Rows(*gather_rows(rows_at, np.repeat(heap_at, counts), width, kernel_layout(self.source.layout).blobs))
         # Rows belong to partitions by another word than the hash, so they are filtered one by one into a new block.
         left = MemorySource(inside(rows, self.window, self.axis), self.source.layout, filtered=False)
         table = left.blocks(np.arange(left.index.count))
@@ -86,7 +86,7 @@ def merge(
     Yields:
         Non-empty pieces, each with its own compact heap.
     """
-    shape = shape_of(layout)
+    shape = kernel_layout(layout)
     ends = list(_boundaries(runs, lowest, highest, size)) if runs else []
     pending_reads = [run.start_reading(lowest, ends[0] - 1) for run in runs]
     current = lowest

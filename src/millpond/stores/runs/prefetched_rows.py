@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.files.formats.blocks import shape_of
+from millpond.files.formats.blocks import kernel_layout
 from millpond.kernels.runs.gather import gather_rows
 from millpond.kernels.runs.search import DELETED
 from millpond.layout import HASH, RowLayout, Rows, Words
@@ -111,7 +111,7 @@ class PrefetchedRows:
         if self._cancelled:
             return
         present = np.flatnonzero(found_at > DELETED)
-        shape = shape_of(self._layout)
+        shape = kernel_layout(self._layout)
         rows = Rows(*gather_rows(found_at[present], query.probes.found_heap[present], shape.width, shape.blobs))
         self._rows = memory_run(rows, self._layout, filtered=False)
         self.row_bytes = _BYTES_PER_HASH + self._rows.memory / len(present) if len(present) else 0.0

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.files.formats.blocks import BlockSource, BlockTable, MemorySource, shape_of
+from millpond.files.formats.blocks import BlockSource, BlockTable, MemorySource, kernel_layout
 from millpond.files.refs import RunRef, range_of
 from millpond.kernels.hot_table.state import STAMP_SHIFT
 from millpond.kernels.pointers import data_of
@@ -145,7 +145,7 @@ class Run:
     @property
     def remote(self) -> bool:
         """Whether its blocks are read by remote requests."""
-        return not self.source.resident and not self.source.distant
+        return not self.source.resident and not self.source.may_read_disk
 
     @property
     def memory(self) -> int:
@@ -230,7 +230,7 @@ class Run:
         group_at = np.cumsum(counts) - counts
         group_of_key = np.repeat(group_at, np.diff(np.append(begins, len(first))))
         block_in_group = np.arange(int(counts.sum())) - np.repeat(group_at, counts)
-        shape = shape_of(self.layout)
+        shape = kernel_layout(self.layout)
         parts = self.source.parts(np.repeat(first[begins], counts) + block_in_group, block_in_group > 0)
         yield
         for part in parts:
@@ -263,16 +263,16 @@ class Run:
         run = RunBlocks(index.fence, index.starts, table.words_at, table.heap_at)
         rows_between = index.starts[blocks[admitted[-1]] + 1] - index.starts[blocks[admitted[0]]]
         dense = count * _ROWS_PER_KEY > rows_between
-        if self.source.distant and not dense:
+        if self.source.may_read_disk and not dense:
             places_at = np.empty(count, np.uint64)
             width = self.layout.width
             likely_places(query.probes.hashes, select, blocks, admitted, run, index.highest, width, places_at)
-            self.source.expect_rows(places_at)
-        places = shape_of(self.layout).places
+            self.source.prefetch_rows(places_at)
+        places = kernel_layout(self.layout).places
         if query.places is not None:
             places = query.places.copy()
             places["width"] = self.layout.width
-        for part in self._in_steps(blocks, admitted) if self.source.distant and dense else (admitted,):
+        for part in self._in_steps(blocks, admitted) if self.source.may_read_disk and dense else (admitted,):
             look = walk if dense else probe
             look(query.probes, select, blocks, part, run, index.highest, *query.keys_at, places, done)
 
@@ -282,10 +282,10 @@ class Run:
         cuts = np.flatnonzero(np.diff(first // _BLOCKS_PER_STEP)) + 1
         bounds = [0, *cuts.tolist(), len(admitted)]
         ranges = [(int(first[begin]), int(first[end - 1]) + 1) for begin, end in pairwise(bounds)]
-        self.source.expect_blocks(*ranges[0])
+        self.source.prefetch_blocks(*ranges[0])
         for number, (begin, end) in enumerate(pairwise(bounds)):
             if number + 1 < len(ranges):
-                self.source.expect_blocks(*ranges[number + 1])
+                self.source.prefetch_blocks(*ranges[number + 1])
             yield admitted[begin:end]
 
 

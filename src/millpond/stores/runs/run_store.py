@@ -16,13 +16,13 @@ from millpond.files.formats.blocks import BlockSource
 from millpond.files.formats.conversion import convertible
 from millpond.files.formats.run import OtherColumnsError, RunWriter, Target
 from millpond.files.refs import RunRef, range_of
-from millpond.files.tiers.allowance import Allowance
 from millpond.files.tiers.block_cache import BlockCache
 from millpond.files.tiers.converted import ConvertedSource
 from millpond.files.tiers.in_place import in_place
-from millpond.files.tiers.local_copies import CachedSource, CopyBeside, LocalCache
+from millpond.files.tiers.local_copies import CachedSource, CopyWriter, LocalCache
 from millpond.files.tiers.mapped import CompressedError, MappedSource
-from millpond.files.tiers.policy import ADMISSION, HistoryPolicy
+from millpond.files.tiers.policy import ADMISSION_THRESHOLD, HistoryPolicy
+from millpond.files.tiers.read_budget import ReadBudget
 from millpond.files.tiers.remote import RemoteSource
 from millpond.layout import HASH, HashRange, RowLayout, Rows, TableSchema
 from millpond.stores.runs.run import Run
@@ -62,7 +62,7 @@ class RunStore:
         *,
         disk: int,
         memory: int,
-        admission: float = ADMISSION,
+        admission: float = ADMISSION_THRESHOLD,
         renew: Callable[[], str | None] | None = None,
         threads: int = 16,
         prefix: str = "",
@@ -72,7 +72,7 @@ class RunStore:
         self._in_place = in_place(files)
         self.copies = LocalCache(local, disk, HistoryPolicy(disk, admission), renew)
         self.cache = BlockCache(memory)
-        self._allowance = Allowance(memory)
+        self._read_budget = ReadBudget(memory)
         self._requests = ThreadPoolExecutor(threads, "millpond-fetch")
         self._hydrator = ThreadPoolExecutor(1, "millpond-hydrate")
         self._lock = threading.Lock()
@@ -101,7 +101,7 @@ class RunStore:
         return Run(self._source(ref, layout, mapped), ref)
 
     def _upload(self, name: str, pieces: Iterable[Rows], layout: RowLayout) -> tuple[RunRef, MappedSource | None]:
-        staged = self.copies.staged(name)
+        staged = self.copies.staging_path(name)
         try:
             with self._files.upload(name) as write:
                 ref = self._write(name, pieces, layout, write, staged)
@@ -114,7 +114,7 @@ class RunStore:
     def _admit(self, name: str, layout: RowLayout, staged: str, *, written: bool) -> MappedSource | None:
         """Admit a complete copy to the cache, and map it. Returns None if the policy rejects it."""
         mapped = MappedSource(staged, layout, checked=True)  # before eviction may delete the file
-        mapped.path = self.copies.place(name)
+        mapped.path = self.copies.path_of(name)
         return mapped if self.copies.admit(name, staged, written=written) else None
 
     def _write(
@@ -130,7 +130,7 @@ class RunStore:
             writer = RunWriter(layout, [remote])
             _write_pieces(writer, pieces)
         else:
-            with CopyBeside(staged, self.copies.limit) as raw:
+            with CopyWriter(staged, self.copies.limit) as raw:
                 writer = RunWriter(layout, [Target(raw.write, compress=False), remote])
                 _write_pieces(writer, pieces)
         return writer.ref(name, remote)
@@ -173,7 +173,7 @@ class RunStore:
         # A copy of the whole file does not pay if this partition reads only a part of it.
         whole = range_.meet(range_of(ref.window)).has(HashRange(ref.first, ref.last + 1))
         if not source.mapped and whole:
-            self._hydrate_if(source, self.copies.expects)
+            self._hydrate_if(source, self.copies.should_copy_on_open)
         return source
 
     def open_all(
@@ -221,7 +221,7 @@ class RunStore:
 
     def _hydrate(self, source: CachedSource) -> None:
         name = source.ref.name
-        staged = self.copies.staged(name)
+        staged = self.copies.staging_path(name)
         try:
             with open(staged, "wb", buffering=_BUFFER_BYTES) as raw:
                 writer = RunWriter(source.layout, [Target(raw.write, compress=False)])
@@ -244,14 +244,14 @@ class RunStore:
 
     def _source(self, ref: RunRef, layout: RowLayout, mapped: MappedSource | None) -> CachedSource:
         def open_remote() -> RemoteSource:
-            return RemoteSource(self._files, ref, layout, self.cache, self._requests, self._allowance)
+            return RemoteSource(self._files, ref, layout, self.cache, self._requests, self._read_budget)
 
         def copy(source: CachedSource) -> None:
             mapped_copy = self._map_copy(ref, layout)  # another partition may have copied the file
             if mapped_copy is not None:
                 source.adopt(mapped_copy)
             else:
-                self._hydrate_if(source, self.copies.wants)
+                self._hydrate_if(source, self.copies.should_copy)
 
         return CachedSource(ref, layout, open_remote, self.copies, mapped, copy if self.copies.limit else None)
 
@@ -259,7 +259,7 @@ class RunStore:
         if not self.copies.has(ref.name):
             return None
         try:
-            mapped = MappedSource(self.copies.place(ref.name), layout)
+            mapped = MappedSource(self.copies.path_of(ref.name), layout)
         except (StateDamagedError, FileNotFoundError, CompressedError):
             mapped = None
         # A bad copy is dropped without an error: the file in the state location is the one that counts.
@@ -306,7 +306,7 @@ def _matches(mapped: MappedSource, ref: RunRef) -> bool:
     """Return whether a local copy matches the file's reference in all recorded properties."""
     index = mapped.index
     first = int(index.fence[0]) if index.count else 0
-    properties = index.rows, first, index.highest, *mapped.stamps
+    properties = index.rows, first, index.highest, *mapped.access_times
     return properties == (ref.rows, ref.first, ref.last, ref.oldest, ref.newest)
 
 

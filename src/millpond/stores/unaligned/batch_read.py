@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.errors import StateDamagedError
-from millpond.files.formats.blocks import shape_of
+from millpond.files.formats.blocks import kernel_layout
 from millpond.kernels.pointers import address
 from millpond.kernels.runs.gather import addresses, gather_to, heap_bytes
 from millpond.kernels.unaligned import stat_table as kernels
@@ -111,7 +111,7 @@ class BatchRead:
 
     def _fetch(self, segment: Segment, found: _RowRanges, words: NDArray[np.uint64], heap: _GrowingHeap) -> None:
         """Copy ranges of a segment's rows to their positions in the result."""
-        blobs = shape_of(self._layout).blobs
+        blobs = kernel_layout(self._layout).blobs
         blocks = blocks_of(segment.data, found.starts, found.counts)
         self.bytes += int(segment.data.sizes[blocks].sum())
         parts = [

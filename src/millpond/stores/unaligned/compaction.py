@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.files.formats.append_file import AppendFile, AppendFileWriter, Section
-from millpond.files.formats.blocks import shape_of
+from millpond.files.formats.blocks import kernel_layout
 from millpond.files.refs import RunRef
 from millpond.kernels.memory import HALF, LOW_HALF
 from millpond.kernels.runs.gather import addresses, gather_rows, spread_ranges
@@ -90,7 +90,7 @@ def _pieces(inputs: Sequence[CompactionInput], layout: RowLayout, piece: int) ->
             np.concatenate(row_addresses)[row_order],
             np.concatenate(heap_addresses)[row_order],
             layout.width,
-            shape_of(layout).blobs,
+            kernel_layout(layout).blobs,
         )
         yield Rows(*rows), words[order]
 

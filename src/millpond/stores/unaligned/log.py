@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from millpond.errors import StateDamagedError, TransientError
 from millpond.files.formats.append_file import AppendFile, AppendFileWriter
-from millpond.files.formats.blocks import shape_of
+from millpond.files.formats.blocks import kernel_layout
 from millpond.files.refs import RunRef, TableManifest
 from millpond.kernels.pointers import address
 from millpond.kernels.runs.gather import gather_rows
@@ -181,7 +181,7 @@ class WindowLog:
             return
         heap_at = np.uint64(address(buffer.heap))
         per_piece = max(1, self._piece // self.row_bytes)
-        shape = shape_of(self._layout)
+        shape = kernel_layout(self._layout)
 
         def fill(writer: AppendFileWriter) -> None:
             writer.begin(self._layout)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.errors import SettingError
-from millpond.files.formats.blocks import shape_of
+from millpond.files.formats.blocks import kernel_layout
 from millpond.kernels.pointers import address
 from millpond.kernels.runs.gather import addresses, gather, heap_bytes
 from millpond.kernels.unaligned import stat_table as kernels
@@ -78,7 +78,7 @@ class WriteBuffer:
 
     def __init__(self, layout: RowLayout) -> None:
         self.layout = layout
-        self._blobs = shape_of(layout).blobs
+        self._blobs = kernel_layout(layout).blobs
         self.words = np.empty((_MIN_ROWS, layout.width), np.uint64)
         self.heap = np.empty(_MIN_HEAP_BYTES if len(self._blobs) else 0, np.uint8)
         self.following = np.empty(_MIN_ROWS, np.int32)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.errors import UsageError
-from millpond.files.formats.blocks import shape_of
+from millpond.files.formats.blocks import kernel_layout
 from millpond.files.formats.segment import encode_rows
 from millpond.files.refs import TableManifest
 from millpond.kernels.pointers import address
@@ -284,7 +284,7 @@ class UnalignedTable:
             self._load_windows(missing, later)
             records = self._stat.lookup(part)
         rows_at, heaps_at = self._collect(records)
-        return records, Rows(*gather_rows(rows_at, heaps_at, self.layout.width, shape_of(self.layout).blobs))
+        return records, Rows(*gather_rows(rows_at, heaps_at, self.layout.width, kernel_layout(self.layout).blobs))
 
     def _collect(self, records: NDArray[Any]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
         buffer = self._buffer

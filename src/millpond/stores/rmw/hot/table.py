@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.errors import UsageError
-from millpond.files.formats.blocks import shape_of
+from millpond.files.formats.blocks import kernel_layout
 from millpond.kernels.hot_table import extract, sweep
 from millpond.kernels.hot_table import state as hs
 from millpond.kernels.hot_table.arena import long_bytes, long_bytes_at, relocate
@@ -57,7 +57,7 @@ class HotTable:
 
     def __init__(self, layout: RowLayout, initial: Words, range_: HashRange, space: int) -> None:
         self.layout = layout
-        shape = shape_of(layout)
+        shape = kernel_layout(layout)
         self._references, self._blobs = shape.references, shape.blobs
         self._initial = np.array(initial, np.uint64, copy=True).reshape(layout.width)
         # Pad rows of seven words to a cache line of eight, or most of them would straddle two.

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import threading
 
-_LEAST = 12 << 20
+_MIN_BYTES = 12 << 20
 """Smallest budget in bytes. At 23 ms a request, it allows 43 times this per second."""
-_STEPS = 4
+_STEPS_IN_FLIGHT = 4
 """Number of steps that fit the budget at the same time."""
-_LARGEST_STEP = 4 << 20
+_MAX_STEP_BYTES = 4 << 20
 """Largest size of a step in bytes, however large the budget is."""
 
 
-class Allowance:
+class ReadBudget:
     """A budget of bytes in flight, shared by all readers. Thread-safe.
 
     Args:
-        limit: the budget in bytes, at least `_LEAST`. Each reader may exceed it by one step of its own, so that every
-            reader makes progress.
+        limit: the budget in bytes, at least `_MIN_BYTES`. Each reader may exceed it by one step of its own, so that
+            every reader makes progress.
 
     Attributes:
         step: largest size of one step of a reader, in bytes.
@@ -25,20 +25,20 @@ class Allowance:
     """
 
     def __init__(self, limit: int) -> None:
-        self.limit = max(limit, _LEAST)
-        self.step = min(max(self.limit // _STEPS, 1), _LARGEST_STEP)
+        self.limit = max(limit, _MIN_BYTES)
+        self.step = min(max(self.limit // _STEPS_IN_FLIGHT, 1), _MAX_STEP_BYTES)
         self.used = 0
         self._lock = threading.Lock()
 
-    def take(self, size: int, *, anyway: bool = False) -> bool:
-        """Reserve bytes if the budget allows it, or unconditionally with `anyway`; return whether they are reserved."""
+    def reserve(self, size: int, *, force: bool = False) -> bool:
+        """Reserve bytes if the budget allows it, or unconditionally with `force`; return whether they are reserved."""
         with self._lock:
-            taken = anyway or self.used + size <= self.limit
-            if taken:
+            reserved = force or self.used + size <= self.limit
+            if reserved:
                 self.used += size
-            return taken
+            return reserved
 
-    def give(self, size: int) -> None:
+    def release(self, size: int) -> None:
         """Return reserved bytes to the budget."""
         with self._lock:
             self.used -= size
