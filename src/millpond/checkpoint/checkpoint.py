@@ -103,6 +103,7 @@ class Checkpoint:
             base = self.base.find_version(version)
             if base is not None or version == 0:
                 return self._cache_manifest(self._from_base(base, operator, partition, version))
+            # Only a fresh listing proves that the version is missing: a cached one may be older than its commit.
             if fresh and time.monotonic() >= deadline:
                 raise TransientError(
                     "This version of the state is not durable.",
@@ -170,6 +171,7 @@ class Checkpoint:
         """Return the final manifest that `manifest` was computed from; None if that is not durable."""
         version = manifest.version - 1
         empty = PartitionManifest(manifest.operator, manifest.partition, version)
+        # The first version is computed from empty state, which no commit holds.
         if manifest.parent is None:
             return empty
         with self._lock:
@@ -210,6 +212,7 @@ class Checkpoint:
             if not self._has_same_bytes(name, pieces):
                 raise
         with self._lock:
+            # The cached listing lacks this commit: the next partition that is opened must list again.
             self._last_listing = -1, 0.0, []
         for manifest in resolve(header, name, header_end(pieces)).manifests:
             self._cache_manifest(manifest)
@@ -230,6 +233,7 @@ class Checkpoint:
 
     def _read_tip(self, tip: Tip, version: int) -> PartitionManifest:
         try:
+            # Read by the name in the base, never by listing: late commits of older runs must not count.
             for manifest in self._header(FileInfo(tip.commit, tip.size, 0.0)).manifests:
                 if manifest.id == tip.id:
                     return manifest
@@ -245,7 +249,9 @@ class Checkpoint:
             if cached is not None:
                 self._headers.move_to_end(info.name)
                 return cached
+        # Read without the lock: a slow store must not block other partitions. Two threads may read one header.
         header = read_header(self.files, info.name, info.size)
+        # An object under a wrong name would otherwise count for another version or another run.
         if (header.version, header.generation) != parse_commit_name(info.name):
             raise damaged_error(self.files.locate(info.name), "does not hold what its name says")
         with self._lock:

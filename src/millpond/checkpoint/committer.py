@@ -206,6 +206,7 @@ class Committer:
         No later version is computed from the earlier attempt any more.
         """
         earlier = self._pending.get(self._latest.get(sealed.key, ""))
+        # A put in flight cannot be recalled: it may be durable already.
         in_flight = self._in_flight.members if self._in_flight else []
         if earlier is not None and not any(earlier is member for member in in_flight):
             del self._pending[earlier.manifest.id]
@@ -218,6 +219,7 @@ class Committer:
         if manifest.version not in submitted:
             self._hold_start = time.monotonic()
         submitted.setdefault(manifest.version, set()).add(manifest.place)
+        # Two versions suffice: a version is complete once all partitions of the version before have sealed it.
         self._submitted_places = {
             version: places for version, places in submitted.items() if version >= manifest.version - 1
         }
@@ -240,6 +242,7 @@ class Committer:
             if self._fenced is not None:
                 return None
             if self._in_flight is None and self._pending:
+                # The oldest version first: a manifest names deltas of its parent, which must be durable before.
                 version = min(sealed.manifest.version for sealed in self._pending.values())
                 sealed = [sealed for sealed in self._pending.values() if sealed.manifest.version == version]
                 # The first member always fits, so a partition above the limit gets a commit object of its own.
@@ -273,6 +276,7 @@ class Committer:
             except AlreadyExistsError:
                 self._advance_number(group)  # the name holds an earlier torn put of this slot
                 raise
+        # The fence check is a request of its own, so its time does not count as that of the put.
         self.heartbeat = time.monotonic()
         # The fence is checked after the put: a run that claims later lists after its claim, so it sees this commit.
         self.checkpoint.check_fence()
@@ -293,6 +297,7 @@ class Committer:
                 self._maybe_durable.discard(manifest.id)
                 if manifest.id not in self._lost:
                     self._durable[manifest.place] = max(manifest.version, self._durable.get(manifest.place, 0))
+                    # Older versions are answered from `_durable`, so `_latest` does not grow.
                     self._latest.pop((*manifest.place, manifest.version - 2), None)
             self.stats.commits += 1
             self.stats.versions += len(group.members)
@@ -334,7 +339,9 @@ class Committer:
                 self._failing_since = now
             self.stats.retries += 1
             self._failed_tries += 1
+            # Jitter keeps the slots of a query from repeating their puts at the same moment.
             first, longest = self._backoff
+            # The exponent is bounded, as an outage may last for days.
             pause = min(longest, first * 2 ** min(self._failed_tries, 20)) * self._random.uniform(0.5, 1.0)
             self.heartbeat = now
             self._changed.notify_all()
@@ -368,6 +375,7 @@ class Committer:
                 if failing > self._failure_limit and new_failures > 1:  # it has also failed since this waiter came
                     raise self._late_error(f"Commits have failed for {failing:.0f} s")
                 if self._threaded:
+                    # Wake up regularly: without a notification, only waiters see that the thread is dead or stuck.
                     self._changed.wait(min(0.5, self._stuck_seconds / 4, max(0.0, (deadline or now + 1) - now)))
                 else:
                     self.step()
@@ -402,6 +410,7 @@ class Committer:
 
     def _start_thread(self) -> None:
         self.heartbeat = time.monotonic()
+        # A daemon: a put that never returns must not keep the slot from exiting.
         self._thread = threading.Thread(target=self._run, name="millpond-committer", daemon=True)
         self._thread.start()
 
@@ -414,6 +423,7 @@ class Committer:
                     if held == 0.0:
                         break
                     self._changed.wait(held)
+                # A thread that was replaced while its put was stuck ends here.
                 if self._thread is not me or self._closed.is_set() or self._fenced is not None:
                     return
             self.step()

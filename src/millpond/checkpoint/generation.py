@@ -130,6 +130,7 @@ class Base(msgspec.Struct, frozen=True):
 
 def split_key_groups(key_groups: int, partitions: int) -> tuple[tuple[int, int], ...]:
     """Split key groups into contiguous ranges, by `partition = key_group * partitions // key_groups`."""
+    # The first key group of partition p, rounded up: the inverse of the formula.
     bounds = [-(-p * key_groups // partitions) for p in range(partitions + 1)]
     return tuple(pairwise(bounds))
 
@@ -256,11 +257,16 @@ def check_fence(files: FileSystem, number: int) -> None:
         return
     later = claimed_generations(files, after=number)
     if later:
-        raise FencedError(
-            f"Generation {later[-1]} of the query has taken over from generation {number}.",
-            action="Stop this run; only the newest run of a query may write its checkpoint.",
-            file=files.locate(claim_name(later[-1])),
-        )
+        raise fenced_error(later[-1], number, files.locate(claim_name(later[-1])))
+
+
+def fenced_error(newer: int, number: int, file: str | None = None) -> FencedError:
+    """Return the error for a run whose generation `number` is fenced by the generation `newer`."""
+    return FencedError(
+        f"Generation {newer} of the query has taken over from generation {number}.",
+        action="Stop this run; only the newest run of a query may write its checkpoint.",
+        file=file,
+    )
 
 
 def claim_name(number: int) -> str:

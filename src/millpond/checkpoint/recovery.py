@@ -71,6 +71,7 @@ class Recovery:
         self.damaged: set[str] = set()
         """URLs of commit objects that were skipped because they are cut short or altered."""
         self._commits: dict[tuple[int, int], list[FileInfo]] = defaultdict(list)
+        # One listing, after the claim: a commit that arrives later is of a fenced run, which does not acknowledge it.
         for info in files.list("commits/"):
             self._commits[parse_commit_name(info.name)].append(info)
         self._runs = _Runs(files, {number for _, number in self._commits}, generation)
@@ -167,6 +168,7 @@ class Recovery:
     def manifests(self, version: int) -> list[PartitionManifest]:
         """Read the manifests of all partitions at a durable version (above 0)."""
         tips = [tip for tip in self._tips_of(version).tips.values() if tip is not None]
+        # The partitions of a slot share a commit object: each header is read once.
         objects = dict.fromkeys((tip.commit, tip.size) for tip in tips)
         held = {
             manifest.id: manifest
@@ -198,6 +200,7 @@ class Recovery:
         for info, header in self._headers(version, run.claim.number):
             for manifest in header.manifests:
                 tip = Tip(*manifest.place, manifest.id, manifest.lineage, info.name, info.size, manifest.shape)
+                # Attempts with one lineage are interchangeable, so any of their tips will do.
                 own[manifest.place][manifest.lineage] = tip
         if all(len(own[place]) == 1 for place in places):
             return _VersionTips(ranges, {place: next(iter(own[place].values())) for place in places})
@@ -213,6 +216,8 @@ class Recovery:
             inherited = base.tip(*place) if base is not None and base.ranges == ranges else None
             if inherited is not None:
                 tips[inherited.lineage] = inherited
+            # With two lineages it is not certain which input counts: the place counts as missing, and the batch is
+            # repeated.
             chosen[place] = next(iter(tips.values())) if len(tips) == 1 else None
         return _VersionTips(ranges, chosen)
 

@@ -136,8 +136,10 @@ def _table(name: str, version: int, parts: Sequence[tuple[TableState, HashRange]
         window = HashRange() if state.runs.axis == "none" else live
         runs += _runs(state.runs, window)
         deltas += _deltas(state, window)
+    # The minimum: with a higher value, the next commit would drop deltas that the runs of a parent do not cover.
     flushed = min(state.runs.flushed for state, _ in parts)
     first = parts[0][0].runs
+    # With axis `none`, all parents name the same files and deltas, without windows.
     manifest = TableManifest(tuple(dict.fromkeys(runs)), flushed, keys, first.expired, axis=first.axis)
     return TableState(manifest, tuple(dict.fromkeys(deltas)))
 

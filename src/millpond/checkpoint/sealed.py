@@ -60,6 +60,7 @@ class SealedFiles:
             The same delta, with pieces that are views of the mapped file; the memory of the argument may be freed.
         """
         manifest = sealed.manifest
+        # The committer looks up the deltas of the parent, so the local file has none of them.
         empty = PartitionManifest(manifest.operator, manifest.partition, manifest.version - 1)
         pieces, header = encode_commit(generation, self.slot, [(sealed, empty)])
         name = _file_name(manifest)
@@ -72,6 +73,7 @@ class SealedFiles:
         with self._lock:
             for folder in tuple(self._folders.values()):
                 folder.files.delete(_file_name(sealed.manifest))
+                # An adopted folder goes with its last file. The own folder is still written to.
                 if folder is not self._own and not folder.names():
                     self._remove_folder(folder)
 
@@ -128,6 +130,7 @@ class SealedFiles:
         except FileNotFoundError:
             return None
         try:
+            # The kernel releases the lock of a process that dies, so a free lock means an abandoned folder.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Without a link, the lock file was deleted between `open` and `flock`: the folder is gone.
             if os.fstat(lock).st_nlink:
@@ -159,6 +162,7 @@ class _Folder:
 
     def map(self, name: str) -> memoryview:
         with open(os.path.join(self.path, name), "rb") as file:
+            # The mapping stays valid after the file is deleted, so a put in flight keeps its bytes.
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
     def read_all(self, generation: int) -> list[Sealed]:
@@ -166,6 +170,7 @@ class _Folder:
         for name in self.names():
             try:
                 header = read_header(self.files, name)
+                # The file was not synced: after a crash of the host, it may be incomplete.
                 sealed = _read_sealed(header, self.map(name), check=True)
             except (StateDamagedError, StateIncompatibleError):
                 self.files.delete(name)

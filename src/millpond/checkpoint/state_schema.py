@@ -211,6 +211,7 @@ def read_state_schema(files: FileSystem) -> StateSchema | None:
 
 def newest_schema(files: FileSystem) -> int:
     """Return the number of the last begun run's state schema; 0 (`query.json`) if there was no run."""
+    # Not the newest file: a start that failed may have left one that no base names.
     for number in reversed(generations_with_base(files)):
         with suppress(StateDamagedError):  # a torn put of a run that died before it began; else recovery raises
             return read_base(files, number).shape

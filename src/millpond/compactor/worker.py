@@ -185,6 +185,7 @@ class Worker:
     def _answer(self, files: FileSystem, request: Request, done: CompactionResult) -> None:
         """Write the answer, unless there is an answer already, the request was withdrawn, or its run is fenced."""
         generation, identity = request.generation, request.id
+        # A result without a request would stay until a collection removes it.
         if _fenced(files, generation) or not files.exists(request_name(generation, identity)):
             _log.info("%s: request %s was withdrawn, or its run is fenced", files.url, identity)
             _remove(files, done.files)  # files that no answer names

@@ -49,6 +49,7 @@ class Template:
 
     def run(self) -> None:
         """Serve until the application has ended or SIGTERM arrives, then wait for the forked slots to exit."""
+        # The default, so that `waitpid` reports the slots that have exited.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, self._end)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -119,6 +120,7 @@ class Template:
             # The old process must be dead before its successor reads its sealed files: then it cannot commit any more.
             if not current.kill():
                 raise TransientError(f"Slot {request.slot} (process {current.pid}) is hung and cannot be killed.")
+        # The socket listens before the fork, so a client can connect before the slot runs.
         listener = self.directory.listen(name)
         pid = os.fork()
         if pid == 0:
@@ -133,6 +135,7 @@ class Template:
         code = 1
         try:
             self.listener.close()
+            # The handler of the template does not concern the slot, which sets its own.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             self.serve(self.directory, number, listener)
             code = 0

@@ -84,6 +84,7 @@ def export_state(location: str, target: str, version: int | None = None, operato
     if files.list(""):
         raise _target_not_empty_error(files)
     try:
+        # Put-if-absent: of two exports to one target, one is refused before it writes anything.
         put_once(files, STARTED, [uuid.uuid4().hex.encode()])
     except AlreadyExistsError:
         raise _target_not_empty_error(files) from None

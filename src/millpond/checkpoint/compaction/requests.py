@@ -192,6 +192,7 @@ def group_by_request(infos: Iterable[FileInfo]) -> dict[str, RequestState]:
 
 def remove_request(files: FileSystem, generation: int, identity: str) -> None:
     """Remove a request and its leases and results. Its files can then be collected unless a manifest names them."""
+    # The request goes first: workers check that it exists before they write a result.
     files.delete(request_name(generation, identity))
     for info in files.list(f"{_prefix(generation, identity)}."):
         files.delete(info.name)

@@ -88,6 +88,7 @@ def begin_fork(files: FileSystem, state: ForkState, version: int, source: Recove
         run="millpond state fork",
         partitions=len(ranges),
         key_groups=ranges[-1][1],
+        # The time exceeds the numbers of a deleted checkpoint at this location, whose runs may still write.
         minimum=time.time_ns() // 1_000_000,
     )
     slot = uuid.uuid4().hex

@@ -84,6 +84,7 @@ def encode_commit(
         tables = {}
         for name, table in sealed.manifest.tables.items():
             before = parent.tables[name].deltas if name in parent.tables else ()
+            # Runs cover the deltas up to `flushed`, so the manifest does not name them any more.
             kept = tuple(delta for delta in before if delta.version > table.runs.flushed)
             own = sealed.pieces.get(name, [])
             length = sum(memoryview(piece).nbytes for piece in own)

@@ -127,6 +127,7 @@ def seal(
         operator=parent.operator,
         partition=parent.partition,
         version=version,
+        # A new id for each seal: it identifies the attempt, while `lineage` identifies its input.
         id=uuid.uuid4().hex,
         parent=parent.id or None,
         lineage=_lineage(parent.lineage, version, input_checksum, input_rows, shape),

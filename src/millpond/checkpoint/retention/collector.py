@@ -123,6 +123,7 @@ class Collector:
         kept = [info for info in commits if parse_commit_name(info.name)[0] >= oldest]
         live = self._named_objects(kept) | {info.name for info in kept}
         self._pins = read_pins(self.files, self._pins)  # after the lists, see `checkpoint.forks`
+        # A commit that could not be read may name objects of a parent: keep all parents then.
         self._unused_parents = self._find_unused_parents(live) if self._all_commits_read else {}
         live |= pinned(self._pins)
         settled = self._settled_files(runs, running)
@@ -159,6 +160,7 @@ class Collector:
             key for key, since in self._request_seen.items() if now - since >= MAX_WAIT_SECONDS + CLOCK_MARGIN_SECONDS
         ]
         self._expired_in_batch = {key: self._expired_in_batch.get(key, running) for key in overdue}
+        # A newer run has fenced this one: its requests are its own affair.
         newer = {key for key, state in requests.items() if state.generation > self.generation}
         # A result taken at the last moment is named up to two versions later, and such a version may be retained.
         expired = {key for key, since in self._expired_in_batch.items() if oldest >= since + IN_FLIGHT_BATCHES}
@@ -169,6 +171,7 @@ class Collector:
         self._all_commits_read = True
         for info in commits:
             try:
+                # Commits are immutable, so each is read once.
                 known = self._needs_by_commit.get(info.name)
                 needs[info.name] = read_needs(self.files, info) if known is None else known
             except MissingFileError:
@@ -221,6 +224,7 @@ class Collector:
     def _remove(self, infos: Iterable[FileInfo], before: Collected) -> Collected:
         infos = list(infos)
         if infos:
+            # A newer run may build on objects that this run takes for garbage, so a fenced run deletes nothing.
             check_fence(self.files, self.generation)
         for info in infos:
             if info.name in self._unused_parents:

@@ -168,6 +168,7 @@ class LocalCache:
             victims = self._policy.admit(key, size, written=written)
             taken = victims is not None and self._move_into_place(staged, key)
             self.copied += size if taken and not written else 0
+            # Callbacks run after the lock is released: they may use this cache.
             users = [user for victim in victims or () for user in self._users.pop(victim, ())]
         for user in users:
             user()

@@ -55,7 +55,7 @@ class AttemptLock:
                 self._current.cancel()
             free = self._changed.wait_for(lambda: self._current is None, patience)
             self._changed.notify_all()
-        if free:
+        if free:  # else the holder calls it when it releases the lock
             self._on_closed()
 
     @contextlib.contextmanager
@@ -78,6 +78,7 @@ class AttemptLock:
         with self._changed:
             free = self._current is None and not self._waiting and not self.closed
             if free:
+                # Batch −1 is older than any batch, so no attempt is refused as overtaken.
                 self._current = Attempt(-1, -1, lambda: None, input_complete=True)
         try:
             yield free

@@ -47,6 +47,7 @@ def _digests(columns: list[Any], count: int) -> NDArray[np.uint64]:
 def _mix(state: NDArray[np.uint64], array: Any) -> None:
     kind = array.type
     if pa.types.is_dictionary(kind):
+        # Equal rows of two attempts may have different dictionaries.
         array = array.dictionary_decode()
         kind = array.type
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):

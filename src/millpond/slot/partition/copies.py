@@ -25,6 +25,7 @@ KEPT_SECONDS = 86_400.0
 """Seconds for which unused copies are kept."""
 
 _CLAIM_TRIES = 10
+"""Number of tries to claim a folder that another process removes meanwhile."""
 _REMOVED = ".removed-"
 
 
@@ -69,6 +70,7 @@ def claim_copies(root: Path, query: str, slot: int) -> CopiesFolder | None:
             return None
         if lock is None:
             return None
+        # `remove_old_copies` goes by this time.
         os.utime(lock)
         for partial in folder.glob("*.tmp"):  # partial copies of a process that died
             partial.unlink(missing_ok=True)
@@ -96,6 +98,7 @@ def _remove_old(root: Path, folder: Path, before: float) -> None:
     if lock is None:
         return
     try:
+        # Checked again with the lock held: another slot may have used the folder meanwhile.
         if _last_used(folder) <= before:
             removed = root / f"{_REMOVED}{uuid.uuid4().hex}"
             folder.rename(removed)  # the next user creates a new folder
@@ -118,6 +121,7 @@ def _try_lock(folder: Path) -> int | None:
     lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # The folder may have been renamed between `open` and `flock`; then the lock protects nothing.
         if not os.path.samestat(os.fstat(lock), os.stat(folder / "lock")):
             raise FileNotFoundError(str(folder))
     except BlockingIOError:

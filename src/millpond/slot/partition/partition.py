@@ -101,6 +101,7 @@ class Partition:
             MillpondError: the version cannot be opened. The batch will try again.
         """
         with self._attempt_lock.hold(Attempt(version, -1, lambda: None, input_complete=True)):
+            # A batch that came first has opened the partition already, maybe at a later version.
             if self._manifest is None:
                 self._open(version)
 
@@ -139,6 +140,8 @@ class Partition:
         feed = Feed(attempt, batches, self.task, check)
         applied = self._apply_first(attempt, feed, caller) or self._apply_repeated(attempt, feed, caller)
         metrics = dict(applied.metrics)
+        # Waiting only for the version that was read overlaps this commit with the next batch. In sync mode the input
+        # cannot be repeated.
         metrics["commit_lag_ms"] = self._wait_durable(attempt.batch + sync)
         with self._operator_lock:
             # If the state changed during the wait, this output can no longer be read.
@@ -196,6 +199,7 @@ class Partition:
         try:
             with self._operator_lock:
                 self._epoch += 1
+                # From here to the seal, no repeated attempt may be answered from memory.
                 self._applied = None
                 operator.begin(batch, self._times(batch))
                 if isinstance(operator, CallsUserCode):
@@ -370,16 +374,14 @@ class Partition:
 
     def _discard(self) -> None:
         with self._operator_lock:
-            self._close_operator()
-
-    def _close_operator(self) -> None:
-        self._epoch += 1
-        if self._operator is not None:
-            self._operator.close()
-        if self._tables is not None:
-            self._tables.close()
-            self._tables = None
-        self._operator = self._manifest = self._applied = self.answered_batch = None
+            # Readers of the old state's output see the new epoch and stop.
+            self._epoch += 1
+            if self._operator is not None:
+                self._operator.close()
+            if self._tables is not None:
+                self._tables.close()
+                self._tables = None
+            self._operator = self._manifest = self._applied = self.answered_batch = None
 
     def close(self) -> None:
         """Cut off the attempt that writes, and release the tables as soon as the lock is free."""

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from millpond.checkpoint.generation import fenced_error
 from millpond.errors import FencedError, MillpondError, TransientError
 from millpond.files.disk import reason, remedy
 from millpond.layout import Words
@@ -245,11 +246,7 @@ class PartitionServer:
         with query.lock:
             running = query.running
             if running is not None and running.task.generation > task.generation:
-                newer = running.task.generation
-                raise FencedError(
-                    f"Generation {newer} of the query has taken over from generation {task.generation}.",
-                    action="Stop this run; only the newest run of a query may write its checkpoint.",
-                )
+                raise fenced_error(running.task.generation, task.generation)
             if task.generation <= query.ended:
                 raise FencedError(
                     f"The run of generation {task.generation} of the query has ended.",

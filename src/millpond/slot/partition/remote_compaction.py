@@ -208,6 +208,7 @@ class RemoteCompaction:
         with self._changed:
             requests, removed = list(self._pending), self._to_remove
             self._to_remove = []
+        # The store is called without the lock, so that `submit` does not block a batch.
         for identity in removed:
             self._remove(identity)
         for request in requests:
@@ -268,6 +269,7 @@ class RemoteCompaction:
             if request not in self._pending:
                 return  # closed meanwhile
             if any(ref.rows for ref in refs):
+                # Registered before the result is set: the table may name its files in the next seal.
                 self._used_results[request.id] = _UsedResult()
                 self._pending.remove(request)
         if request in self._pending:

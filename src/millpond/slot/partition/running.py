@@ -108,6 +108,7 @@ class RunningQuery:
         cache = self.resources.directory / "cache" / task.key / str(self.resources.number)
         cache.mkdir(parents=True, exist_ok=True)
         if self._counted is not None:
+            # Files on a local disk are mapped in place, so only object stores need copies.
             remove_old_copies(self._copies_root)
             self._copies = claim_copies(self._copies_root, task.key, self.resources.number)
         disk = task.settings.cache_disk
@@ -197,6 +198,7 @@ class RunningQuery:
         """Return the watermark and time that Spark planned for a batch, read once for all partitions."""
         with self._lock:
             if batch not in self._planned:
+                # `Partition._times` also needs the batch before.
                 kept = {known: entry for known, entry in self._planned.items() if known >= batch - 1}
                 self._planned = kept | {batch: planned(self.task, batch)}
             return self._planned[batch]

@@ -91,6 +91,7 @@ class Tables:
         """Open a table (see `operators.protocol.MakeTable`)."""
         with self._name_variable(name):
             table = _OPEN[kind](self, _TableRequest(name, schema, initial, drop_matched))
+        # A failed opening closes these tables; temporary ones are closed by their user.
         if kind not in _TEMPORARY and not isinstance(table, CacheTable):
             self._opened[name] = table
         return table
@@ -198,6 +199,7 @@ class Tables:
             if isinstance(table, RmwTable):
                 table.size_index_for_load(sum(ref.rows for ref in state.deltas))
             with self._name_variable(name):
+                # In the order of versions: a later delta replaces rows of an earlier one.
                 for ref, data in zip(state.deltas, checkpoint.read_deltas(state.deltas), strict=True):
                     before = self._schemas[ref.shape][base_name(name)] if self._schemas else table.layout.schema
                     for rows in converted_rows(ref, data, before, table.layout, checkpoint.files.locate(ref.commit)):

@@ -33,16 +33,16 @@ _MAX_UNUSED_RATIO = 0.02
 """Fraction of prefetched keys that no row uses, above which a lookahead is dropped: it sees other keys than the
 operator."""
 
+_MAX_UNUSED_RATIO_OF_LAST = 0.5
+"""The same limit for the last lookahead, which has no successor. Late rows, and processors that do not read all keys,
+do not justify giving up hints."""
+
 _MAX_DROPPED = 8
 """Consecutive batches with more dropped than prefetched keys after which hints pause: their cost helps too few keys."""
 
 _PAUSE_BATCHES = 64, 4096
 """Length of a pause of hints, in batches: the first one, and the maximum. Each pause is twice as long as the previous
 one."""
-
-_MAX_UNUSED_RATIO_OF_LAST = 0.5
-"""The same limit for the last lookahead, which has no successor. Late rows, and processors that do not read all keys,
-do not justify giving up hints."""
 
 
 @dataclass
@@ -111,7 +111,9 @@ class PrefetchHints:
             if hints is None:
                 self._dropped += len(hashes)
                 return
+            # Only the first hint counts: slack is measured from it to the batch's first row.
             hints.first.setdefault(lookahead, time.monotonic())
+            # Without keys, the hint only gives the time at which the lookahead could have sent some.
             if not len(hashes):
                 return
             size = 8 + (0 if keys is None else -(-keys.nbytes // len(hashes)))
@@ -135,6 +137,7 @@ class PrefetchHints:
         """Return the hints for a batch; None if the batch is over or too far ahead."""
         version = self._version
         if version is None:
+            # Before the first batch, the version is unknown: the first batches that are named are kept.
             in_window = len(self._batches) <= _MAX_BATCHES_AHEAD or batch in self._batches
         else:
             in_window = version <= batch <= version + _MAX_BATCHES_AHEAD

@@ -126,6 +126,7 @@ class Connection:
     def send_heartbeat(self, describe: Callable[[str], str] = lambda query: "") -> None:
         """Send a heartbeat, with a text about the query served, unless another frame is being sent."""
         query = self.serving
+        # A frame that is being sent is a sign of life as well.
         if query is not None and self._sending.acquire(blocking=False):
             try:
                 text = describe(query).encode()[:_MAX_HEARTBEAT_TEXT]
@@ -139,6 +140,7 @@ class Connection:
         view = memoryview(payload).cast("B")
         with self._sending:
             header = _HEADER.pack(kind, len(view))
+            # Small frames take one system call; large payloads are not copied.
             if len(view) < 4096:
                 self._push(memoryview(header + bytes(view)))
             else:

@@ -94,6 +94,8 @@ class SlotDirectory:
                 with contextlib.suppress(FileNotFoundError):  # the directory was swept meanwhile
                     self._create()
                     if not registration.exists():
+                        # With the lock held, a sweep has either removed the directory already or sees this
+                        # registration.
                         with self.locked():
                             registration.touch(0o600)
                     return
@@ -254,6 +256,7 @@ class SlotDirectory:
             except BlockingIOError:
                 yield False
                 return
+            # The directory was swept during the wait: this lock belongs to the removed one and protects nothing.
             if not self._is_current(lock):
                 raise FileNotFoundError(errno.ENOENT, "it was swept", str(self.path))
             yield True
@@ -279,6 +282,7 @@ class SlotDirectory:
             try:
                 with self.locked(wait=False) as locked:
                     if locked:
+                        # With the lock held, no user can register between this check and the rename.
                         if self.needed() or set(self.running().values()) - {identify()}:
                             return False
                         removed = self.path.with_name(f"{_REMOVED}{uuid.uuid4().hex}")

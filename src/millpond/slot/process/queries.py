@@ -49,6 +49,7 @@ def remove_query(directory: SlotDirectory, query: str, run: str) -> None:
     """Remove the record of a query whose run has ended, unless it belongs to a newer run."""
     path = directory.path / _FOLDER / query
     record = _read(path)
+    # A newer run of the query may have replaced the record already.
     if record is not None and record.run == run:
         path.unlink(missing_ok=True)
 

@@ -124,6 +124,7 @@ class Slot:
         while not self._stopping:
             if poller.poll(POLL_SECONDS * 1000):
                 self._accept()
+            # By time, not when idle: a stream of new connections must not suppress heartbeats.
             if time.monotonic() - last_look >= POLL_SECONDS:
                 last_look = time.monotonic()
                 for connection in self._open_connections():
@@ -131,6 +132,7 @@ class Slot:
                 self._stopping = self._stopping or not self.directory.needed()
         self.listener.close()
         for connection in self._open_connections():
+            # Attempts that still wait for input fail now, so that pending commits can be finished.
             connection.abort()
         self.work.close()
         self.directory.sweep(LOCK_SECONDS)
