@@ -38,7 +38,7 @@ class Compactor(Worker):
 class Merger(Compactor):
     """One that merges the runs of `sums.py`, and gives signs of life now and then."""
 
-    def _do(self, files: FileSystem, request: Request, pace: Pace) -> list[RunRef]:
+    def _run_job(self, files: FileSystem, request: Request, pace: Pace) -> list[RunRef]:
         job = msgspec.msgpack.decode(request.job, type=Merge)
         while self.world.random.random() < 0.3:
             lease, _ = self._seen[request.id]

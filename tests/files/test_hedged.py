@@ -173,17 +173,17 @@ def test_requests_that_are_never_answered_are_few_and_hold_up_nobody(scripted):
     gate = threading.Event()
     for _ in range(40):
         files._saved_hedges = 8.0
-        if files._overtaken < 16:
+        if files._cancelled < 16:
             store.script = [lambda: gate.wait(120)]
         assert bytes(files.get_range("x", 0, 1000)) == part(0)
-    assert files._overtaken == 16
+    assert files._cancelled == 16
     store.script = [lambda: time.sleep(0.2)]
     before = files.hedges
     files.get_range("x", 0, 1000)
     assert files.hedges == before
     gate.set()
     deadline = time.monotonic() + 60
-    while files._overtaken:
+    while files._cancelled:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 

@@ -50,10 +50,10 @@ class Noting(Worker):
         self.may = threading.Event()
         self.may.set()
 
-    def _do(self, files: FileSystem, request: Request, pace: Pace) -> list[RunRef]:
+    def _run_job(self, files: FileSystem, request: Request, pace: Pace) -> list[RunRef]:
         self.jobs.append(msgspec.msgpack.decode(request.job, type=Compaction))
         self.may.wait()
-        return super()._do(files, request, pace)
+        return super()._run_job(files, request, pace)
 
     @contextmanager
     def running(self) -> Iterator[None]:

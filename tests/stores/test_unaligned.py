@@ -416,7 +416,7 @@ def test_a_failure_to_write_is_raised_between_batches(tmp_path: Path) -> None:
     table.begin(0)
     table.append(rows_of(np.arange(10), np.arange(10), np.arange(10)), np.arange(10))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("millpond.files.backends.retry._PAUSE", 0.0)
+        patch.setattr("millpond.files.backends.retry._FIRST_PAUSE_SECONDS", 0.0)
         table._freeze()
     table.seal()
     assert table.manifest().runs == ()

@@ -62,7 +62,7 @@ def far(tmp_path, monkeypatch):
     """Make a store with a given memory in bytes, four runs in it, opened again, and their rows; parts are small."""
     monkeypatch.setattr(blocks, "RUN_BLOCK", 1000)
     monkeypatch.setattr(run, "FILTER_GROUP", 16)
-    monkeypatch.setattr(read_budget, "_LEAST", 1000)
+    monkeypatch.setattr(read_budget, "_MIN_BYTES", 1000)
     monkeypatch.setattr("millpond.files.tiers.remote.MAX_GAP_BYTES", 100)
     monkeypatch.setattr("millpond.files.tiers.remote.RUN_BLOCK", 1000)
     stores = []
@@ -151,15 +151,15 @@ def test_filters_and_blocks_keep_to_one_limit(far, memory):
 
 def test_what_is_under_way_keeps_to_its_limit(far, monkeypatch):
     _, store, runs, rows = far(40_000)
-    highest, take = 0, store._read_budget.take
+    highest, reserve = 0, store._read_budget.reserve
 
     def watched(size, *, force=False):
         nonlocal highest
-        taken = take(size, force=force)
+        reserved = reserve(size, force=force)
         highest = max(highest, store._read_budget.used)
-        return taken
+        return reserved
 
-    store._read_budget.take = watched
+    store._read_budget.reserve = watched
     ask(runs, rows, 1000)
     assert 20_000 < highest <= 40_000 + 4 * 2 * store._read_budget.step
     assert store._read_budget.used == 0

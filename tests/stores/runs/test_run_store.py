@@ -45,7 +45,7 @@ def cached(run: Run) -> CachedSource:
 def small(monkeypatch):
     monkeypatch.setattr(blocks, "RUN_BLOCK", 200)
     monkeypatch.setattr(run, "FILTER_GROUP", 3)
-    monkeypatch.setattr(read_budget, "_LEAST", 1)  # as many parts as there can be
+    monkeypatch.setattr(read_budget, "_MIN_BYTES", 1)  # as many parts as there can be
     for tier in (mapped, local_copies):
         monkeypatch.setattr(tier, "PART_BLOCKS", 2)
 
@@ -340,7 +340,7 @@ def test_pieces_that_cannot_be_written_leave_nothing(tmp_path, short_parts, disk
 
 
 def test_rows_in_memory_are_written_again_and_pieces_are_not(tmp_path, short_parts, monkeypatch):
-    monkeypatch.setattr("millpond.files.backends.retry._PAUSE", 0.0)
+    monkeypatch.setattr("millpond.files.backends.retry._FIRST_PAUSE_SECONDS", 0.0)
     outcomes = set()
     for seed in range(20):
         files = FaultyFiles(open_filesystem(f"memory:{tmp_path}/{seed}"), Faults(fail=0.3, retries=30, seed=seed))
