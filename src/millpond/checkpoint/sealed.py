@@ -60,7 +60,7 @@ class SealedFiles:
             The same delta, with pieces that are views of the mapped file; the memory of the argument may be freed.
         """
         manifest = sealed.manifest
-        # The committer looks up the deltas of the parent, so the local file has none of them.
+        # The committer looks up the deltas of the parent, so the local file does without them.
         empty = PartitionManifest(manifest.operator, manifest.partition, manifest.version - 1)
         pieces, header = encode_commit(generation, self.slot, [(sealed, empty)])
         name = _file_name(manifest)

@@ -38,7 +38,7 @@ class HintSwitch:
         self._partition = partition
         self._file: Path | None = None
         with suppress(OSError):
-            # An earlier slot process may have died with requests that nobody would withdraw.
+            # An earlier slot process may have died without withdrawing its requests.
             for stale in self._folder.glob(f"{partition},*"):
                 stale.unlink(missing_ok=True)
 
