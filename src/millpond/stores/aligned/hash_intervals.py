@@ -80,7 +80,9 @@ class _Cursor:
             blocks = np.arange(self.block, last)
             self.block = last
             # Prefetch as many blocks as were just read: the next interval needs about as many.
-            self.file.data.prefetch(self.file.ranges(self.section, np.arange(last, min(self.stop, 2 * last - blocks[0]))))
+            self.file.data.prefetch(
+                self.file.ranges(self.section, np.arange(last, min(self.stop, 2 * last - blocks[0])))
+            )
             for rows in self.file.read(self.section, blocks):
                 self._split(rows, end, out)
         return out
