@@ -142,12 +142,12 @@ def test_all_are_compiled_with_their_progress_shown(tmp_path: Path) -> None:
 
 
 def test_what_is_left_is_compiled_behind(tmp_path: Path) -> None:
-    finish(start(tmp_path, "-c", FEW.format("compile.compile_behind()")))
+    finish(start(tmp_path, "-c", FEW.format("compile.compile_in_background()")))
     assert kept(tmp_path) >= {"bloom.admit", "bloom.build_filters"}
 
 
 SIDE_BY_SIDE = """
-children = compile.compile_side_by_side(KERNELS)
+children = compile.compile_in_two_processes(KERNELS)
 assert len(set(children)) == 2
 for pid in children:
     os.waitpid(pid, 0)
@@ -163,8 +163,8 @@ def test_two_processes_compile_what_a_first_batch_needs(tmp_path: Path) -> None:
 LEAVE = """
 import millpond.kernels.columns.row_hash
 from millpond.kernels import compile
-compile.leave_behind()
-compile.leave_behind()
+compile.start_background_compiler()
+compile.start_background_compiler()
 assert compile._lock() is None
 """
 

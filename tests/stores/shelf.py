@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from millpond.files.formats.blocks import MemorySource, kernel_layout
 from millpond.files.refs import RunRef
-from millpond.kernels.hot_table.state import STAMP_SHIFT
+from millpond.kernels.hot_table.state import ACCESS_TIME_SHIFT
 from millpond.kernels.runs.gather import gather_rows
 from millpond.layout import META, RowLayout, Rows
 from millpond.stores.runs.run import Run
@@ -68,7 +68,7 @@ class Shelf:
         hashes = rows.words[:, 0]
         # A merge may leave nothing: tombstones that hide only rows of its own inputs.
         first, last = (int(hashes[0]), int(hashes[-1])) if len(hashes) else (0, 0)
-        stamps = rows.words[:, META] >> np.uint64(STAMP_SHIFT)
+        stamps = rows.words[:, META] >> np.uint64(ACCESS_TIME_SHIFT)
         oldest, newest = (int(stamps.min()), int(stamps.max())) if len(hashes) else (0, 0)
         ref = RunRef(name, rows.count, rows.words.nbytes, first, last, oldest=oldest, newest=newest)
         self.written[name] = Run(MappedSource(mapped, layout), ref)

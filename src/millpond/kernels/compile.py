@@ -24,7 +24,7 @@ from pathlib import Path
 import millpond.kernels
 from millpond.kernels.compiled import KERNELS, Kernel, missing, open_lock
 
-_LONGEST = 600
+_BACKGROUND_SECONDS = 600
 """Seconds after which the system ends the background process."""
 
 
@@ -48,7 +48,7 @@ def compile_all() -> int:
 
     out = Console()
     import_all()
-    if not all(kernel.kept or kernel.folder for kernel in KERNELS):
+    if not all(kernel.is_cached or kernel.folder for kernel in KERNELS):
         out.print(
             "Compiled kernels cannot be kept: this user can write neither to the package nor to a cache of its own. "
             "Set NUMBA_CACHE_DIR to a folder that it can write.",
@@ -67,7 +67,7 @@ def compile_all() -> int:
     return 0
 
 
-def compile_side_by_side(kernels: Sequence[Kernel]) -> list[int]:
+def compile_in_two_processes(kernels: Sequence[Kernel]) -> list[int]:
     """Compile kernels in two forked processes, one from each end of the list; return the process ids.
 
     Forked processes need not import anything again; the caller must have no threads.
@@ -87,7 +87,7 @@ def _forked(kernels: Sequence[Kernel]) -> int:
     return pid
 
 
-def leave_behind() -> None:
+def start_background_compiler() -> None:
     """Start the background process that compiles all other kernels, unless one is running."""
     lock = _lock()
     if lock is None:
@@ -117,18 +117,18 @@ def _lock() -> int | None:
     return lock
 
 
-def compile_behind() -> None:
+def compile_in_background() -> None:
     """Compile the kernels that are not on disk, one after another, at the lowest priority."""
-    signal.alarm(_LONGEST)
+    signal.alarm(_BACKGROUND_SECONDS)
     with suppress(OSError):  # refused in some containers
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     with suppress(OSError):  # with autogroups, Linux divides processor time among sessions first
         Path("/proc/self/autogroup").write_text("19")
     import_all()
     for kernel in missing():
-        if not kernel.kept:
-            kernel.prepare(alone=False)
+        if not kernel.is_cached:
+            kernel.prepare(exclusive=False)
 
 
 if __name__ == "__main__":
-    compile_behind() if "--behind" in sys.argv else sys.exit(compile_all())
+    compile_in_background() if "--behind" in sys.argv else sys.exit(compile_all())

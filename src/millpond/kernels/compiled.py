@@ -81,7 +81,7 @@ class Kernel(CPUDispatcher):
         return Path(self._cache.cache_path) if self._cache.cache_path else None
 
     @property
-    def kept(self) -> bool:
+    def is_cached(self) -> bool:
         """Whether the machine code of all declared signatures is on disk."""
         return self._holds(self._cache) or self._installed() is not None
 
@@ -101,16 +101,16 @@ class Kernel(CPUDispatcher):
                 return cache
         return None
 
-    def prepare(self, *, alone: bool = True) -> None:
+    def prepare(self, *, exclusive: bool = True) -> None:
         """Load or compile the declared signatures, unless that has been done.
 
         Args:
-            alone: take the lock that makes other processes wait for the compilation. A process of low priority must
+            exclusive: take the lock that makes other processes wait for the compilation. A process of low priority must
                 not take it, since the others would wait for it.
         """
         if self.ready:
             return
-        with global_compiler_lock, self._alone() if alone else nullcontext(), register_dispatcher(self):
+        with global_compiler_lock, self._exclusive() if exclusive else nullcontext(), register_dispatcher(self):
             if self.ready:
                 return  # another thread has done it
             if not self._holds(self._cache):
@@ -120,9 +120,9 @@ class Kernel(CPUDispatcher):
             self.disable_compile()
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _exclusive(self) -> Iterator[None]:
         """Lock out other processes that need this kernel until it is on disk."""
-        if self.folder is None or self.kept:
+        if self.folder is None or self.is_cached:
             yield
             return
         lock = open_lock(Path(f"{self._cache._cache_file._index_path}.lock"))
@@ -181,4 +181,4 @@ def open_lock(file: Path) -> int:
 
 def missing(kernels: Iterable[Kernel] = KERNELS) -> list[Kernel]:
     """Return the kernels that are not on disk though they could be."""
-    return [kernel for kernel in kernels if kernel.folder is not None and not kernel.kept]
+    return [kernel for kernel in kernels if kernel.folder is not None and not kernel.is_cached]

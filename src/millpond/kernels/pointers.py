@@ -93,7 +93,7 @@ def put_byte_at(typing_context: Any, base: Any, offset: Any, value: Any) -> Any:
 
 
 @intrinsic
-def step(typing_context: Any, base: Any, offset: Any) -> Any:
+def advance(typing_context: Any, base: Any, offset: Any) -> Any:
     """Add `offset` bytes to address `base`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -173,7 +173,7 @@ def same_key(
         if byte_at(references, w) != 0:
             size = np.int64(word(left, w - 1) & LENGTH)
             if size > INLINE:
-                if not same_bytes(step(left_heap, np.int64(a)), step(right_heap, np.int64(b)), size):
+                if not same_bytes(advance(left_heap, np.int64(a)), advance(right_heap, np.int64(b)), size):
                     return False
                 continue
         if a != b:

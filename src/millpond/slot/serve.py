@@ -10,7 +10,7 @@ import socket
 import numpy as np
 import pyarrow as pa
 
-from millpond.kernels.compile import compile_side_by_side, leave_behind
+from millpond.kernels.compile import compile_in_two_processes, start_background_compiler
 from millpond.kernels.compiled import KERNELS, missing
 from millpond.operators.kinds.registry import load_operators
 from millpond.slot.first_kernels import FIRST
@@ -38,10 +38,10 @@ def compile_ahead(directory: SlotDirectory) -> None:
     KERNELS[0].targetctx.refresh()
     uncompiled = missing(FIRST)
     for kernel in FIRST:
-        if kernel.kept:
+        if kernel.is_cached:
             kernel.prepare()
     if uncompiled:
         directory.compiling.touch()
-        compile_side_by_side(uncompiled)
+        compile_in_two_processes(uncompiled)
     if missing():
-        leave_behind()
+        start_background_compiler()

@@ -32,7 +32,7 @@ from millpond.files.formats.blocks import cut_blocks
 from millpond.files.formats.codec import damaged_error, decode_block, encode_blocks
 from millpond.files.refs import HashInterval
 from millpond.kernels.pointers import address
-from millpond.kernels.runs.readahead import ask_for_range
+from millpond.kernels.runs.readahead import request_range
 from millpond.layout import HashRange, RowLayout, Rows, TableSchema
 
 MAGIC = b"MILLAPND"
@@ -157,7 +157,7 @@ class MappedBytes:
     def prefetch(self, ranges: Sequence[tuple[int, int]]) -> None:
         """See `Bytes.prefetch`."""
         for offset, length in merge_adjacent(ranges):
-            ask_for_range(self._base + offset, length)
+            request_range(self._base + offset, length)
 
     def part(self, offset: int, length: int) -> MappedBytes:
         """See `Bytes.part`."""

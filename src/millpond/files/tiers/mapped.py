@@ -14,7 +14,7 @@ from millpond.files.formats.codec import FILTER, HEADER, RAW, ROWS, check_block,
 from millpond.files.formats.run import read_directory
 from millpond.kernels.pointers import address
 from millpond.kernels.runs.bloom import LINE
-from millpond.kernels.runs.readahead import ask_for, ask_for_range, probably_cached
+from millpond.kernels.runs.readahead import probably_cached, request_pages, request_range
 from millpond.layout import RowLayout
 
 _REACH_ROWS = 16  # a row is seldom farther from the position that interpolation of its hash gives
@@ -131,13 +131,13 @@ class MappedSource:
         elif len(places) and probably_cached(places):
             self._calls_assumed_cached = _CALLS_ASSUMED_CACHED
         elif len(places):
-            ask_for(places, self._reach, self._reach, _GAP_BYTES)
+            request_pages(places, self._reach, self._reach, _GAP_BYTES)
 
     def prefetch_blocks(self, begin: int, end: int) -> None:
         """See `BlockSource.prefetch_blocks`."""
         if begin < end:
             stop = self._offset(end) if end < self.index.count else self.size
-            ask_for_range(self._base + self._offset(begin), stop - self._offset(begin))
+            request_range(self._base + self._offset(begin), stop - self._offset(begin))
 
     def _offset(self, block: int) -> int:
         return int(self._table.words_at[block]) - self._base - HEADER

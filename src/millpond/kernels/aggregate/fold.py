@@ -19,7 +19,7 @@ from numba import boolean, types
 
 from millpond.kernels.compiled import Kernel, helper, inlined, kernel
 from millpond.kernels.memory import BYTES, BYTES_IN, I64, INTS_IN, U64, WORDS
-from millpond.kernels.pointers import put_word, step, word
+from millpond.kernels.pointers import advance, put_word, word
 
 
 class StateColumn(NamedTuple):
@@ -147,7 +147,12 @@ def _kernel(function: Any, loop: str, result: Any, values: tuple[Any, ...], **mo
             arguments.append(f"{name}[i]")
         else:
             arguments.append(f"{name}[i] if {name}.size != 0 else np.{kind.dtype}({default})")
-    namespace: dict[str, Any] = {"__name__": function.__module__, "np": np, "advance": step, "StateColumn": StateColumn}
+    namespace: dict[str, Any] = {
+        "__name__": function.__module__,
+        "np": np,
+        "advance": advance,
+        "StateColumn": StateColumn,
+    }
     exec(loop.format(parameters=", ".join([*parameters, *more]), arguments=", ".join(arguments)), namespace)
     # Numba caches by module, name, line, and the file's time: those of the function, so that its changes invalidate
     # the machine code. It is a global of the loop since Numba would hash a closure differently in every process.

@@ -29,7 +29,7 @@ def _add(row, column, limbs, low, high, sign):
     carry = np.uint64(0)
     count = word(row, column.offset + limbs)
     put_word(row, column.offset + limbs, count + np.uint64(np.int64(sign)))
-    if sign < 0:
+    if sign < 0:  # −x is ~x + 1; the 1 is the first carry
         low, high, above, carry = ~low, ~high, ~above, np.uint64(1)
     for k in range(limbs):
         part = low if k == 0 else high if k == 1 else above

@@ -13,7 +13,7 @@ from numba import types
 from millpond.conf import KEY_GROUP_BITS
 from millpond.kernels.compiled import helper, inlined, kernel
 from millpond.kernels.memory import I64, INTS, INTS_IN, U64
-from millpond.kernels.pointers import same_key, step
+from millpond.kernels.pointers import advance, same_key
 from millpond.layout import NEVER
 
 CLOSED = -(1 << 63)
@@ -26,7 +26,7 @@ _FEW = 32
 
 @helper
 def _row(words_at, stride, row):
-    return step(words_at, row * stride * 8)
+    return advance(words_at, row * stride * 8)
 
 
 @kernel(types.void(INTS, I64, I64, INTS_IN))

@@ -19,7 +19,7 @@ from millpond.kernels.hot_table.state import (
     SLAB,
     STRIDE,
 )
-from millpond.kernels.pointers import copy_bytes, prefetch, put_word, step, word, word_at
+from millpond.kernels.pointers import advance, copy_bytes, prefetch, put_word, word, word_at
 from millpond.layout import INLINE, LENGTH
 
 CLASSES = 192
@@ -45,7 +45,7 @@ def chunk_of(size):
 
 
 @helper
-def take(state, lists, size):
+def allocate(state, lists, size):
     """Allocate a chunk of `size` bytes, and return its offset; the caller has made sure that the arena has room."""
     number, chunk = chunk_of(size)
     chunk_start = lists[number]
@@ -59,25 +59,25 @@ def take(state, lists, size):
 
 
 @helper
-def give_back(state, lists, at, size):
+def free_chunk(state, lists, at, size):
     """Free the chunk of a value of `size` bytes at offset `at`."""
     number, chunk = chunk_of(size)
-    put_word(step(state[HEAP], at), 0, np.uint64(lists[number]))
+    put_word(advance(state[HEAP], at), 0, np.uint64(lists[number]))
     lists[number] = at
     state[HEAP_FREE] += chunk
 
 
 @helper
-def keep(state, lists, source, size):
+def store_bytes(state, lists, source, size):
     """Copy `size` > `INLINE` bytes from address `source` into the arena; return the offset as a word."""
-    chunk_start = take(state, lists, size)
-    target = step(state[HEAP], chunk_start)
+    chunk_start = allocate(state, lists, size)
+    target = advance(state[HEAP], chunk_start)
     whole = size >> 3
     if whole <= 8:
         for i in range(whole):
             put_word(target, i, word(source, i))
         # Whole words, and one that overlaps them and ends with the value: cheaper than memcpy up to 64 bytes.
-        put_word(step(target, size - 8), 0, word_at(source, size - 8))
+        put_word(advance(target, size - 8), 0, word_at(source, size - 8))
     else:
         copy_bytes(target, source, size)
     return np.uint64(chunk_start)
@@ -96,15 +96,15 @@ def put_values(state, lists, rows, column, values, stride, heap):
         heap: address of the heap of long values.
     """
     for i in range(len(rows)):
-        row = step(state[SLAB], rows[i] * state[STRIDE])
+        row = advance(state[SLAB], rows[i] * state[STRIDE])
         old = np.int64(word(row, column) & LENGTH)
         if old > INLINE:
-            give_back(state, lists, np.int64(word(row, column + 1)), old)
+            free_chunk(state, lists, np.int64(word(row, column + 1)), old)
         head = word(values, i * stride)
         tail = word(values, i * stride + 1)
         size = np.int64(head & LENGTH)
         if size > INLINE:
-            tail = keep(state, lists, step(heap, np.int64(tail)), size)
+            tail = store_bytes(state, lists, advance(heap, np.int64(tail)), size)
         put_word(row, column, head)
         put_word(row, column + 1, tail)
 
@@ -170,7 +170,9 @@ def relocate(rows, count, stride, columns, heap, target, start):
             column_word = i * stride + columns[c]
             size = np.int64(word(rows, column_word) & LENGTH)
             if size > INLINE:
-                copy_bytes(step(target.ctypes.data, start), step(heap, np.int64(word(rows, column_word + 1))), size)
+                copy_bytes(
+                    advance(target.ctypes.data, start), advance(heap, np.int64(word(rows, column_word + 1))), size
+                )
                 put_word(rows, column_word + 1, np.uint64(start))
                 start += size
     return start

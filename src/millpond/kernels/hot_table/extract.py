@@ -7,16 +7,16 @@ from __future__ import annotations
 import numpy as np
 
 from millpond.kernels.compiled import kernel
-from millpond.kernels.hot_table.expiry import stamp_of
+from millpond.kernels.hot_table.expiry import access_time_of
 from millpond.kernels.hot_table.state import (
+    ACCESS_TIME_SHIFT,
     EXPIRY,
     FLAGS,
     SLAB,
-    STAMP_SHIFT,
     STRIDE,
     WIDTH,
 )
-from millpond.kernels.pointers import prefetch, put_word, step, word
+from millpond.kernels.pointers import advance, prefetch, put_word, word
 
 _PREFETCH_DISTANCE = 48
 
@@ -44,13 +44,13 @@ def gather(state, ids, out, keep_flags, clear_flags):
             ahead = np.int64(ids[i + _PREFETCH_DISTANCE]) * row_bytes
             prefetch(slab, ahead)
             prefetch(slab, ahead + tail)
-        address = step(slab, np.int64(ids[i]) * row_bytes)
+        address = advance(slab, np.int64(ids[i]) * row_bytes)
         for w in range(width):
             out[i, w] = word(address, w)
         meta = out[i, 1]
         if clear_flags != 0:
             put_word(address, 1, meta & cleared)
         if state[EXPIRY] != 0:  # a lookup may have raised the access time beyond the time of expiry
-            stamp = np.uint64(stamp_of(np.int64(word(address, state[EXPIRY])))) << np.uint64(STAMP_SHIFT)
+            stamp = np.uint64(access_time_of(np.int64(word(address, state[EXPIRY])))) << np.uint64(ACCESS_TIME_SHIFT)
             meta = stamp | (meta & np.uint64(FLAGS))
         out[i, 1] = meta & kept

@@ -34,7 +34,7 @@ from millpond.kernels.hot_table.state import (
     WALK,
 )
 from millpond.kernels.memory import HALF, LOW_HALF
-from millpond.kernels.pointers import put_word, step, word, word_at
+from millpond.kernels.pointers import advance, put_word, word, word_at
 from millpond.layout import INLINE, LENGTH, NULLS
 
 ROW_MASK = LOW_HALF
@@ -67,7 +67,9 @@ def holds(state, references, at, key, key_heap):
         if references[w] != 0:
             size = np.int64(word(at, w - 1) & LENGTH)
             if size > INLINE:
-                if not _same_bytes(step(np.uint64(state[HEAP]), np.int64(own)), step(key_heap, np.int64(other)), size):
+                if not _same_bytes(
+                    advance(np.uint64(state[HEAP]), np.int64(own)), advance(key_heap, np.int64(other)), size
+                ):
                     return False
                 continue
         if own != other:
@@ -96,7 +98,7 @@ def seek(state, references, mark, key, key_heap):
             return entries, slot, np.int64(-1)
         if other_mark == mark:
             row = np.int64(entry & ROW_MASK) - 1
-            address = step(state[SLAB], row * state[STRIDE])
+            address = advance(state[SLAB], row * state[STRIDE])
             other = word(address, 0)
             if other > hash_:
                 return entries, slot, np.int64(-1)

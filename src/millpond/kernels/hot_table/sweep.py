@@ -7,18 +7,19 @@ from __future__ import annotations
 import numpy as np
 
 from millpond.kernels.compiled import helper, kernel
-from millpond.kernels.hot_table.arena import chunk_of, give_back
-from millpond.kernels.hot_table.expiry import stamp_of
+from millpond.kernels.hot_table.arena import chunk_of, free_chunk
+from millpond.kernels.hot_table.expiry import access_time_of
 from millpond.kernels.hot_table.index import BITS, EMPTY, ROW_MASK
 from millpond.kernels.hot_table.state import (
+    ACCESS_TIME_SHIFT,
     COPIED,
     COUNT,
     DEAD,
     DIRTY,
     DIRTY_ROWS,
     ENTRIES,
+    EXPIRING,
     EXPIRY,
-    FILED,
     FLAGS,
     FREE,
     FRESH,
@@ -28,14 +29,13 @@ from millpond.kernels.hot_table.state import (
     SCALE,
     SLAB,
     SLOTS,
-    STAMP_SHIFT,
     STRIDE,
     TOMBSTONE,
     TOUCHED,
     WALK,
     WIDTH,
 )
-from millpond.kernels.pointers import copy_bytes, prefetch, put_word, step, word
+from millpond.kernels.pointers import advance, copy_bytes, prefetch, put_word, word
 from millpond.layout import INLINE, LENGTH
 
 _PREFETCH_DISTANCE = 24
@@ -46,8 +46,8 @@ _TOUCHED_RANK = np.uint64(1 << 48)
 @helper
 def _rank(meta):
     """Return a row's eviction rank: its access time; rows touched in this batch or listed for expiry rank higher."""
-    rank = meta >> np.uint64(STAMP_SHIFT)
-    if meta & np.uint64(TOUCHED | FILED) != np.uint64(0):
+    rank = meta >> np.uint64(ACCESS_TIME_SHIFT)
+    if meta & np.uint64(TOUCHED | EXPIRING) != np.uint64(0):
         rank |= _TOUCHED_RANK
     return rank
 
@@ -81,7 +81,7 @@ def sample_ranks(state, step_slots, ranks):
         entry = word(entries, slot)
         if entry != EMPTY:
             row = np.int64(entry & ROW_MASK) - 1
-            ranks[count] = _rank(word(step(state[SLAB], row * state[STRIDE]), 1))
+            ranks[count] = _rank(word(advance(state[SLAB], row * state[STRIDE]), 1))
             count += 1
         slot += step_slots
     return count
@@ -98,7 +98,7 @@ def walk_flagged(state, slot, flag, rows):
         entry = word(entries, slot)
         if entry != EMPTY:
             row = np.int64(entry & ROW_MASK) - 1
-            if word(step(state[SLAB], row * state[STRIDE]), 1) & np.uint64(flag) != np.uint64(0):
+            if word(advance(state[SLAB], row * state[STRIDE]), 1) & np.uint64(flag) != np.uint64(0):
                 rows[count] = np.uint32(row)
                 count += 1
         elif slot >= slots:
@@ -145,7 +145,7 @@ def evict(state, blobs, lists, free, slot, rank, share, out, heap):
             slot += 1
             continue
         row = np.int64(entry & ROW_MASK) - 1
-        address = step(state[SLAB], row * state[STRIDE])
+        address = advance(state[SLAB], row * state[STRIDE])
         meta = word(address, 1)
         own = _rank(meta)
         evicted = own < rank or (own == rank and (word(address, 0) * _MIX) >> BITS < share)
@@ -170,19 +170,21 @@ def evict(state, blobs, lists, free, slot, rank, share, out, heap):
                 out[copied, w] = word(address, w)
             stamp = meta & ~np.uint64(FLAGS)
             if state[EXPIRY] != 0:  # a lookup may have raised the access time beyond the time of expiry
-                stamp = np.uint64(stamp_of(np.int64(word(address, state[EXPIRY])))) << np.uint64(STAMP_SHIFT)
-            out[copied, 1] = stamp | (meta & np.uint64(FLAGS & ~(DIRTY | FILED)))
+                stamp = np.uint64(access_time_of(np.int64(word(address, state[EXPIRY])))) << np.uint64(
+                    ACCESS_TIME_SHIFT
+                )
+            out[copied, 1] = stamp | (meta & np.uint64(FLAGS & ~(DIRTY | EXPIRING)))
         elif state[EXPIRY] != 0 and meta & np.uint64(TOMBSTONE | FRESH) == np.uint64(0):
-            state[LOST] = min(state[LOST], stamp_of(np.int64(word(address, state[EXPIRY]))))
+            state[LOST] = min(state[LOST], access_time_of(np.int64(word(address, state[EXPIRY]))))
         for c in range(len(blobs)):
             length = np.int64(word(address, blobs[c]) & LENGTH)
             if np.uint64(length) > INLINE:
                 chunk = np.int64(word(address, blobs[c] + 1))
                 if dirty:
-                    copy_bytes(step(heap.ctypes.data, used), step(state[HEAP], chunk), length)
+                    copy_bytes(advance(heap.ctypes.data, used), advance(state[HEAP], chunk), length)
                     out[copied, blobs[c] + 1] = np.uint64(used)
                     used += length
-                give_back(state, lists, chunk, length)
+                free_chunk(state, lists, chunk, length)
         if dirty:
             copied += 1
             state[DIRTY_ROWS] -= 1
@@ -214,7 +216,7 @@ def drop_dead(state, blobs, lists, free, flags):
             slot += 1
             continue
         row = np.int64(entry & ROW_MASK) - 1
-        address = step(state[SLAB], row * state[STRIDE])
+        address = advance(state[SLAB], row * state[STRIDE])
         meta = word(address, 1)
         # Rebuild the index in place: kept entries move towards their home slots, in hash order.
         put_word(entries, slot, EMPTY)
@@ -227,7 +229,7 @@ def drop_dead(state, blobs, lists, free, flags):
         for c in range(len(blobs)):
             length = np.int64(word(address, blobs[c]) & LENGTH)
             if np.uint64(length) > INLINE:
-                give_back(state, lists, np.int64(word(address, blobs[c] + 1)), length)
+                free_chunk(state, lists, np.int64(word(address, blobs[c] + 1)), length)
         if meta & np.uint64(DIRTY) != np.uint64(0):
             state[DIRTY_ROWS] -= 1
         _free(state, free, address, row, meta)
@@ -248,8 +250,8 @@ def move_rows(state, free, high):
             if row >= high:
                 state[FREE] -= 1
                 target = np.int64(free[state[FREE]])
-                old = step(state[SLAB], row * state[STRIDE])
-                copy_bytes(step(state[SLAB], target * state[STRIDE]), old, state[WIDTH] * 8)
+                old = advance(state[SLAB], row * state[STRIDE])
+                copy_bytes(advance(state[SLAB], target * state[STRIDE]), old, state[WIDTH] * 8)
                 put_word(entries, slot, (entry & ~ROW_MASK) | np.uint64(target + 1))
         slot += 1
 
@@ -267,12 +269,12 @@ def move_values(state, blobs):
             if slot >= state[SLOTS]:
                 return
         else:
-            address = step(state[SLAB], (np.int64(entry & ROW_MASK) - 1) * state[STRIDE])
+            address = advance(state[SLAB], (np.int64(entry & ROW_MASK) - 1) * state[STRIDE])
             for c in range(len(blobs)):
                 length = np.int64(word(address, blobs[c]) & LENGTH)
                 if np.uint64(length) > INLINE:
                     target = state[HEAP_TOP]
-                    copy_bytes(step(heap, target), step(heap, np.int64(word(address, blobs[c] + 1))), length)
+                    copy_bytes(advance(heap, target), advance(heap, np.int64(word(address, blobs[c] + 1))), length)
                     put_word(address, blobs[c] + 1, np.uint64(target))
                     state[HEAP_TOP] = target + chunk_of(length)[1]
         slot += 1

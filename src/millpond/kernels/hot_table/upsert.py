@@ -12,9 +12,10 @@ from __future__ import annotations
 import numpy as np
 
 from millpond.kernels.compiled import helper, kernel
-from millpond.kernels.hot_table.arena import give_back, keep
+from millpond.kernels.hot_table.arena import free_chunk, store_bytes
 from millpond.kernels.hot_table.index import BITS, EMPTY, ROW_MASK, fingerprint, holds, home, place, seek
 from millpond.kernels.hot_table.state import (
+    ACCESS_TIME_SHIFT,
     COUNT,
     DEAD,
     DIRTY,
@@ -30,14 +31,13 @@ from millpond.kernels.hot_table.state import (
     KEY_STOP,
     LAST,
     SLAB,
-    STAMP_SHIFT,
     STRIDE,
     TOMBSTONE,
     TOUCHED,
     TOUCHED_ROWS,
     WIDTH,
 )
-from millpond.kernels.pointers import prefetch, put_word, step, word
+from millpond.kernels.pointers import advance, prefetch, put_word, word
 from millpond.layout import INLINE, LENGTH
 
 BLOCK = 2048
@@ -64,16 +64,16 @@ def _new_row(state, free):
 def _create(state, references, lists, free, key, key_heap, stamp):
     """Create a row for a key from the table's initial row."""
     row = _new_row(state, free)
-    address = step(state[SLAB], row * state[STRIDE])
+    address = advance(state[SLAB], row * state[STRIDE])
     for w in range(state[WIDTH]):
         put_word(address, w, word(state[INITIAL], w))
     put_word(address, 0, word(key, 0))
-    put_word(address, 1, np.uint64(stamp) << np.uint64(STAMP_SHIFT))
+    put_word(address, 1, np.uint64(stamp) << np.uint64(ACCESS_TIME_SHIFT))
     put_word(address, 2, word(address, 2) | (word(key, 2) & np.uint64(state[KEY_NULLS])))
     for w in range(state[KEY_START], state[KEY_STOP]):
         value = word(key, w)
         if references[w] != 0 and (word(key, w - 1) & LENGTH) > INLINE:
-            value = keep(state, lists, step(key_heap, np.int64(value)), np.int64(word(key, w - 1) & LENGTH))
+            value = store_bytes(state, lists, advance(key_heap, np.int64(value)), np.int64(word(key, w - 1) & LENGTH))
         put_word(address, w, value)
     return row
 
@@ -129,7 +129,7 @@ def _touch(state, touched, at, row, meta):
 def _refresh(meta, stamp):
     """Return META with its access time raised to `stamp`."""
     flags = meta & np.uint64(FLAGS)
-    return max(meta ^ flags, np.uint64(stamp) << np.uint64(STAMP_SHIFT)) | flags
+    return max(meta ^ flags, np.uint64(stamp) << np.uint64(ACCESS_TIME_SHIFT)) | flags
 
 
 @kernel(
@@ -196,7 +196,7 @@ def upsert(
             prefetch(entries, slot * 8)
             prefetch(entries, slot * 8 + 24)
             scratch[2 * i] = mark
-            scratch[2 * i + 1] = step(entries, slot * 8)
+            scratch[2 * i + 1] = advance(entries, slot * 8)
         for i in range(block):
             row = _guess(scratch[2 * i], scratch[2 * i + 1])
             prefetch(slab, row * row_bytes)
@@ -206,13 +206,13 @@ def upsert(
             for i in range(block):
                 row = np.int64(scratch[2 * i + 1])
                 if row >= 0:
-                    _prefetch_key(state, references, step(slab, row * row_bytes))
+                    _prefetch_key(state, references, advance(slab, row * row_bytes))
         for i in range(block):
             position = start + i
-            key = step(keys, position * stride * 8)
+            key = advance(keys, position * stride * 8)
             when = stamp if stamps == np.uint64(0) else np.int64(word(stamps, position))
             row = np.int64(scratch[2 * i + 1])
-            address = step(slab, row * row_bytes)
+            address = advance(slab, row * row_bytes)
             fresh = False
             if row < 0 or word(address, 0) != word(key, 0) or not holds(state, references, address, key, key_heap):
                 mark = scratch[2 * i]
@@ -224,7 +224,7 @@ def upsert(
                     pending[absent] = position
                     absent += 1
                     fresh = True
-                address = step(slab, row * row_bytes)
+                address = advance(slab, row * row_bytes)
             meta = _refresh(word(address, 1), when)
             prepared = meta & np.uint64(FRESH) != np.uint64(0) and touch != TOUCH_NONE
             if prepared:
@@ -255,7 +255,7 @@ def _copy_values(state, references, lists, at, source, heap):
     for w in range(state[KEY_STOP], state[WIDTH]):
         value = word(source, w)
         if references[w] != 0 and (word(source, w - 1) & LENGTH) > INLINE:
-            value = keep(state, lists, step(heap, np.int64(value)), np.int64(word(source, w - 1) & LENGTH))
+            value = store_bytes(state, lists, advance(heap, np.int64(value)), np.int64(word(source, w - 1) & LENGTH))
         put_word(at, w, value)
 
 
@@ -266,7 +266,7 @@ def drop_values(state, references, lists, at, start):
         if references[w] != 0:
             size = word(at, w - 1) & LENGTH
             if size > INLINE:
-                give_back(state, lists, np.int64(word(at, w)), np.int64(size))
+                free_chunk(state, lists, np.int64(word(at, w)), np.int64(size))
 
 
 @kernel(
@@ -288,7 +288,7 @@ def settle(state, references, lists, touched, rows, created, pending, found, sou
     for p in range(len(pending)):
         position = pending[p]
         row = rows[position]
-        address = step(state[SLAB], row * state[STRIDE])
+        address = advance(state[SLAB], row * state[STRIDE])
         if f < len(found) and found[f] == p:
             if f + _PREFETCH_DISTANCE < len(found):
                 for line in range(lines):
@@ -312,8 +312,8 @@ def overwrite(state, references, lists, rows, sources, stride, heap):
         sources, stride, heap: address of the new rows, words from one to the next, address of their heap.
     """
     for i in range(len(rows)):
-        address = step(state[SLAB], rows[i] * state[STRIDE])
-        source = step(sources, i * stride * 8)
+        address = advance(state[SLAB], rows[i] * state[STRIDE])
+        source = advance(sources, i * stride * 8)
         meta = word(address, 1)
         if meta & np.uint64(DIRTY) == np.uint64(0):
             state[DIRTY_ROWS] += 1
@@ -339,7 +339,7 @@ def remove(state, references, lists, touched, rows):
     key_nulls = np.uint64(state[KEY_NULLS])
     removed = 0
     for i in range(len(rows)):
-        address = step(state[SLAB], rows[i] * state[STRIDE])
+        address = advance(state[SLAB], rows[i] * state[STRIDE])
         meta = word(address, 1)
         if meta & np.uint64(TOMBSTONE) != np.uint64(0):
             continue
@@ -359,12 +359,12 @@ def remove(state, references, lists, touched, rows):
 def touch_rows(state, touched, rows):
     """Mark rows, given by ids, as changed by the batch."""
     for i in range(len(rows)):
-        address = step(state[SLAB], rows[i] * state[STRIDE])
+        address = advance(state[SLAB], rows[i] * state[STRIDE])
         _touch(state, touched, address, rows[i], word(address, 1))
 
 
 @kernel("int64(int64[::1], uint64[::1], int64[::1], uint8[::1])")
-def raise_stamps(state, hashes, stamps, there):
+def raise_access_times(state, hashes, stamps, there):
     """Raise the access times of the rows with the given hashes.
 
     Args:
@@ -385,7 +385,7 @@ def raise_stamps(state, hashes, stamps, there):
         entries, slot = home(state, mark)
         entry = word(entries, slot)
         while entry != EMPTY and (entry >> BITS) <= mark:
-            address = step(state[SLAB], (np.int64(entry & ROW_MASK) - 1) * state[STRIDE])
+            address = advance(state[SLAB], (np.int64(entry & ROW_MASK) - 1) * state[STRIDE])
             if (entry >> BITS) == mark and word(address, 0) == hashes[i]:
                 put_word(address, 1, _refresh(word(address, 1), stamps[i]))
                 there[i] = 1

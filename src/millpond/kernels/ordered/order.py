@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from millpond.kernels.compiled import helper, kernel
 from millpond.kernels.memory import I64, INTS, INTS_IN, U64, UINTS, WORDS
-from millpond.kernels.pointers import byte_at, prefetch, same_bytes, step, word
+from millpond.kernels.pointers import advance, byte_at, prefetch, same_bytes, word
 from millpond.layout import INLINE, LENGTH
 
 MATCHED = 1 << 8
@@ -163,33 +163,33 @@ def _seek(
     base = words_at[b]
     first = starts[b]
     end = starts[b + 1]
-    if pos >= end or not _before(step(base, (pos - first) * stride), time_word, h, t):
+    if pos >= end or not _before(advance(base, (pos - first) * stride), time_word, h, t):
         if pos >= end and b + 1 < blocks:
             return b + 1, end
         return b, pos
     low = pos  # invariant: `low` sorts before (h, t), `high` does not
     high = end
     guess = pos + 1
-    own = word(step(base, (pos - first) * stride), 0)
+    own = word(advance(base, (pos - first) * stride), 0)
     estimate = np.int64(np.float64(h - own) * density)
     if estimate > _NEAR:
         guess = min(pos + estimate, end - 1)
     reach = 1
-    if _before(step(base, (min(guess, end - 1) - first) * stride), time_word, h, t):
+    if _before(advance(base, (min(guess, end - 1) - first) * stride), time_word, h, t):
         low = min(guess, end - 1)
-        while low + reach < end and _before(step(base, (low + reach - first) * stride), time_word, h, t):
+        while low + reach < end and _before(advance(base, (low + reach - first) * stride), time_word, h, t):
             low += reach
             reach *= 2
         high = min(low + reach, end)
     else:
         high = guess
-        while high - reach > low and not _before(step(base, (high - reach - first) * stride), time_word, h, t):
+        while high - reach > low and not _before(advance(base, (high - reach - first) * stride), time_word, h, t):
             high -= reach
             reach *= 2
         low = max(low, high - reach)
     while high - low > 1:
         middle = (low + high) >> 1
-        if _before(step(base, (middle - first) * stride), time_word, h, t):
+        if _before(advance(base, (middle - first) * stride), time_word, h, t):
             low = middle
         else:
             high = middle
@@ -208,7 +208,7 @@ def _same_key(probe: int, probe_heap: int, probe_start: int, row: int, heap: int
         if byte_at(places.references, w) != 0:
             size = np.int64(word(probe, probe_start + w - 1) & LENGTH)
             if size > INLINE:
-                if not same_bytes(step(probe_heap, np.int64(a)), step(heap, np.int64(c)), size):
+                if not same_bytes(advance(probe_heap, np.int64(a)), advance(heap, np.int64(c)), size):
                     return False
                 continue
         if a != c:
@@ -267,7 +267,7 @@ def match(
         if lo[i] > hi[i]:
             i += 1
             continue
-        probe = step(probes, i * probe_stride)
+        probe = advance(probes, i * probe_stride)
         h = word(probe, 0)
         if resume >= 0:
             qb = resume_block
@@ -282,12 +282,12 @@ def match(
             if pos >= total:
                 i = count
                 break
-            row = step(words_at[b], (pos - starts[b]) * stride)
+            row = advance(words_at[b], (pos - starts[b]) * stride)
             if i + _PREFETCH_DISTANCE < count:
                 near = b
                 ahead = pos + _PREFETCH_DISTANCE * 2
                 if ahead < starts[near + 1]:
-                    prefetch(step(words_at[near], (ahead - starts[near]) * stride), 0)
+                    prefetch(advance(words_at[near], (ahead - starts[near]) * stride), 0)
             if word(row, 0) != h:
                 i += 1
                 continue
@@ -298,7 +298,7 @@ def match(
         while q < total:
             if q >= starts[qb + 1]:
                 qb += 1
-            row = step(words_at[qb], (q - starts[qb]) * stride)
+            row = advance(words_at[qb], (q - starts[qb]) * stride)
             if word(row, 0) != h or np.int64(word(row, time_word)) > hi[i]:
                 break
             if _same_key(probe, probe_heap, probe_start, row, heap_at[qb], places):
@@ -365,7 +365,7 @@ def mark_named(
         while q < total:
             if q >= starts[qb + 1]:
                 qb += 1
-            row = step(words_at[qb], (q - starts[qb]) * stride)
+            row = advance(words_at[qb], (q - starts[qb]) * stride)
             if word(row, 0) != hashes[i] or np.int64(word(row, time_word)) != times[i]:
                 break
             if np.int64(word(row, seq_word)) == numbers[i]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from millpond.kernels.compiled import kernel
 from millpond.kernels.ordered.order import MATCHED
-from millpond.kernels.pointers import prefetch, put_word, step, word
+from millpond.kernels.pointers import advance, prefetch, put_word, word
 
 
 @kernel("int64(uint64[::1], int64[::1], int64, uint64[::1], boolean, uint8[::1], int64[::1])")
@@ -55,7 +55,7 @@ def set_deleted(rows: int, count: int, stride: int, marks: NDArray[np.uint64]) -
     """Move matched bits into the meta words of contiguous rows, and clear the bits."""
     for i in range(count):
         if marks[i >> 6] >> np.uint64(i & 63) & np.uint64(1) != 0:
-            row = step(rows, i * stride)
+            row = advance(rows, i * stride)
             put_word(row, 1, word(row, 1) | np.uint64(MATCHED))
     marks[:] = np.uint64(0)
 
@@ -64,7 +64,7 @@ def set_deleted(rows: int, count: int, stride: int, marks: NDArray[np.uint64]) -
 def flag(rows: int, count: int, stride: int, positions: NDArray[np.int64]) -> None:
     """Set the matched flag of contiguous rows at the given positions."""
     for i in range(count):
-        row = step(rows, positions[i] * stride)
+        row = advance(rows, positions[i] * stride)
         put_word(row, 1, word(row, 1) | np.uint64(MATCHED))
 
 
@@ -101,7 +101,7 @@ def between(
     """
     selected = 0
     for i in range(count):
-        row = step(rows, i * stride)
+        row = advance(rows, i * stride)
         t = np.int64(word(row, time_word))
         if t <= after or t > until:
             continue
@@ -174,11 +174,11 @@ def merge_parts(
                 b += 1
                 i = 0
                 continue
-            if word(step(words_at[b], i * stride), 0) >= lowest:
+            if word(advance(words_at[b], i * stride), 0) >= lowest:
                 break
             i += 1
         if b < first[p + 1]:
-            row = step(words_at[b], i * stride)
+            row = advance(words_at[b], i * stride)
             if word(row, 0) <= highest:
                 block[p] = b
                 current[p] = i
@@ -200,7 +200,7 @@ def merge_parts(
                 p = c
         b = block[p]
         i = current[p]
-        row = step(words_at[b], i * stride)
+        row = advance(words_at[b], i * stride)
         if times[p] > after and times[p] <= until:
             marked = np.int64(0)
             if marks_at[p] != 0:
@@ -217,8 +217,8 @@ def merge_parts(
             i = 0
             while b < first[p + 1] and rows_in[b] == 0:
                 b += 1
-        if b < first[p + 1] and word(step(words_at[b], i * stride), 0) <= highest:
-            row = step(words_at[b], i * stride)
+        if b < first[p + 1] and word(advance(words_at[b], i * stride), 0) <= highest:
+            row = advance(words_at[b], i * stride)
             prefetch(row, 4 * stride)
             block[p] = b
             current[p] = i

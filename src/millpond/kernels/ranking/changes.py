@@ -9,7 +9,7 @@ from numba import types
 
 from millpond.kernels.compiled import helper, kernel
 from millpond.kernels.memory import I64, INTS, SHORTS, U64, WORDS
-from millpond.kernels.pointers import step, word
+from millpond.kernels.pointers import advance, word
 from millpond.kernels.ranking.compare import compare_rows
 from millpond.kernels.ranking.packed_rows import visible
 from millpond.kernels.ranking.top_n import DENSE_RANK, KINDS, RANKING_IN, ROW_NUMBER
@@ -55,16 +55,16 @@ def changes(words, heap, blob, ranking, version, before_images, rows, slots, ran
     for i in range(len(words)):
         row = np.uint64(words.ctypes.data + i * words.shape[1] * 8)
         held = np.int64(word(row, blob + 2))
-        base = step(heap, np.int64(word(row, blob + 1)))
+        base = advance(heap, np.int64(word(row, blob + 1)))
         if function == ROW_NUMBER:
             before = np.int64(0)
             after = np.int64(0)
             for number in range(1, held + 1):
                 if number > limit:
                     break
-                while before < held and not visible(step(base, before * stride), now, True):
+                while before < held and not visible(advance(base, before * stride), now, True):
                     before += 1
-                while after < held and not visible(step(base, after * stride), now, False):
+                while after < held and not visible(advance(base, after * stride), now, False):
                     after += 1
                 if before >= held and after >= held:
                     break
@@ -74,7 +74,9 @@ def changes(words, heap, blob, ranking, version, before_images, rows, slots, ran
                 elif before >= held:
                     filled = _note(filled, i, after, number, INSERT, rows, slots, ranks, kinds)
                 elif before != after and (
-                    compare_rows(step(base, before * stride), base, step(base, after * stride), base, columns, 0, count)
+                    compare_rows(
+                        advance(base, before * stride), base, advance(base, after * stride), base, columns, 0, count
+                    )
                     != 0
                 ):
                     if before_images:
@@ -88,14 +90,14 @@ def changes(words, heap, blob, ranking, version, before_images, rows, slots, ran
         dense = np.zeros(2, np.int64)
         last = np.full(2, -1)
         for s in range(held):
-            slot = step(base, s * stride)
+            slot = advance(base, s * stride)
             side_ranks = np.zeros(2, np.int64)
             for side in range(2):
                 if not visible(slot, now, side == 0):
                     continue
                 positions[side] += 1
                 if last[side] < 0 or (
-                    compare_rows(step(base, last[side] * stride), base, slot, base, columns, 0, ranked.ordering) != 0
+                    compare_rows(advance(base, last[side] * stride), base, slot, base, columns, 0, ranked.ordering) != 0
                 ):
                     current[side] = positions[side]
                     dense[side] += 1

@@ -12,7 +12,7 @@ import numpy as np
 
 from millpond.kernels.compiled import helper, kernel
 from millpond.kernels.memory import HALF, bits_float
-from millpond.kernels.pointers import byte_at, step, word, word_at
+from millpond.kernels.pointers import advance, byte_at, word, word_at
 from millpond.layout import INLINE, LENGTH
 
 COLUMN = 5
@@ -53,8 +53,8 @@ def compare_bytes(left, left_tail, left_heap, right, right_tail, right_heap):
     common = min(left_size, right_size)
     k = np.int64(4)
     if left_size > INLINE and right_size > INLINE:
-        left_at = step(left_heap, np.int64(left_tail))
-        right_at = step(right_heap, np.int64(right_tail))
+        left_at = advance(left_heap, np.int64(left_tail))
+        right_at = advance(right_heap, np.int64(right_tail))
         while k + 8 <= common:
             a = word_at(left_at, k)
             b = word_at(right_at, k)
@@ -64,11 +64,11 @@ def compare_bytes(left, left_tail, left_heap, right, right_tail, right_heap):
     while k < common:
         shift = np.uint64(8 * (k - 4))
         if left_size > INLINE:
-            x = np.int64(byte_at(step(left_heap, np.int64(left_tail)), k))
+            x = np.int64(byte_at(advance(left_heap, np.int64(left_tail)), k))
         else:
             x = np.int64((left_tail >> shift) & np.uint64(255))
         if right_size > INLINE:
-            y = np.int64(byte_at(step(right_heap, np.int64(right_tail)), k))
+            y = np.int64(byte_at(advance(right_heap, np.int64(right_tail)), k))
         else:
             y = np.int64((right_tail >> shift) & np.uint64(255))
         if x != y:
@@ -88,7 +88,7 @@ def compare_rows(left, left_heap, right, right_heap, columns, first, last):
         first, last: the columns.
     """
     for c in range(first, last):
-        descriptor = step(columns, c * COLUMN * 8)
+        descriptor = advance(columns, c * COLUMN * 8)
         kind = np.int64(word(descriptor, 0))
         offset = np.int64(word(descriptor, 1))
         null_word = np.int64(word(descriptor, 2))
@@ -146,11 +146,11 @@ def sort_rows(positions, low, high, spare, rows, stride, heap, columns, count):
         stop = min(start + run, high)
         for i in range(start + 1, stop):
             moved = positions[i]
-            address = step(rows, moved * stride)
+            address = advance(rows, moved * stride)
             j = i
             while (
                 j > start
-                and compare_rows(address, heap, step(rows, positions[j - 1] * stride), heap, columns, 0, count) < 0
+                and compare_rows(address, heap, advance(rows, positions[j - 1] * stride), heap, columns, 0, count) < 0
             ):
                 positions[j] = positions[j - 1]
                 j -= 1
@@ -166,8 +166,8 @@ def sort_rows(positions, low, high, spare, rows, stride, heap, columns, count):
             j = middle
             to = start
             while i < middle and j < stop:
-                left = step(rows, spare[i] * stride)
-                right = step(rows, positions[j] * stride)
+                left = advance(rows, spare[i] * stride)
+                right = advance(rows, positions[j] * stride)
                 if compare_rows(left, heap, right, heap, columns, 0, count) <= 0:
                     positions[to] = spare[i]
                     i += 1

@@ -11,10 +11,10 @@ from __future__ import annotations
 import numpy as np
 
 from millpond.kernels.compiled import helper, kernel
-from millpond.kernels.pointers import step, word
+from millpond.kernels.pointers import advance, word
 from millpond.kernels.ranking.changes import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
 from millpond.kernels.ranking.compare import compare_rows
-from millpond.kernels.ranking.packed_rows import BORN, GONE
+from millpond.kernels.ranking.packed_rows import DELETED_AT, INSERTED_AT
 
 IN_BEFORE, IN_AFTER, ASKED = 1, 2, 4
 """Marks of a slot: its row is read in the sequence before the batch; in that after it; its own result is needed."""
@@ -23,11 +23,11 @@ IN_BEFORE, IN_AFTER, ASKED = 1, 2, 4
 @helper
 def _sides(slot, now):
     """Return in which sequences a slot's row is."""
-    gone = word(slot, GONE)
+    gone = word(slot, DELETED_AT)
     sides = 0
     if gone == 0:
         sides = IN_AFTER
-    if word(slot, BORN) != now and (gone == 0 or gone == now):
+    if word(slot, INSERTED_AT) != now and (gone == 0 or gone == now):
         sides |= IN_BEFORE
     return sides
 
@@ -53,10 +53,10 @@ def mark(words, heap, blob, stride, version, most, marks, counts):
     for i in range(len(words)):
         row = np.uint64(words.ctypes.data + i * words.shape[1] * 8)
         held = np.int64(word(row, blob + 2))
-        base = step(heap, np.int64(word(row, blob + 1)))
+        base = advance(heap, np.int64(word(row, blob + 1)))
         stayed = most + 1  # rows since the last inserted or deleted one
         for s in range(held):
-            sides = _sides(step(base, s * stride), now)
+            sides = _sides(advance(base, s * stride), now)
             marks[first + s] = sides
             if sides == 0:
                 continue
@@ -132,15 +132,15 @@ def sequence(
     for i in range(start, stop):
         row = np.uint64(words.ctypes.data + i * words.shape[1] * 8)
         held = np.int64(word(row, blob + 2))
-        base = step(heap, np.int64(word(row, blob + 1)))
+        base = advance(heap, np.int64(word(row, blob + 1)))
         passed = np.int64(0)
         last = np.int64(-1)
         for s in range(held):
-            slot = step(base, s * stride)
+            slot = advance(base, s * stride)
             marked = marks[first + s]
             if marked & ASKED != 0:
                 # Equal rows are adjacent, in whichever sequence they are.
-                if last < 0 or compare_rows(step(base, last * stride), base, slot, base, columns, 0, count) != 0:
+                if last < 0 or compare_rows(advance(base, last * stride), base, slot, base, columns, 0, count) != 0:
                     run += 1
                 last = s
             if marked & bit != 0:
@@ -192,9 +192,9 @@ def differences(old_runs, new_runs, results, stride, descriptor, kinds):
             for new in range(j, new_stop):
                 if kinds[olds + new] != 0 and (
                     compare_rows(
-                        step(results, old * stride),
+                        advance(results, old * stride),
                         results,
-                        step(results, (olds + new) * stride),
+                        advance(results, (olds + new) * stride),
                         results,
                         columns,
                         0,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from millpond.kernels.compiled import kernel
 from millpond.kernels.memory import HALF, INTS
-from millpond.kernels.pointers import step
+from millpond.kernels.pointers import advance
 from millpond.kernels.ranking.compare import compare_rows, sort_rows
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
@@ -104,7 +104,7 @@ def order_rows(hashes, positions, rows, stride, heap, descriptor, keys, starts):
         if high - low > 1:
             sort_rows(positions, low, high, spare, rows, stride, heap, columns, len(descriptor))
         for i in range(low, high):
-            address = step(rows, positions[i] * stride)
+            address = advance(rows, positions[i] * stride)
             if i == low or compare_rows(previous, heap, address, heap, columns, 0, keys) != 0:
                 starts[key_count] = i
                 key_count += 1

@@ -13,13 +13,14 @@ import numpy as np
 
 from millpond.kernels.compiled import helper, kernel
 from millpond.kernels.memory import HALF
-from millpond.kernels.pointers import copy_bytes, prefetch, put_word, step, word
+from millpond.kernels.pointers import advance, copy_bytes, prefetch, put_word, word
 from millpond.layout import INLINE, LENGTH
 
-STAYS, GOES, RETURNS = 0, 1, 2
+KEEP, MARK_DELETED, RESTORE = 0, 1, 2
 """Fate of an entry: it stays, is deleted in this batch, or is restored after it was deleted in this batch."""
 
-BORN, GONE = 0, 1
+INSERTED_AT, DELETED_AT = 0, 1
+"""Words of a slot: the batches in which its row was inserted and deleted; `DELETED_AT` is 0 for a row that exists."""
 
 _PREFETCH_DISTANCE = 6
 
@@ -27,9 +28,9 @@ _PREFETCH_DISTANCE = 6
 @helper
 def visible(slot, now, before):
     """Return whether a slot's row existed before the batch (`before`), or exists after it."""
-    gone = word(slot, GONE)
+    gone = word(slot, DELETED_AT)
     if before:
-        return word(slot, BORN) != now and (gone == 0 or gone == now)
+        return word(slot, INSERTED_AT) != now and (gone == 0 or gone == now)
     return gone == 0
 
 
@@ -47,12 +48,12 @@ def long_bytes(row, blobs, count):
 @helper
 def _put(out, at, tail, row, heap, words, blobs):
     """Copy a row to `out + at` and its long values to `out + tail`; their heap offsets are relative to `out`."""
-    target = step(out, at)
+    target = advance(out, at)
     copy_bytes(target, row, words * 8)
     for c in range(len(blobs)):
         size = np.int64(word(row, blobs[c]) & LENGTH)
         if size > INLINE:
-            copy_bytes(step(out, tail), step(heap, np.int64(word(row, blobs[c] + 1))), size)
+            copy_bytes(advance(out, tail), advance(heap, np.int64(word(row, blobs[c] + 1))), size)
             put_word(target, blobs[c] + 1, np.uint64(tail))
             tail += size
     return tail
@@ -99,29 +100,29 @@ def write_slots(
     words = stride >> 3
     for k in range(len(changed)):
         if k + _PREFETCH_DISTANCE < len(changed):
-            ahead = step(slab, groups[k + _PREFETCH_DISTANCE] * slab_stride)
-            prefetch(step(arena, np.int64(word(ahead, blob + 1))), 0)
+            ahead = advance(slab, groups[k + _PREFETCH_DISTANCE] * slab_stride)
+            prefetch(advance(arena, np.int64(word(ahead, blob + 1))), 0)
         g = changed[k]
-        row = step(slab, groups[k] * slab_stride)
-        slots = step(arena, np.int64(word(row, blob + 1)))
-        base = step(out, starts[k])
+        row = advance(slab, groups[k] * slab_stride)
+        slots = advance(arena, np.int64(word(row, blob + 1)))
+        base = advance(out, starts[k])
         entries = ends[g] - firsts[g]
         tail = entries * stride
         for e in range(entries):
             source = sources[firsts[g] + e]
             fate = fates[firsts[g] + e]
-            target = step(base, e * stride)
+            target = advance(base, e * stride)
             if source >= 0:
-                tail = _put(base, e * stride, tail, step(rows, source * stride), heap, words, blobs)
-                put_word(target, BORN, now)
-                put_word(target, GONE, np.uint64(0))
+                tail = _put(base, e * stride, tail, advance(rows, source * stride), heap, words, blobs)
+                put_word(target, INSERTED_AT, now)
+                put_word(target, DELETED_AT, np.uint64(0))
             else:
-                slot = step(slots, (-1 - source) * stride)
+                slot = advance(slots, (-1 - source) * stride)
                 tail = _put(base, e * stride, tail, slot, slots, words, blobs)
-                if fate == GOES:
-                    put_word(target, GONE, now)
-                elif fate == RETURNS:
-                    put_word(target, GONE, np.uint64(0))
+                if fate == MARK_DELETED:
+                    put_word(target, DELETED_AT, now)
+                elif fate == RESTORE:
+                    put_word(target, DELETED_AT, np.uint64(0))
         size = starts[k + 1] - starts[k]
         if size == 0:
             pairs[k, 0] = np.uint64(0)
@@ -138,7 +139,7 @@ def long_slots(words, heap, blob, stride, blobs, rows, slots):
     blobs_at = np.uint64(blobs.ctypes.data)
     for i in range(len(rows)):
         row = np.uint64(words.ctypes.data + rows[i] * words.shape[1] * 8)
-        slot = step(step(heap, np.int64(word(row, blob + 1))), slots[i] * stride)
+        slot = advance(advance(heap, np.int64(word(row, blob + 1))), slots[i] * stride)
         total += long_bytes(slot, blobs_at, len(blobs))
     return total
 
@@ -149,15 +150,17 @@ def read_slots(words, heap, blob, stride, blobs, rows, slots, out, out_heap):
     tail = np.int64(0)
     for i in range(len(rows)):
         row = np.uint64(words.ctypes.data + rows[i] * words.shape[1] * 8)
-        base = step(heap, np.int64(word(row, blob + 1)))
-        slot = step(base, slots[i] * stride)
+        base = advance(heap, np.int64(word(row, blob + 1)))
+        slot = advance(base, slots[i] * stride)
         target = np.uint64(out.ctypes.data + i * stride)
         copy_bytes(target, slot, stride)
         for c in range(len(blobs)):
             size = np.int64(word(slot, blobs[c]) & LENGTH)
             if size > INLINE:
                 copy_bytes(
-                    step(np.uint64(out_heap.ctypes.data), tail), step(base, np.int64(word(slot, blobs[c] + 1))), size
+                    advance(np.uint64(out_heap.ctypes.data), tail),
+                    advance(base, np.int64(word(slot, blobs[c] + 1))),
+                    size,
                 )
                 out[i, blobs[c] + 1] = np.uint64(tail)
                 tail += size
@@ -169,10 +172,10 @@ def put_best(slab, slab_stride, place, groups, winners, rows, stride, skipped, v
     now = np.uint64(version + 1)
     width = stride >> 3
     for k in range(len(groups)):
-        target = step(slab, groups[k] * slab_stride + place * 8)
-        source = step(rows, winners[k] * stride)
+        target = advance(slab, groups[k] * slab_stride + place * 8)
+        source = advance(rows, winners[k] * stride)
         for w in range(width):
             if skipped[w] == 0:
                 put_word(target, w, word(source, w))
-        put_word(target, BORN, now)
-        put_word(target, GONE, np.uint64(0))
+        put_word(target, INSERTED_AT, now)
+        put_word(target, DELETED_AT, np.uint64(0))

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from millpond.kernels.compiled import helper, kernel
 from millpond.kernels.memory import I64, INTS, U64
-from millpond.kernels.pointers import byte_at, prefetch, put_byte_at, put_word, step, word
+from millpond.kernels.pointers import advance, byte_at, prefetch, put_byte_at, put_word, word
 from millpond.kernels.ranking.compare import compare_rows, sort_rows
 from millpond.kernels.ranking.grouping import KEY_BLOCK
-from millpond.kernels.ranking.packed_rows import BORN, GOES, GONE, RETURNS, STAYS, long_bytes
+from millpond.kernels.ranking.packed_rows import DELETED_AT, INSERTED_AT, KEEP, MARK_DELETED, RESTORE, long_bytes
 from millpond.layout import LENGTH
 
 ROW_NUMBER, RANK, DENSE_RANK = 0, 1, 2
@@ -102,7 +102,7 @@ def _old_order(old, old_heap, new, heap, ranking, by_arrival, now):
     """
     order = compare_rows(old, old_heap, new, heap, ranking.columns, 0, ranking.ordering)
     if order == 0:
-        if by_arrival and word(old, BORN) != now:
+        if by_arrival and word(old, INSERTED_AT) != now:
             return -1
         order = compare_rows(old, old_heap, new, heap, ranking.columns, ranking.ordering, ranking.count)
     return order
@@ -118,19 +118,19 @@ def _equals_born(slots, start, held, row, heap, ranking, now):
     count = np.int64(0)
     s = start
     while s < held:
-        slot = step(slots, s * ranking.stride)
+        slot = advance(slots, s * ranking.stride)
         if _old_order(slot, slots, row, heap, ranking, False, now) != 0:
             break
-        if word(slot, GONE) == 0 and word(slot, BORN) == now:
+        if word(slot, DELETED_AT) == 0 and word(slot, INSERTED_AT) == now:
             count += 1
         s += 1
     return count
 
 
 @helper
-def _ask_for_slots(row, arena, blob):
+def _prefetch_slots(row, arena, blob):
     """Prefetch the slots of a table row, up to 1 KB."""
-    start = step(arena, np.int64(word(row, blob + 1)))
+    start = advance(arena, np.int64(word(row, blob + 1)))
     for line in range(0, min(np.int64(word(row, blob) & LENGTH), 1024), 64):
         prefetch(start, line)
 
@@ -144,15 +144,15 @@ def _drop_worse(slots, held, members, low, high, rows, heap, ranking, now):
     live = 0
     last = np.int64(-1)
     for s in range(held):
-        if word(step(slots, s * ranking.stride), GONE) == 0:
+        if word(advance(slots, s * ranking.stride), DELETED_AT) == 0:
             live += 1
             last = s
     if live < ranking.limit:
         return high
-    worst = step(slots, last * ranking.stride)
+    worst = advance(slots, last * ranking.stride)
     kept = low
     for m in range(low, high):
-        new = step(rows, np.int64(word(members, m)) * ranking.stride)
+        new = advance(rows, np.int64(word(members, m)) * ranking.stride)
         if ranking.function == ROW_NUMBER:
             behind = _old_order(worst, slots, new, heap, ranking, True, now) <= 0
         else:
@@ -172,8 +172,8 @@ def _count_equals(members, low, high, signs, net, rows, heap, ranking):
         if signs != np.uint64(0):
             sign = np.int64(np.int8(byte_at(signs, np.int64(word(members, m)))))
             if fresh > low:
-                before = step(rows, np.int64(word(members, fresh - 1)) * ranking.stride)
-                row = step(rows, np.int64(word(members, m)) * ranking.stride)
+                before = advance(rows, np.int64(word(members, fresh - 1)) * ranking.stride)
+                row = advance(rows, np.int64(word(members, m)) * ranking.stride)
                 if compare_rows(before, heap, row, heap, ranking.columns, 0, ranking.count) == 0:
                     put_word(net, fresh - 1, np.uint64(np.int64(word(net, fresh - 1)) + sign))
                     continue
@@ -196,19 +196,19 @@ def _fate(slots, s, held, order, row, heap, count, ranking, now):
     Returns:
         The fate, or `_FORGOTTEN`, and the number to add to the row's count.
     """
-    slot = step(slots, s * ranking.stride)
-    gone = word(slot, GONE)
+    slot = advance(slots, s * ranking.stride)
+    gone = word(slot, DELETED_AT)
     if gone != 0:
         if gone != now:
             return _FORGOTTEN, 0  # a tombstone of an earlier batch
         if order == 0 and count > 0:
-            return RETURNS, -1
-        return GOES, 0
+            return RESTORE, -1
+        return MARK_DELETED, 0
     if order == 0 and count < 0 and _equals_born(slots, s + 1, held, row, heap, ranking, now) < -count:
-        if word(slot, BORN) == now:
+        if word(slot, INSERTED_AT) == now:
             return _FORGOTTEN, 1
-        return GOES, 1
-    return STAYS, 0
+        return MARK_DELETED, 1
+    return KEEP, 0
 
 
 @helper
@@ -250,12 +250,12 @@ def _merge(slots, held, members, net, low, high, rows, heap, ranking, blobs, lon
         count = np.int64(0)
         if m < high:
             order = np.int64(1)
-            new = step(rows, np.int64(word(members, m)) * stride)
+            new = advance(rows, np.int64(word(members, m)) * stride)
             count = np.int64(word(net, m))
             if s < held:
-                order = _old_order(step(slots, s * stride), slots, new, heap, ranking, not keep_all, now)
+                order = _old_order(advance(slots, s * stride), slots, new, heap, ranking, not keep_all, now)
         if order <= 0:
-            entry = step(slots, s * stride)
+            entry = advance(slots, s * stride)
             entry_heap = slots
             source = -1 - s
             fate, taken = _fate(slots, s, held, order, new, heap, count, ranking, now)
@@ -271,9 +271,9 @@ def _merge(slots, held, members, net, low, high, rows, heap, ranking, blobs, lon
             entry = new
             entry_heap = heap
             source = np.int64(word(members, m))
-            fate = STAYS
+            fate = KEEP
             put_word(net, m, np.uint64(count - 1))
-        if fate != GOES:
+        if fate != MARK_DELETED:
             position += 1
             if ranking.function == ROW_NUMBER:
                 rank = position
@@ -290,9 +290,9 @@ def _merge(slots, held, members, net, low, high, rows, heap, ranking, blobs, lon
                 if source >= 0:
                     continue
                 changed = True
-                if word(entry, BORN) == now or (ranking.flags & TOMBSTONES) == 0:
+                if word(entry, INSERTED_AT) == now or (ranking.flags & TOMBSTONES) == 0:
                     continue
-                fate = GOES
+                fate = MARK_DELETED
         put_word(sources, filled, np.uint64(source))
         put_byte_at(fates, filled, np.uint8(fate))
         filled += 1
@@ -337,10 +337,10 @@ def decide(slab, slab_stride, arena, blob, block, rows, heap, signs, ranking, bl
     filled = np.int64(0)
     for g in range(len(groups)):
         if g + _PREFETCH_DISTANCE < len(groups):
-            _ask_for_slots(step(slab, groups[g + _PREFETCH_DISTANCE] * slab_stride), arena, blob)
-        row = step(slab, groups[g] * slab_stride)
+            _prefetch_slots(advance(slab, groups[g + _PREFETCH_DISTANCE] * slab_stride), arena, blob)
+        row = advance(slab, groups[g] * slab_stride)
         held = np.int64(word(row, blob + 2))
-        slots = step(arena, np.int64(word(row, blob + 1)))
+        slots = advance(arena, np.int64(word(row, blob + 1)))
         low = starts[g]
         high = starts[g + 1]
         if cuts and held >= ranked.limit:
@@ -396,12 +396,15 @@ def best(slab, slab_stride, arena, place, block, rows, heap, ranking, version, w
     for g in range(len(groups)):
         top = members[starts[g]]
         for m in range(starts[g] + 1, starts[g + 1]):
-            challenger = step(rows, members[m] * stride)
-            if compare_rows(challenger, heap, step(rows, top * stride), heap, ranked.columns, 0, ranked.count) < 0:
+            challenger = advance(rows, members[m] * stride)
+            if compare_rows(challenger, heap, advance(rows, top * stride), heap, ranked.columns, 0, ranked.count) < 0:
                 top = members[m]
-        held = step(slab, groups[g] * slab_stride + place * 8)
+        held = advance(slab, groups[g] * slab_stride + place * 8)
         winners[g] = -1
-        if word(held, BORN) == 0 or _old_order(held, arena, step(rows, top * stride), heap, ranked, True, now) > 0:
+        if (
+            word(held, INSERTED_AT) == 0
+            or _old_order(held, arena, advance(rows, top * stride), heap, ranked, True, now) > 0
+        ):
             winners[g] = top
             changed += 1
     return changed

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from millpond.kernels.compiled import kernel
 from millpond.kernels.memory import HALF
-from millpond.kernels.pointers import prefetch, step, word
+from millpond.kernels.pointers import advance, prefetch, word
 
 LINE = 64
 """Bytes per filter line: a cache line."""
@@ -74,7 +74,7 @@ def build_filters(
     start = 0
     for b in range(len(counts)):
         _build_filter(rows_at, stride, counts[b], lines[b], target, start)
-        rows_at = step(rows_at, counts[b] * stride * 8)
+        rows_at = advance(rows_at, counts[b] * stride * 8)
         start += lines[b] * (LINE // 8)
 
 

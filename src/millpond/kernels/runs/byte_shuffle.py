@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from millpond.kernels.compiled import kernel
 from millpond.kernels.memory import HALF
-from millpond.kernels.pointers import byte_at, copy_bytes, put_byte_at, put_word_at, step, word, word_at
+from millpond.kernels.pointers import advance, byte_at, copy_bytes, put_byte_at, put_word_at, word, word_at
 from millpond.kernels.runs.gather import copy_row, stray
 
 _Eight = tuple[int, int, int, int, int, int, int, int]
@@ -131,12 +131,12 @@ def pack(
             words = raw_at[b]
             used = 0
             for i in range(counts[b]):
-                target = step(words, i * stride)
-                used = copy_row(step(source, i * stride), heap, target, width, blobs, step(words, behind), used)
+                target = advance(words, i * stride)
+                used = copy_row(advance(source, i * stride), heap, target, width, blobs, advance(words, behind), used)
         if len(shuffled_at):
             shuffle(words, counts[b], width, shuffled_at[b])
-            copy_bytes(step(shuffled_at[b], behind), step(words, behind), heaps[b])
-        source = step(source, behind)
+            copy_bytes(advance(shuffled_at[b], behind), advance(words, behind), heaps[b])
+        source = advance(source, behind)
 
 
 @kernel("int64(uint64[::1], boolean[::1], int64[::1], int64[::1], int64, int64[::1], uint64[::1], uint64[::1])")
@@ -170,7 +170,7 @@ def unpack(
             unshuffle(plain_at[b], counts[b], width, words_at[b])
         else:
             copy_bytes(words_at[b], plain_at[b], size)
-        copy_bytes(heap_at[b], step(plain_at[b], size), heaps[b])
+        copy_bytes(heap_at[b], advance(plain_at[b], size), heaps[b])
         if stray(words_at[b], counts[b], width, blobs, np.uint64(heaps[b])) >= 0:
             return b
     return -1

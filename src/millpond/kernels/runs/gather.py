@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.kernels.compiled import inlined, kernel
-from millpond.kernels.pointers import address, copy_bytes, prefetch, put_word, step, word
+from millpond.kernels.pointers import address, advance, copy_bytes, prefetch, put_word, word
 from millpond.layout import INLINE, LENGTH
 
 _PREFETCH_DISTANCE = 12
@@ -38,7 +38,7 @@ def copy_row(
     for c in range(len(blobs)):
         size = np.int64(word(source, blobs[c]) & LENGTH)
         if size > INLINE:
-            copy_bytes(step(heap, used), step(source_heap, np.int64(word(source, blobs[c] + 1))), size)
+            copy_bytes(advance(heap, used), advance(source_heap, np.int64(word(source, blobs[c] + 1))), size)
             put_word(target, blobs[c] + 1, np.uint64(used))
             used += size
     return used
@@ -73,7 +73,7 @@ def gather(
         if i + _PREFETCH_DISTANCE < count:
             for line in range(lines):
                 prefetch(rows_at[i + _PREFETCH_DISTANCE], line * 64)
-        used = copy_row(rows_at[i], heaps_at[i], step(target, i * width * 8), width, blobs, heap, used)
+        used = copy_row(rows_at[i], heaps_at[i], advance(target, i * width * 8), width, blobs, heap, used)
     return used
 
 
@@ -93,7 +93,7 @@ def gather_to(
 ) -> int:
     """Copy rows to the given row numbers (`places`) of the target; see `gather`."""
     for i in range(count):
-        used = copy_row(rows_at[i], heaps_at[i], step(target, places[i] * width * 8), width, blobs, heap, used)
+        used = copy_row(rows_at[i], heaps_at[i], advance(target, places[i] * width * 8), width, blobs, heap, used)
     return used
 
 

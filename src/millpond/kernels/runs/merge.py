@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.kernels.compiled import kernel
-from millpond.kernels.pointers import same_key, step, word
+from millpond.kernels.pointers import advance, same_key, word
 from millpond.kernels.runs.search import lower_bound
 
 _END = np.uint64(0xFFFFFFFFFFFFFFFF)
@@ -121,7 +121,7 @@ def merge_order(
             r = row[best]
             stop = end[best]
             while True:
-                source = step(base_at, r * width * 8)
+                source = advance(base_at, r * width * 8)
                 # Branch-free append: a dropped tombstone's entry is overwritten by the next row.
                 rows_out[n] = source
                 heaps_out[n] = heap
@@ -142,7 +142,7 @@ def merge_order(
         for s in range(best, sources):
             newer = n
             while live[s] != 0 and head[s] == h:
-                candidate = step(base[s], row[s] * width * 8)
+                candidate = advance(base[s], row[s] * width * 8)
                 heap = heap_at[block[s]]
                 hidden = False
                 for other_row in range(group, newer):

@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from millpond.kernels.compiled import kernel
-from millpond.kernels.pointers import step
+from millpond.kernels.pointers import advance
 
 PAGE = mmap.PAGESIZE
 _PAGE_MASK = np.uint64(PAGE - 1)
@@ -40,17 +40,17 @@ def _will_need(typing_context: Any, start: Any, size: Any) -> Any:
 
 
 @kernel("void(uint64, int64)")
-def ask_for_range(start: int, size: int) -> None:
+def request_range(start: int, size: int) -> None:
     """Request all pages of an address range in mapped files, without waiting."""
     page = np.uint64(start) & ~_PAGE_MASK
-    end = step(np.uint64(start), size)
+    end = advance(np.uint64(start), size)
     while page < end:
         _will_need(page, min(np.int64(end - page), _REQUEST))
-        page = step(page, _REQUEST)
+        page = advance(page, _REQUEST)
 
 
 @kernel("int64(uint64[::1], int64, int64, int64)")
-def ask_for(at: NDArray[np.uint64], before: int, after: int, gap: int) -> int:
+def request_pages(at: NDArray[np.uint64], before: int, after: int, gap: int) -> int:
     """Request the pages around addresses, without waiting.
 
     Args:
@@ -65,13 +65,13 @@ def ask_for(at: NDArray[np.uint64], before: int, after: int, gap: int) -> int:
     count = len(at)
     i = 0
     while i < count:
-        start = step(at[i], -before) & ~_PAGE_MASK
-        end = step(at[i], after) | _PAGE_MASK
+        start = advance(at[i], -before) & ~_PAGE_MASK
+        end = advance(at[i], after) | _PAGE_MASK
         i += 1
-        while i < count and at[i] >= start and step(at[i], -before) & ~_PAGE_MASK <= step(end, gap + 1):
-            end = max(end, step(at[i], after) | _PAGE_MASK)
+        while i < count and at[i] >= start and advance(at[i], -before) & ~_PAGE_MASK <= advance(end, gap + 1):
+            end = max(end, advance(at[i], after) | _PAGE_MASK)
             i += 1
-        ask_for_range(start, np.int64(end - start) + 1)
+        request_range(start, np.int64(end - start) + 1)
         ranges += 1
     return ranges
 

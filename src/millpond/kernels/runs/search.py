@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from millpond.kernels.compiled import helper, kernel
 from millpond.kernels.memory import BYTES, I64, INTS, SHORTS, U64, UINTS
-from millpond.kernels.pointers import prefetch, same_key, step, word
+from millpond.kernels.pointers import advance, prefetch, same_key, word
 
 
 class PrefetchKeys(NamedTuple):
@@ -140,7 +140,7 @@ def _match(h: int, rows_at: int, heap: int, row: int, rows: int, key: int, keys_
     # Find the first row of a block, from `row` on, with the hash and the key; `rows` at the end of the block, else
     # -1.
     while row < rows:
-        candidate = step(rows_at, row * places.width * 8)
+        candidate = advance(rows_at, row * places.width * 8)
         if word(candidate, 0) != h:
             return -1
         if same_key(candidate, heap, key, keys_heap, places.null_mask, places.start, places.stop, places.references):
@@ -246,7 +246,7 @@ def probe(
             block = np.int64(blocks[i])
             rows = starts[block + 1] - starts[block]
             row = lower_bound(words_at[block], width, rows, nearby[j], h)
-            key = step(keys_at, order[position] * keys_width * 8)
+            key = advance(keys_at, order[position] * keys_width * 8)
             while True:
                 row = _match(h, words_at[block], heap_at[block], row, rows, key, keys_heap, places)
                 # Rows of one hash may continue in the next block.
@@ -256,7 +256,7 @@ def probe(
                 rows = starts[block + 1] - starts[block]
                 row = 0
             if row >= 0 and row < rows:
-                found_at[position] = _version(step(words_at[block], row * width * 8))
+                found_at[position] = _version(advance(words_at[block], row * width * 8))
                 found_heap[position] = heap_at[block]
                 done[i] = 1
                 hits += 1
@@ -302,7 +302,7 @@ def walk(
         base = words_at[block]
         while row < rows and word(base, row * width) < h:
             row += 1
-        key = step(keys_at, order[position] * keys_width * 8)
+        key = advance(keys_at, order[position] * keys_width * 8)
         while True:
             match_row = _match(h, words_at[block], heap_at[block], row, rows, key, keys_heap, places)
             # Rows of one hash may continue in the next block.
@@ -313,7 +313,7 @@ def walk(
             rows = starts[block + 1] - starts[block]
             row = 0
         if match_row >= 0 and match_row < rows:
-            found_at[position] = _version(step(words_at[block], match_row * width * 8))
+            found_at[position] = _version(advance(words_at[block], match_row * width * 8))
             found_heap[position] = heap_at[block]
             done[i] = 1
             hits += 1
@@ -339,7 +339,7 @@ def likely_places(
         block = blocks[i]
         high = fence[block + 1] if block < last else highest
         guess = _guess(hashes[select[i]], fence[block], high, starts[block + 1] - starts[block])
-        places[j] = step(words_at[block], guess * width * 8)
+        places[j] = advance(words_at[block], guess * width * 8)
 
 
 @kernel("int64(int32[::1], int64, uint8[::1], int32[::1])")

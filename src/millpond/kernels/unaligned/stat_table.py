@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from millpond.conf import KEY_GROUP_BITS
 from millpond.kernels.compiled import inlined, kernel
 from millpond.kernels.memory import BYTES, HALF, I64, INTS, LOW_HALF, SHORTS, UINTS, WORDS
-from millpond.kernels.pointers import prefetch, step
+from millpond.kernels.pointers import advance, prefetch
 
 WINDOW = np.dtype(
     [
@@ -32,7 +32,7 @@ WINDOW = np.dtype(
     ]
 )
 NOWHERE = -1
-WANTED = -2
+LOADING = -2
 """Values of `chunk`: not in the prefetch buffer; being loaded into it (`at` is then its index in the request)."""
 
 _GROUP = np.uint64(((1 << KEY_GROUP_BITS) - 1) << (64 - KEY_GROUP_BITS))
@@ -164,7 +164,7 @@ def add_entries(table: Array, ids: Array, places: Array, times: Array, seq: int)
 
 
 @kernel(types.void(_TABLE, UINTS, _TABLE))
-def look(table: Array, ids: Array, out: Array) -> None:
+def copy_records(table: Array, ids: Array, out: Array) -> None:
     """Copy the records of windows; absent windows have the id 0."""
     for i in range(len(ids)):
         slot = _slot(table, ids[i])
@@ -267,12 +267,12 @@ def nearest(table: Array, most: int, most_rows: int, out: Array) -> int:
 
 
 @kernel(I64(_TABLE, UINTS, INTS))
-def want(table: Array, ids: Array, rows: Array) -> int:
+def mark_loading(table: Array, ids: Array, rows: Array) -> int:
     """Mark windows as being loaded, and fill `rows` with their number of rows; return their latest trigger time."""
     latest = np.int64(0)
     for i in range(len(ids)):
         slot = _slot(table, ids[i])
-        table[slot].chunk = WANTED
+        table[slot].chunk = LOADING
         table[slot].at = i
         rows[i] = table[slot].rows
         latest = max(latest, table[slot].time)
@@ -280,7 +280,7 @@ def want(table: Array, ids: Array, rows: Array) -> int:
 
 
 @kernel(types.void(_TABLE, UINTS, INTS, I64))
-def arrived(table: Array, ids: Array, starts: Array, chunk: int) -> None:
+def set_chunk(table: Array, ids: Array, starts: Array, chunk: int) -> None:
     """Record that the rows of requested windows are in a chunk (if negative, in none), from the given rows on."""
     for i in range(len(ids)):
         slot = _slot(table, ids[i])
@@ -329,7 +329,7 @@ def scan(
             bits[i] = 1
             count = np.int64(entries[i, 2] & LOW_HALF)
             rows_alive += count
-            if table[slot].chunk == WANTED:
+            if table[slot].chunk == LOADING:
                 window = table[slot].at
                 starts[requested] = np.int64(entries[i, 2] >> HALF)
                 counts[requested] = count
@@ -374,13 +374,13 @@ def collect(
         if records[i].rows > 0 and chunk >= 0:
             if room:
                 for row in range(records[i].rows):
-                    rows_at[count + row] = step(chunk_words[chunk], (records[i].at + row) * width * 8)
+                    rows_at[count + row] = advance(chunk_words[chunk], (records[i].at + row) * width * 8)
                     heaps_at[count + row] = chunk_heaps[chunk]
             count += records[i].rows
         row = np.int64(records[i].head)
         while row >= 0:
             if room:
-                rows_at[count] = step(buffer, row * width * 8)
+                rows_at[count] = advance(buffer, row * width * 8)
                 heaps_at[count] = buffer_heap
             count += 1
             row = np.int64(following[row])
@@ -409,7 +409,7 @@ def list_slots(table: Array, slots: Array, axis: Array) -> None:
 
 
 @kernel(I64(_TABLE, INTS, UINTS, types.uint64, I64, SHORTS, SHORTS, UINTS, UINTS, WORDS))
-def unlist(
+def drain_buffer(
     table: Array,
     slots: Array,
     axis: Array,
@@ -428,7 +428,7 @@ def unlist(
         begin = count
         row = np.int64(table[slot].head)
         while row >= 0:
-            rows_at[count] = step(buffer, row * width * 8)
+            rows_at[count] = advance(buffer, row * width * 8)
             row_axis[count] = axis[i]
             count += 1
             row = np.int64(following[row])

@@ -18,7 +18,7 @@ from millpond.kernels.pointers import address, data_of
 from millpond.kernels.ranking import changes as rank_changes
 from millpond.kernels.ranking import top_n as ranking
 from millpond.kernels.ranking.grouping import KeyBlock, group
-from millpond.kernels.ranking.packed_rows import BORN, long_slots, put_best, read_slots, write_slots
+from millpond.kernels.ranking.packed_rows import INSERTED_AT, long_slots, put_best, read_slots, write_slots
 from millpond.layout import HashRange, Rows, Words
 from millpond.operators.columns.encode import hashes_of, portions
 from millpond.operators.protocol import MAIN, MAX_OUTPUT_ROWS, NO_EXTRA_METRICS, MakeRmwTable, Times
@@ -203,7 +203,7 @@ class TopNOperator:
 
     def _inserted_rows(self, rows: Rows) -> Iterator[pa.RecordBatch]:
         words = rows.words[:, self._slots_offset :]
-        words = np.ascontiguousarray(words[words[:, BORN] == np.uint64(self._version + 1)])
+        words = np.ascontiguousarray(words[words[:, INSERTED_AT] == np.uint64(self._version + 1)])
         if len(words):
             ranks = pa.array(np.ones(len(words), dtype=np.int32))
             yield from self._slots.unpack(Rows(words, rows.heap), [ranks], self.spec.output_fields)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.kernels.hot_table.state import STAMP_SHIFT
+from millpond.kernels.hot_table.state import ACCESS_TIME_SHIFT
 from millpond.layout import HASH, META, HashRange, RowLayout, Rows, TableSchema, Words
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.rmw.hot.table import HotTable
@@ -72,7 +72,7 @@ class CacheTable:
         Returns:
             The number of rows added, which are the first ones.
         """
-        rows.words[:, META] = np.uint64(stamp << STAMP_SHIFT)
+        rows.words[:, META] = np.uint64(stamp << ACCESS_TIME_SHIFT)
         count = min(rows.count, self.max_rows)
         for start in range(0, count, _ADD_ROWS):
             piece = Rows(rows.words[start : min(start + _ADD_ROWS, count)], rows.heap)

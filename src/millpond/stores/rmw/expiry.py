@@ -7,8 +7,15 @@ from collections.abc import Generator, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.kernels.hot_table.expiry import STAMP_END, STAMP_ZERO, file, file_all, sample_times, take_due
-from millpond.kernels.hot_table.state import EXPIRY, FLAGS, LOST, NOTHING_LOST, STAMP_SHIFT
+from millpond.kernels.hot_table.expiry import (
+    ACCESS_TIME_END,
+    ACCESS_TIME_ZERO,
+    list_expiring,
+    relist_expiring,
+    sample_times,
+    take_due,
+)
+from millpond.kernels.hot_table.state import ACCESS_TIME_SHIFT, EXPIRY, FLAGS, LOST, NOTHING_LOST
 from millpond.kernels.hot_table.upsert import TOUCH_NONE
 from millpond.kernels.runs.gather import addresses
 from millpond.layout import META, NEVER, HashRange, Rows
@@ -59,14 +66,14 @@ class Expiry:
     @staticmethod
     def stamps(times: NDArray[np.int64]) -> NDArray[np.int64]:
         """Convert times of expiry in milliseconds to the stamps with which keys are upserted."""
-        return np.clip(np.clip(times, -STAMP_ZERO, STAMP_END) + STAMP_ZERO, 1, STAMP_END)
+        return np.clip(np.clip(times, -ACCESS_TIME_ZERO, ACCESS_TIME_END) + ACCESS_TIME_ZERO, 1, ACCESS_TIME_END)
 
     def write(self, rows: NDArray[np.int64], times: NDArray[np.int64]) -> None:
         """Write the times of expiry (milliseconds) of rows that the batch changed; they may move either way."""
         words = self._hot.words
         words[rows, self._offset] = times.view(np.uint64)
         words[rows, META] &= np.uint64(FLAGS)
-        words[rows, META] |= self.stamps(times).astype(np.uint64) << np.uint64(STAMP_SHIFT)
+        words[rows, META] |= self.stamps(times).astype(np.uint64) << np.uint64(ACCESS_TIME_SHIFT)
         self.file(rows)
 
     def file(self, rows: NDArray[np.int64]) -> None:
@@ -75,10 +82,10 @@ class Expiry:
         if self._moves != self._hot.moves:
             self._clear_filed()
         if self._filed_count + len(rows) > len(self._filed):  # removed and refiled rows use up the list
-            self._filed_count = file_all(self._hot.state, self._horizon, self._filed)
+            self._filed_count = relist_expiring(self._hot.state, self._horizon, self._filed)
         if self._horizon > -NEVER and len(rows):
             self._earliest = min(self._earliest, int(self._hot.words[rows, self._offset].view(np.int64).min()))
-        self._filed_count = file(self._hot.state, rows, self._horizon, self._filed, self._filed_count)
+        self._filed_count = list_expiring(self._hot.state, rows, self._horizon, self._filed, self._filed_count)
 
     def due(self, limit: int) -> Generator[NDArray[np.int64]]:
         """Yield the ids of all rows that expire at or before `limit` (milliseconds), in pieces.
@@ -87,7 +94,7 @@ class Expiry:
         holds for the last piece. The table must not change otherwise meanwhile.
         """
         yield from self._due_in_memory(limit)
-        stamp = min(limit + STAMP_ZERO, STAMP_END - 1)
+        stamp = min(limit + ACCESS_TIME_ZERO, ACCESS_TIME_END - 1)
         while stamp > 0:
             self._apply_lost()
             older = next((i for i, run in enumerate(reversed(self._runs.runs)) if run.due_stamp <= stamp), -1)
@@ -103,7 +110,7 @@ class Expiry:
             times = np.empty(_SAMPLE_ROWS, np.int64)
             times = np.sort(times[: sample_times(state, max(1, self._hot.used_rows // _SAMPLE_ROWS), times)])
             self._horizon = max(limit, int(times[len(times) // _FILED_DIVISOR]) if len(times) else limit)
-            self._filed_count = file_all(state, self._horizon, self._filed)
+            self._filed_count = relist_expiring(state, self._horizon, self._filed)
         elif limit < self._earliest:
             return
         due = self._take_due(limit)
@@ -136,13 +143,13 @@ class Expiry:
         """
         run = self._run(older)
         last = -1
-        first_left = STAMP_END + 1
+        first_left = ACCESS_TIME_END + 1
         layout, range_ = self._hot.layout, self._range
         pieces = merge(
             [run.view], layout, drop_tombstones=True, lowest=range_.lo, highest=range_.hi - 1, size=_PIECE_ROWS
         )
         for rows in pieces:
-            stamps = rows.words[:, META] >> np.uint64(STAMP_SHIFT)
+            stamps = rows.words[:, META] >> np.uint64(ACCESS_TIME_SHIFT)
             if last < 0:  # runs are ordered by hash, so any part of a run is a fair sample
                 room = max(0, self._memory.capacity // 2 - self._filed_count) // (_FILED_DIVISOR // 2)
                 share = min(1.0, room / max(1, run.rows))
@@ -184,7 +191,7 @@ class Expiry:
         if not len(absent):
             return here
         new = Rows(rows.words[absent], rows.heap)
-        stamps = (new.words[:, META] >> np.uint64(STAMP_SHIFT)).astype(np.int64)
+        stamps = (new.words[:, META] >> np.uint64(ACCESS_TIME_SHIFT)).astype(np.int64)
         located, pending = hot.upsert(new, stamps, TOUCH_NONE, True)
         hot.fill_found(located, pending, FoundRows(pending, *addresses(*new), (new,)), TOUCH_NONE)
         return np.concatenate([here, located.rows])

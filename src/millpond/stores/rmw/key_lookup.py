@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.files.formats.blocks import kernel_layout
-from millpond.kernels.hot_table.state import FRESH, STAMP_SHIFT, TOMBSTONE
+from millpond.kernels.hot_table.state import ACCESS_TIME_SHIFT, FRESH, TOMBSTONE
 from millpond.kernels.hot_table.upsert import TOUCH_ALL, TOUCH_NONE
 from millpond.kernels.runs.gather import addresses, gather_rows
 from millpond.layout import HASH, META, RowLayout, Rows, Words
@@ -151,7 +151,7 @@ class KeyLookup:
         self._memory.reserve_values(self._hot.found_bytes(found))
         shape = kernel_layout(self._layout)
         rows = Rows(*gather_rows(found.rows_at, found.heaps_at, shape.width, shape.blobs))
-        stamps = (rows.words[:, META] >> np.uint64(STAMP_SHIFT)).astype(np.int64)
+        stamps = (rows.words[:, META] >> np.uint64(ACCESS_TIME_SHIFT)).astype(np.int64)
         if not self._hot.expiring:
             # A row that was just read must not be the first to leave because its stored access time is old.
             stamps = np.maximum(stamps, stamp)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from millpond.files.formats.blocks import BlockSource, BlockTable, MemorySource, kernel_layout
 from millpond.files.refs import RunRef, range_of
-from millpond.kernels.hot_table.state import STAMP_SHIFT
+from millpond.kernels.hot_table.state import ACCESS_TIME_SHIFT
 from millpond.kernels.pointers import data_of
 from millpond.kernels.runs.bloom import admit
 from millpond.kernels.runs.gather import addresses, gather_rows
@@ -346,7 +346,7 @@ def _search_concurrently(searches: Sequence[Search]) -> None:
 def _oldest_stamp(run: View) -> int:
     """Return the lowest stamp of a run's rows, tombstones excluded."""
     pieces = merge([run], run.source.layout, drop_tombstones=True)
-    return min((int(rows.words[:, META].min() >> np.uint64(STAMP_SHIFT)) for rows in pieces), default=_NO_STAMP)
+    return min((int(rows.words[:, META].min() >> np.uint64(ACCESS_TIME_SHIFT)) for rows in pieces), default=_NO_STAMP)
 
 
 def memory_run(rows: Rows, layout: RowLayout, *, filtered: bool = True) -> Run:

@@ -63,7 +63,7 @@ class BatchRead:
         """
         table = self._stat.table
         sizes = np.empty(len(ids), np.int64)
-        latest = kernels.want(table, ids, sizes)
+        latest = kernels.mark_loading(table, ids, sizes)
         offsets = np.cumsum(sizes) - sizes
         words = np.empty((int(sizes.sum()), self._layout.width), np.uint64)
         heap = _GrowingHeap()
@@ -72,11 +72,11 @@ class BatchRead:
             for segment, found in self._scan(int(latest), fill):
                 self._fetch(segment, found, words, heap)
         except BaseException:
-            # `want` has marked the windows as being loaded, which is undone so that they can be read again.
-            kernels.arrived(table, ids, offsets, kernels.NOWHERE)
+            # `mark_loading` has marked the windows as being loaded, which is undone so that they can be read again.
+            kernels.set_chunk(table, ids, offsets, kernels.NOWHERE)
             raise
         if (fill != offsets + sizes).any():
-            kernels.arrived(table, ids, offsets, kernels.NOWHERE)
+            kernels.set_chunk(table, ids, offsets, kernels.NOWHERE)
             raise StateDamagedError(
                 "The index of the log does not name all rows of a window.",
                 action="Restart from an older checkpoint.",

@@ -171,7 +171,7 @@ class WindowLog:
         entries = np.empty((count, ENTRY.width), np.uint64)
         left = self._prefetched.released
         buffer_at = (address(buffer.words), self._layout.width, buffer.following)
-        rows = kernels.unlist(stat.table, slots, axis, *buffer_at, left, rows_at, row_axis, entries)
+        rows = kernels.drain_buffer(stat.table, slots, axis, *buffer_at, left, rows_at, row_axis, entries)
         if not self._prefetched.sweep():
             self._prefetched.clear()
         dead = np.concatenate(self._taken) if self._taken else np.empty(0, np.uint64)

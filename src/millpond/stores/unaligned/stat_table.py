@@ -60,7 +60,7 @@ class WindowStat:
     def lookup(self, ids: NDArray[np.uint64]) -> NDArray[Any]:
         """Copy the records of windows (id 0: no such window)."""
         out = np.empty(len(ids), WINDOW)
-        kernels.look(self.table, ids, out)
+        kernels.copy_records(self.table, ids, out)
         return out
 
     def remove(self, ids: NDArray[np.uint64], released: NDArray[np.int32]) -> None:

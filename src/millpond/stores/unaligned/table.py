@@ -412,7 +412,7 @@ class UnalignedTable:
         account = self._account
         room = max(0, account.limit - self._memory()) * 2 // 3 // self._segments.row_bytes
         rows = np.empty(len(missing), np.int64)
-        kernels.want(table, missing, rows)
+        kernels.mark_loading(table, missing, rows)
         room -= int(rows.sum())
         wanted = [missing]
         if len(more):
@@ -422,7 +422,7 @@ class UnalignedTable:
             ids, sizes = ids[absent], np.cumsum(records["rows"][absent].astype(np.int64))
             ids = ids[: int(np.searchsorted(sizes, room, "right"))]
             room -= int(sizes[len(ids) - 1]) if len(ids) else 0
-            kernels.want(table, ids, np.empty(len(ids), np.int64))
+            kernels.mark_loading(table, ids, np.empty(len(ids), np.int64))
             wanted.append(ids)
         # Without missing windows, the scan serves compaction only, and loads none.
         most = int(self._read_batch_ratio * self._stat.count) if len(missing) else 0
@@ -440,7 +440,7 @@ class UnalignedTable:
             self._figures["loads"] += 1
             self._figures["loaded_rows"] += rows.count
             chunk = self._prefetched.add(rows, len(ids))
-            kernels.arrived(self._stat.table, ids, begins, chunk)
+            kernels.set_chunk(self._stat.table, ids, begins, chunk)
             self._account.force(self._memory())
         read.compact()
 

@@ -18,7 +18,7 @@ from millpond.kernels.hot_table.upsert import (
     BLOCK,
     TOUCH_NONE,
     overwrite,
-    raise_stamps,
+    raise_access_times,
     remove,
     settle,
     touch_rows,
@@ -290,7 +290,7 @@ class HotTable:
     def stamp(self, hashes: NDArray[np.uint64], stamps: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Raise the stamps of the rows with these hashes; returns a mask of the hashes that have rows."""
         present = np.empty(len(hashes), np.uint8)
-        raise_stamps(self.state, np.ascontiguousarray(hashes), np.ascontiguousarray(stamps), present)
+        raise_access_times(self.state, np.ascontiguousarray(hashes), np.ascontiguousarray(stamps), present)
         return present.view(np.bool_)
 
     # Copies
