@@ -24,6 +24,7 @@ from millpond.files.locations.opening import open_filesystem
 from millpond.layout import Column, Rows, TableSchema
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import MemoryBudget
+from millpond.stores.table_resources import TableResources
 from millpond.stores.unaligned.table import UnalignedTable
 
 _WORD = "word"
@@ -60,7 +61,7 @@ def sessions(url: str, folder: str, *, keys: int, active: int, gap: int, rows: i
     spent, total = 0.0, 0
     with ThreadPoolExecutor(1) as background:
         files = AppendFiles(open_filesystem(url), folder)
-        table = UnalignedTable(SCHEMA, files, budget, background, directory=folder, **options)
+        table = UnalignedTable(SCHEMA, files, TableResources(budget, background), directory=folder, **options)
         for version in range(int(last.max()) + gap + 1):
             running = np.flatnonzero((starts <= version) & (version <= last))
             running = running[(rng.random(len(running)) < rows / active) | (last[running] == version)]

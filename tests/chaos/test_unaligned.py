@@ -22,6 +22,7 @@ from millpond.files.locations.opening import open_filesystem
 from millpond.files.refs import TableManifest
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import MemoryBudget
+from millpond.stores.table_resources import TableResources
 from millpond.stores.unaligned.table import UnalignedTable
 from tests.chaos.later import Later
 from tests.chaos.operators import small
@@ -76,8 +77,7 @@ class Life(Rig):
         return UnalignedTable(
             self.layout.schema,
             self.append_files,
-            MemoryBudget(8 << 20),
-            self.later,
+            TableResources(MemoryBudget(8 << 20), self.later),
             manifest,
             directory=self.local,
             read_batch_ratio=self.ratio,

@@ -20,6 +20,7 @@ from millpond.spec.operators import Field
 from millpond.spec.types import parse_type
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.ordered.table import OrderedTable
+from millpond.stores.table_resources import TableResources
 from tests.operators.rig import as_rows, hash_of
 from tests.stores.shelf import Shelf
 
@@ -59,7 +60,7 @@ class JoinRig:
         ) -> OrderedTable:
             manifest = self._manifests.get(name, TableManifest())
             if self.shelf is None:
-                table = OrderedTable(schema, budget, Immediate(), drop_matched=drop_matched)
+                table = OrderedTable(schema, TableResources(budget, Immediate()), drop_matched=drop_matched)
                 table.expired = table.until = manifest.expired
             else:
                 table = open_table(self.shelf, schema, manifest, budget, drop_matched=drop_matched)
@@ -115,13 +116,7 @@ def open_table(
         write, drop = staticmethod(shelf.write), staticmethod(shelf.drop)
 
     return OrderedTable.open(
-        schema,
-        manifest,
-        Store(),  # type: ignore[arg-type]
-        budget,
-        Immediate(),
-        readers=Immediate(),
-        drop_matched=drop_matched,
+        schema, manifest, Store(), TableResources(budget, Immediate(), readers=Immediate()), drop_matched=drop_matched
     )
 
 

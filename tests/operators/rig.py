@@ -27,6 +27,7 @@ from millpond.stores.rmw.cache_table import CacheTable
 from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.compactor import Writer
 from millpond.stores.runs.run_set import RunSet
+from millpond.stores.table_resources import TableResources
 from millpond.stores.unaligned.table import UnalignedTable
 
 Row = dict[str, Any]
@@ -104,12 +105,16 @@ class Rig:
             if kind == "cache":
                 return CacheTable(schema, initial, budget, HashRange())
             if kind == "scratch":
-                return RmwTable(schema, initial, no_runs(schema), budget, self._pool)
+                return RmwTable(schema, initial, no_runs(schema), TableResources(budget, self._pool))
             keys = self._manifests.get(name, TableManifest()).keys
-            table: Any = RmwTable(schema, initial, no_runs(schema), budget, self._pool, store=self._store, keys=keys)
+            table: Any = RmwTable(
+                schema, initial, no_runs(schema), TableResources(budget, self._pool), store=self._store, keys=keys
+            )
             if kind == "unaligned":
                 files, folder = self._appended.files, self._appended.folder
-                table = UnalignedTable(schema, files, budget, self._pool, TableManifest(), directory=folder)
+                table = UnalignedTable(
+                    schema, files, TableResources(budget, self._pool), TableManifest(), directory=folder
+                )
             for delta in self._deltas:
                 for rows in decode_rows(delta[name], table.layout, name) if delta.get(name) else ():
                     table.load(rows)

@@ -29,6 +29,7 @@ from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.run_set import RunSet
+from millpond.stores.table_resources import TableResources
 from millpond.time_slices import base_name
 from tests.operators.rig import Rig, Row, as_rows, normal, record_batch
 from tests.operators.test_buffered import SECOND, Truth, shape
@@ -197,9 +198,11 @@ def test_a_window_that_is_read_from_both_takes_little_memory(tmp_path: Path, mon
             if kind in ("aligned", "spool"):
                 return appended.open(name, TableManifest(), layout=RowLayout(schema))
             if kind == "scratch":
-                return RmwTable(schema, initial, runs, budget, background)
+                return RmwTable(schema, initial, runs, TableResources(budget, background))
             (tmp_path / name).mkdir()
-            return RmwTable(schema, initial, runs, budget, background, store=Shelf(tmp_path / name), writers=writers)
+            return RmwTable(
+                schema, initial, runs, TableResources(budget, background, writers=writers), store=Shelf(tmp_path / name)
+            )
 
         operator = open_operator(spec, make, memory=budget.total)
         assert isinstance(operator, AdaptiveAggregate)

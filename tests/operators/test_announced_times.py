@@ -20,6 +20,7 @@ from millpond.spec.operators import AggregateCall, EventTime, Windows
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.run_set import RunSet
+from millpond.stores.table_resources import TableResources
 from millpond.worker.hints import _distinct_positions
 from tests.operators.rig import fields
 from tests.stores.shelf import Shelf
@@ -60,11 +61,8 @@ def tables(folder: Path) -> Iterator[MakeTable]:
                     schema,
                     initial,
                     RunSet(RowLayout(schema)),
-                    budget,
-                    background,
+                    TableResources(budget, background, writers=writers, readers=readers),
                     store=Shelf(folder / name),
-                    writers=writers,
-                    readers=readers,
                 )
             )
             return made[-1]

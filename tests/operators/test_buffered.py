@@ -30,6 +30,7 @@ from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.run_set import RunSet
+from millpond.stores.table_resources import TableResources
 from tests.operators import model
 from tests.operators.rig import Row, fields, hash_of, normal
 from tests.stores.test_rmw_model import Immediate
@@ -74,7 +75,7 @@ class Rig:
 
         def make(name: str, schema: TableSchema, initial: Words, *, kind: TableKind = "rmw") -> Any:
             if kind == "scratch":
-                return RmwTable(schema, initial, RunSet(RowLayout(schema)), self.budget, Immediate())
+                return RmwTable(schema, initial, RunSet(RowLayout(schema)), TableResources(self.budget, Immediate()))
             assert kind == "aligned"
             if self.store is None:
                 self.store = AlignedStore(schema, self._append_files, self.budget, Immediate())

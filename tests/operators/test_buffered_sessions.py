@@ -20,7 +20,7 @@ from millpond.errors import StateDamagedError
 from millpond.files.formats.segment import decode_rows, encode_rows
 from millpond.files.locations.opening import open_filesystem
 from millpond.files.refs import TableManifest
-from millpond.layout import HashRange, RowLayout, Rows, TableSchema, Words
+from millpond.layout import RowLayout, Rows, TableSchema, Words
 from millpond.operators.kinds.registry import open_operator, read_rows
 from millpond.operators.protocol import MAIN, ROWS, TableKind, Times
 from millpond.operators.sessions import buffered, closed
@@ -33,6 +33,7 @@ from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.run_set import RunSet
+from millpond.stores.table_resources import TableResources
 from millpond.stores.unaligned.table import UnalignedTable
 from tests.operators.rig import fields, hash_of, normal
 from tests.operators.test_buffered import comparable, percentile, result
@@ -156,18 +157,21 @@ class Rig:
 
         def make(name: str, schema: TableSchema, initial: Words, *, kind: TableKind = "rmw") -> Any:
             if kind == "scratch":
-                return RmwTable(schema, initial, RunSet(RowLayout(schema)), budget, Immediate())
+                return RmwTable(schema, initial, RunSet(RowLayout(schema)), TableResources(budget, Immediate()))
             manifest = manifests[name]
             if kind == "unaligned":
                 assert name == ROWS
                 options: dict[str, Any] = {"directory": self.folder, "read_batch_ratio": self.ratio}
-                return UnalignedTable(schema, self.append_files, budget, Immediate(), manifest, **options)
+                return UnalignedTable(
+                    schema, self.append_files, TableResources(budget, Immediate()), manifest, **options
+                )
             runs = [self.shelf.written[ref.name] for ref in manifest.runs]
             for run in runs:
                 run._due_stamp = None
-            place = (Immediate(), HashRange())
             options = {"store": self.shelf, "flushed": manifest.flushed, "keys": manifest.keys}
-            return RmwTable(schema, initial, RunSet(RowLayout(schema), runs), budget, *place, **options)
+            return RmwTable(
+                schema, initial, RunSet(RowLayout(schema), runs), TableResources(budget, Immediate()), **options
+            )
 
         self.operator = open_operator(self.spec, make)
         assert isinstance(self.operator, BufferedSessions)

@@ -18,6 +18,7 @@ from millpond.spec.operators import AggregateCall, EventTime, Windows
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.run_set import RunSet
+from millpond.stores.table_resources import TableResources
 from tests.operators.rig import fields, hash_of, spec
 from tests.stores.shelf import Shelf
 
@@ -51,7 +52,9 @@ def small_tables(folder: Path, budget: MemoryBudget | None = None) -> Iterator[M
             (folder / name).mkdir()
             store = Shelf(folder / name)
             runs = RunSet(RowLayout(schema))
-            made.append(RmwTable(schema, initial, runs, budget, background, store=store, writers=writers))
+            made.append(
+                RmwTable(schema, initial, runs, TableResources(budget, background, writers=writers), store=store)
+            )
             return made[-1]
 
         yield make

@@ -26,6 +26,7 @@ from millpond.spec.operators import OP, AggregateCall, Order
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.run_set import RunSet
+from millpond.stores.table_resources import TableResources
 from tests.operators.model import aggregate
 from tests.operators.rig import Rig, Row, as_rows, fields, normal
 from tests.operators.test_over_rows import TYPES, record_batch
@@ -234,7 +235,7 @@ class Evicting(SessionRig):
 
     def _open(self, runs: list[Any], flushed: int, keys: int) -> None:
         def make(name: str, schema: TableSchema, initial: Words) -> RmwTable:
-            place = (RunSet(RowLayout(schema), runs), MemoryBudget(self.budget), self.background, HashRange())
+            place = RunSet(RowLayout(schema), runs), TableResources(MemoryBudget(self.budget), self.background)
             return RmwTable(schema, initial, *place, store=self.shelf, flushed=flushed, keys=keys)
 
         self.operator = open_operator(self.spec, make)  # type: ignore[arg-type, assignment]

@@ -27,6 +27,7 @@ from millpond.spec.types import parse_type
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.run_set import RunSet
+from millpond.stores.table_resources import TableResources
 from tests.operators.rig import fields, hash_of, normal
 from tests.stores.shelf import Shelf
 from tests.stores.test_rmw_model import Immediate
@@ -129,9 +130,8 @@ class Rig:
     def _open(self, runs: list[Any], flushed: int, keys: int) -> None:
         def make(name: str, schema: TableSchema, initial: Words) -> RmwTable:
             found = RunSet(RowLayout(schema), runs)
-            budget = MemoryBudget(self.budget)
-            place = (self.background, HashRange())
-            return RmwTable(schema, initial, found, budget, *place, store=self.shelf, flushed=flushed, keys=keys)
+            resources = TableResources(MemoryBudget(self.budget), self.background)
+            return RmwTable(schema, initial, found, resources, store=self.shelf, flushed=flushed, keys=keys)
 
         operator = open_operator(self.spec, make)
         assert isinstance(operator, SessionOperator)

@@ -19,6 +19,7 @@ from millpond.spec.types import parse_type
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.run_set import RunSet
+from millpond.stores.table_resources import TableResources
 from tests.operators.rig import fields, hash_of
 from tests.stores.test_rmw_model import Immediate
 
@@ -49,7 +50,7 @@ def groups_of(batches: list[list[Row]]) -> Iterator[Groups]:
     budget = MemoryBudget(64 << 20)
 
     def make(name: str, schema: TableSchema, initial: Words) -> RmwTable:
-        return RmwTable(schema, initial, RunSet(RowLayout(schema)), budget, Immediate())
+        return RmwTable(schema, initial, RunSet(RowLayout(schema)), TableResources(budget, Immediate()))
 
     groups = Groups(SPEC, make, whole=True)
     groups.begin(0)

@@ -24,13 +24,14 @@ Row = tuple[int | None, str | None]
 
 class WithinRig(Rig):
     def _open(self, runs: list[Any], flushed: int, keys: int) -> None:
-        from millpond.layout import HashRange, RowLayout, TableSchema, Words
+        from millpond.layout import RowLayout, TableSchema, Words
         from millpond.stores.memory.budget import MemoryBudget
         from millpond.stores.rmw.table import RmwTable
         from millpond.stores.runs.run_set import RunSet
+        from millpond.stores.table_resources import TableResources
 
         def make(name: str, schema: TableSchema, initial: Words) -> RmwTable:
-            place = (RunSet(RowLayout(schema), runs), MemoryBudget(self.budget), self.background, HashRange())
+            place = RunSet(RowLayout(schema), runs), TableResources(MemoryBudget(self.budget), self.background)
             return RmwTable(schema, initial, *place, store=self.shelf, flushed=flushed, keys=keys)
 
         operator = open_operator(SPEC, make)

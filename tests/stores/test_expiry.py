@@ -15,6 +15,7 @@ from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.rmw.expiry import Expiry
 from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.run_set import RunSet
+from millpond.stores.table_resources import TableResources
 from tests.rows import Entry, decode, encode, layout
 from tests.stores.shelf import Shelf
 from tests.stores.test_rmw_model import Immediate
@@ -64,7 +65,14 @@ class Rig:
         store, budget = self.shelf, MemoryBudget(self.budget)
         initial = np.zeros(SHAPE.width, np.uint64)
         self.table = RmwTable(
-            SHAPE.schema, initial, runs, budget, Immediate(), HashRange(), store=store, flushed=flushed, keys=keys
+            SHAPE.schema,
+            initial,
+            runs,
+            TableResources(budget, Immediate()),
+            HashRange(),
+            store=store,
+            flushed=flushed,
+            keys=keys,
         )
         self.expiry: Expiry = self.table.expire_by(TIME)
 

@@ -10,6 +10,7 @@ from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.rmw.expiry import Expiry
 from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.run_set import RunSet
+from millpond.stores.table_resources import TableResources
 from tests.stores.shelf import Shelf
 from tests.stores.test_rmw_model import Immediate
 
@@ -23,7 +24,9 @@ def test_a_state_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     budget = MemoryBudget(total)
     runs = RunSet(LAYOUT)
     initial = np.zeros(LAYOUT.width, np.uint64)
-    table = RmwTable(LAYOUT.schema, initial, runs, budget, Immediate(), HashRange(), store=Shelf(tmp_path))
+    table = RmwTable(
+        LAYOUT.schema, initial, runs, TableResources(budget, Immediate()), HashRange(), store=Shelf(tmp_path)
+    )
     expiry = table.expire_by(TIME)
     sweeps = []
     sweep = Expiry._sweep

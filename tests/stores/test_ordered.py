@@ -23,6 +23,7 @@ from millpond.stores.ordered.layout import OrderedLayout, ordered_schema
 from millpond.stores.ordered.parts import BEGINNING
 from millpond.stores.ordered.table import OrderedTable
 from millpond.stores.runs.run_store import RunStore
+from millpond.stores.table_resources import TableResources
 from tests.operators.join_rig import Immediate
 from tests.rows import Entry, Value, decode, encode
 
@@ -70,9 +71,7 @@ class Rig:
             self.schema,
             manifest,
             store,
-            MemoryBudget(4 << 20),
-            Immediate(),
-            readers=Immediate(),
+            TableResources(MemoryBudget(4 << 20), Immediate(), readers=Immediate()),
             drop_matched=self.drop_matched,
         )
         assert table._files is not None

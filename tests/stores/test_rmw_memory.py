@@ -19,6 +19,7 @@ from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.prefetcher import PrefetchFigures
 from millpond.stores.runs.run_set import RunSet
 from millpond.stores.runs.run_store import RunStore
+from millpond.stores.table_resources import TableResources
 from tests.rows import layout
 from tests.stores.shelf import Shelf
 
@@ -96,10 +97,8 @@ def test_a_batch_larger_than_memory_yields_each_changed_key_once(shape, pools, t
         shape.schema,
         fresh(shape),
         RunSet(shape),
-        MemoryBudget(_SMALL),
-        pools[0],
+        TableResources(MemoryBudget(_SMALL), pools[0], writers=pools[1]),
         store=Shelf(tmp_path),
-        writers=pools[1],
     )
     rng = np.random.default_rng(7)
     truth = np.zeros(size, np.int64)
@@ -121,7 +120,9 @@ def test_a_batch_larger_than_memory_yields_each_changed_key_once(shape, pools, t
     manifest = table.manifest()
     table.close()
     store = Shelf(tmp_path)
-    again = RmwTable(shape.schema, fresh(shape), RunSet(shape), MemoryBudget(_SMALL), pools[0], store=store)
+    again = RmwTable(
+        shape.schema, fresh(shape), RunSet(shape), TableResources(MemoryBudget(_SMALL), pools[0]), store=store
+    )
     for version, data in log:
         if version > manifest.flushed:
             for rows in decode_rows(data, shape, "delta"):
@@ -137,7 +138,11 @@ def test_a_state_of_twenty_times_the_budget_stays_within_it(pools, tmp_path) -> 
 
     def open_table(manifest: TableManifest) -> RmwTable:
         return RmwTable.open(
-            shape.schema, fresh(shape), manifest, store, MemoryBudget(budget), pools[0], writers=pools[1]
+            shape.schema,
+            fresh(shape),
+            manifest,
+            store,
+            TableResources(MemoryBudget(budget), pools[0], writers=pools[1]),
         )
 
     table = open_table(TableManifest())
@@ -174,7 +179,11 @@ def test_a_state_of_twenty_times_the_budget_stays_within_it(pools, tmp_path) -> 
 def test_rows_are_found_while_their_file_is_being_written(pools, tmp_path) -> None:
     shelf = Shelf(tmp_path)
     table = RmwTable(
-        NUMBERS.schema, fresh(NUMBERS), RunSet(NUMBERS), MemoryBudget(8 << 20), pools[0], store=shelf, writers=pools[1]
+        NUMBERS.schema,
+        fresh(NUMBERS),
+        RunSet(NUMBERS),
+        TableResources(MemoryBudget(8 << 20), pools[0], writers=pools[1]),
+        store=shelf,
     )
     table.begin(0)
     count_up(table, NUMBERS, np.arange(5000), 0)
@@ -199,7 +208,11 @@ def test_rows_are_found_while_their_file_is_being_written(pools, tmp_path) -> No
 def test_a_flush_covers_deltas_once_its_files_are_written(pools, tmp_path) -> None:
     shelf = Shelf(tmp_path)
     table = RmwTable(
-        NUMBERS.schema, fresh(NUMBERS), RunSet(NUMBERS), MemoryBudget(64 << 20), pools[0], store=shelf, writers=pools[1]
+        NUMBERS.schema,
+        fresh(NUMBERS),
+        RunSet(NUMBERS),
+        TableResources(MemoryBudget(64 << 20), pools[0], writers=pools[1]),
+        store=shelf,
     )
     for version in range(70):
         table.begin(version)
@@ -216,7 +229,11 @@ def test_a_failure_to_write_is_raised_between_batches(pools, tmp_path) -> None:
     shelf = Shelf(tmp_path)
     shelf.failure = TransientError("the disk is full")
     table = RmwTable(
-        NUMBERS.schema, fresh(NUMBERS), RunSet(NUMBERS), MemoryBudget(8 << 20), pools[0], store=shelf, writers=pools[1]
+        NUMBERS.schema,
+        fresh(NUMBERS),
+        RunSet(NUMBERS),
+        TableResources(MemoryBudget(8 << 20), pools[0], writers=pools[1]),
+        store=shelf,
     )
     table.begin(0)
     count_up(table, NUMBERS, np.arange(100), 0)
@@ -227,7 +244,7 @@ def test_a_failure_to_write_is_raised_between_batches(pools, tmp_path) -> None:
 
 
 def test_growth_never_pauses(pools) -> None:
-    table = RmwTable(NUMBERS.schema, fresh(NUMBERS), RunSet(NUMBERS), MemoryBudget(1 << 30), pools[0])
+    table = RmwTable(NUMBERS.schema, fresh(NUMBERS), RunSet(NUMBERS), TableResources(MemoryBudget(1 << 30), pools[0]))
     table.begin(0)
     moved = []
     for start in range(0, 400_000, 4096):
@@ -243,7 +260,11 @@ def test_growth_never_pauses(pools) -> None:
 
 def test_a_hash_of_another_partition_is_refused(pools) -> None:
     table = RmwTable(
-        NUMBERS.schema, fresh(NUMBERS), RunSet(NUMBERS), MemoryBudget(8 << 20), pools[0], HashRange(1 << 62, 1 << 63)
+        NUMBERS.schema,
+        fresh(NUMBERS),
+        RunSet(NUMBERS),
+        TableResources(MemoryBudget(8 << 20), pools[0]),
+        HashRange(1 << 62, 1 << 63),
     )
     table.begin(0)
     inside = keys(NUMBERS, np.arange(100))
@@ -259,7 +280,11 @@ def test_a_hash_of_another_partition_is_refused(pools) -> None:
 
 def test_hints_keep_rows_in_memory(pools, tmp_path) -> None:
     table = RmwTable(
-        NUMBERS.schema, fresh(NUMBERS), RunSet(NUMBERS), MemoryBudget(8 << 20), pools[0], store=Shelf(tmp_path)
+        NUMBERS.schema,
+        fresh(NUMBERS),
+        RunSet(NUMBERS),
+        TableResources(MemoryBudget(8 << 20), pools[0]),
+        store=Shelf(tmp_path),
     )
     table.begin(0)
     count_up(table, NUMBERS, np.arange(1000), 10)
@@ -280,8 +305,7 @@ def test_what_leaves_memory_first(pools, tmp_path, policy) -> None:
         NUMBERS.schema,
         fresh(NUMBERS),
         RunSet(NUMBERS),
-        MemoryBudget(8 << 20),
-        pools[0],
+        TableResources(MemoryBudget(8 << 20), pools[0]),
         store=Shelf(tmp_path),
         policy=policy,
     )
@@ -316,7 +340,13 @@ def test_two_tables_share_a_budget(pools, tmp_path) -> None:
     budget = MemoryBudget(4 << 20)
     shelf = Shelf(tmp_path)
     tables = [
-        RmwTable(NUMBERS.schema, fresh(NUMBERS), RunSet(NUMBERS), budget, pools[0], store=shelf, writers=pools[1])
+        RmwTable(
+            NUMBERS.schema,
+            fresh(NUMBERS),
+            RunSet(NUMBERS),
+            TableResources(budget, pools[0], writers=pools[1]),
+            store=shelf,
+        )
         for _ in range(2)
     ]
     truth = [np.zeros(40_000, np.int64) for _ in tables]
@@ -341,7 +371,7 @@ def test_tables_at_rest_leave_memory_to_others(pools, tmp_path) -> None:
     shelf = Shelf(tmp_path)
     tables: list[RmwTable] = []
     for version in range(8):  # a table a batch, as windows follow each other
-        table = RmwTable(NUMBERS.schema, fresh(NUMBERS), RunSet(NUMBERS), budget, pools[0], store=shelf)
+        table = RmwTable(NUMBERS.schema, fresh(NUMBERS), RunSet(NUMBERS), TableResources(budget, pools[0]), store=shelf)
         for other in tables:
             other.set_idle(True)
             if other.over_budget:
@@ -363,7 +393,9 @@ def test_tables_at_rest_leave_memory_to_others(pools, tmp_path) -> None:
 
 def test_passes_go_by_the_different_keys(pools, tmp_path) -> None:
     budget = MemoryBudget(4 << 20)
-    table = RmwTable(NUMBERS.schema, fresh(NUMBERS), RunSet(NUMBERS), budget, pools[0], store=Shelf(tmp_path))
+    table = RmwTable(
+        NUMBERS.schema, fresh(NUMBERS), RunSet(NUMBERS), TableResources(budget, pools[0]), store=Shelf(tmp_path)
+    )
     passes = []
     for version, times in enumerate((1, 1, 4, 80_000)):  # that each key comes
         table.begin(version)
@@ -384,7 +416,11 @@ def test_passes_go_by_the_different_keys(pools, tmp_path) -> None:
 def test_what_fits_is_worked_through_in_order_and_stays(pools, tmp_path) -> None:
     budget = MemoryBudget(4 << 20)
     table = RmwTable(
-        NUMBERS.schema, fresh(NUMBERS), RunSet(NUMBERS), budget, pools[0], store=Shelf(tmp_path), readers=pools[1]
+        NUMBERS.schema,
+        fresh(NUMBERS),
+        RunSet(NUMBERS),
+        TableResources(budget, pools[0], readers=pools[1]),
+        store=Shelf(tmp_path),
     )
     for version in range(3):
         table.begin(version)

@@ -18,6 +18,7 @@ from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.rmw.policy import Policy
 from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.run_set import RunSet
+from millpond.stores.table_resources import TableResources
 from tests.rows import Entry, Value, decode, encode, layout, values
 from tests.stores.shelf import Shelf
 
@@ -126,11 +127,9 @@ class Rig:
             self.layout.schema,
             np.zeros(self.layout.width, np.uint64),
             runs,
-            MemoryBudget(4 << 20),
-            Immediate(),
+            TableResources(MemoryBudget(4 << 20), Immediate(), readers=self.readers),
             HashRange(),
             store=self.shelf,
-            readers=self.readers,
             policy=self.policy,
             flushed=flushed,
             keys=keys,

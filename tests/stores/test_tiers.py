@@ -16,6 +16,7 @@ from millpond.layout import RowLayout
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.run_store import RunStore
+from millpond.stores.table_resources import TableResources
 from tests.stores.test_rmw_memory import NUMBERS, TEXTS, count_up, counts, fresh
 
 pytestmark = pytest.mark.costly
@@ -45,7 +46,11 @@ def test_a_table_of_which_next_to_nothing_is_cached(
     def open_table(manifest: TableManifest) -> RmwTable:
         stores.append(RunStore(files, str(tmp_path / "local"), disk=disk, memory=memory, admission=0.5))
         return RmwTable.open(
-            shape.schema, fresh(shape), manifest, stores[-1], MemoryBudget(BUDGET), pools[0], writers=pools[1]
+            shape.schema,
+            fresh(shape),
+            manifest,
+            stores[-1],
+            TableResources(MemoryBudget(BUDGET), pools[0], writers=pools[1]),
         )
 
     table = open_table(TableManifest())

@@ -20,6 +20,7 @@ from millpond.files.refs import TableManifest
 from millpond.layout import HashRange, RowLayout, Rows
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import MemoryBudget
+from millpond.stores.table_resources import TableResources
 from millpond.stores.unaligned import batch_read
 from millpond.stores.unaligned import log as window_log
 from millpond.stores.unaligned import segment as log_segment
@@ -78,8 +79,7 @@ class Rig:
         return UnalignedTable(
             self.layout.schema,
             self.append_files,
-            MemoryBudget(8 << 20),
-            Immediate(),
+            TableResources(MemoryBudget(8 << 20), Immediate()),
             manifest,
             directory=self.local,
             read_batch_ratio=self.ratio,
@@ -284,12 +284,7 @@ def session_table(files: FileSystem, local: Path, pool: ThreadPoolExecutor, **op
     settings_: dict[str, object] = {"write_buffer": 1 << 20, **options}
     append_files = AppendFiles(files, str(local))
     return UnalignedTable(
-        WIDE.schema,
-        append_files,
-        MemoryBudget(64 << 20),
-        pool,
-        directory=str(local),
-        **settings_,  # type: ignore[arg-type]
+        WIDE.schema, append_files, TableResources(MemoryBudget(64 << 20), pool), directory=str(local), **settings_
     )
 
 
@@ -330,7 +325,7 @@ def test_prediction_reads_seldom(where: str, tmp_path: Path, pool: ThreadPoolExe
 def test_a_state_of_ten_times_the_memory(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
     budget = 4 << 20
     files = AppendFiles(open_filesystem(str(tmp_path / "store")), str(tmp_path))
-    table = UnalignedTable(WIDE.schema, files, MemoryBudget(budget), pool, directory=str(tmp_path))
+    table = UnalignedTable(WIDE.schema, files, TableResources(MemoryBudget(budget), pool), directory=str(tmp_path))
     keys, seen = np.repeat(np.arange(1000), 8), 0
     for version in range(70):
         table.begin(version)
@@ -352,7 +347,7 @@ def test_a_state_of_ten_times_the_memory(tmp_path: Path, pool: ThreadPoolExecuto
 
 def test_windows_that_outgrow_memory_are_an_error(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
     files = AppendFiles(open_filesystem(str(tmp_path / "store")), str(tmp_path))
-    table = UnalignedTable(WIDE.schema, files, MemoryBudget(1 << 20), pool, directory=str(tmp_path))
+    table = UnalignedTable(WIDE.schema, files, TableResources(MemoryBudget(1 << 20), pool), directory=str(tmp_path))
     table.begin(0)
     keys = np.arange(100_000)
     rows = rows_of(keys, keys, keys)
@@ -366,7 +361,9 @@ def test_damage_is_found(tmp_path: Path, tiny: None) -> None:
 
     def open_table(manifest: TableManifest) -> UnalignedTable:
         budget = MemoryBudget(8 << 20)
-        return UnalignedTable(WIDE.schema, append_files, budget, Immediate(), manifest, directory=str(tmp_path))
+        return UnalignedTable(
+            WIDE.schema, append_files, TableResources(budget, Immediate()), manifest, directory=str(tmp_path)
+        )
 
     table = open_table(TableManifest())
     table.begin(0)
@@ -412,7 +409,9 @@ def test_a_failure_to_write_is_raised_between_batches(tmp_path: Path) -> None:
             raise TransientError("the store is away")
 
     append_files = AppendFiles(Failing(), str(tmp_path))  # type: ignore[arg-type]
-    table = UnalignedTable(WIDE.schema, append_files, MemoryBudget(8 << 20), Immediate(), directory=str(tmp_path))
+    table = UnalignedTable(
+        WIDE.schema, append_files, TableResources(MemoryBudget(8 << 20), Immediate()), directory=str(tmp_path)
+    )
     table.begin(0)
     table.append(rows_of(np.arange(10), np.arange(10), np.arange(10)), np.arange(10))
     with pytest.MonkeyPatch.context() as patch:
@@ -426,12 +425,16 @@ def test_a_failure_to_write_is_raised_between_batches(tmp_path: Path) -> None:
 
 def test_an_unsealed_batch_and_a_window_that_is_no_word_are_refused(tmp_path: Path) -> None:
     files = AppendFiles(open_filesystem(str(tmp_path / "store")), str(tmp_path))
-    table = UnalignedTable(WIDE.schema, files, MemoryBudget(8 << 20), Immediate(), directory=str(tmp_path))
+    table = UnalignedTable(
+        WIDE.schema, files, TableResources(MemoryBudget(8 << 20), Immediate()), directory=str(tmp_path)
+    )
     table.begin(0)
     with pytest.raises(UsageError, match="not sealed"):
         table.begin(1)
     with pytest.raises(UsageError, match="word"):
-        UnalignedTable(layout("wb", "w").schema, files, MemoryBudget(8 << 20), Immediate(), directory=str(tmp_path))
+        UnalignedTable(
+            layout("wb", "w").schema, files, TableResources(MemoryBudget(8 << 20), Immediate()), directory=str(tmp_path)
+        )
 
 
 def test_compaction_keeps_what_is_open(tmp_path: Path, tiny: None) -> None:
@@ -459,7 +462,9 @@ def test_compaction_keeps_what_is_open(tmp_path: Path, tiny: None) -> None:
 def test_segments_do_not_pile_up(tmp_path: Path, kept: int) -> None:
     """Though each holds next to nothing: `kept` batches after its rows have come, a window is taken."""
     files = AppendFiles(open_filesystem(str(tmp_path / "store")), str(tmp_path))
-    table = UnalignedTable(WIDE.schema, files, MemoryBudget(8 << 20), Immediate(), directory=str(tmp_path))
+    table = UnalignedTable(
+        WIDE.schema, files, TableResources(MemoryBudget(8 << 20), Immediate()), directory=str(tmp_path)
+    )
     seen = 0
     for version in range(64 * 150):
         table.begin(version)
@@ -483,7 +488,9 @@ def reopened(files: AppendFiles, local: Path, deltas: list[tuple[bytes, HashRang
     """Rows that a table with little memory has loaded, and those of one opened on what it left a batch later."""
 
     def open_on(manifest: TableManifest, budget: int, behind: list[tuple[bytes, HashRange]]) -> UnalignedTable:
-        table = UnalignedTable(WIDE.schema, files, MemoryBudget(budget), Immediate(), manifest, directory=str(local))
+        table = UnalignedTable(
+            WIDE.schema, files, TableResources(MemoryBudget(budget), Immediate()), manifest, directory=str(local)
+        )
         for data, window in behind:
             for rows in decode_rows(data, WIDE, "a delta"):
                 table.load(rows, window)
@@ -506,7 +513,9 @@ def reopened(files: AppendFiles, local: Path, deltas: list[tuple[bytes, HashRang
 @pytest.fixture
 def source(tmp_path: Path) -> Iterator[tuple[AppendFiles, UnalignedTable]]:
     files = AppendFiles(open_filesystem(f"memory:{tmp_path}"), str(tmp_path))
-    table = UnalignedTable(WIDE.schema, files, MemoryBudget(512 << 20), Immediate(), directory=str(tmp_path))
+    table = UnalignedTable(
+        WIDE.schema, files, TableResources(MemoryBudget(512 << 20), Immediate()), directory=str(tmp_path)
+    )
     yield files, table
     table.close()
     files.close()

@@ -23,6 +23,7 @@ from millpond.stores.protocol import LoadedTable
 from millpond.stores.runs.run import memory_run
 from millpond.stores.runs.run_set import RunSet
 from millpond.stores.runs.run_store import RunStore
+from millpond.stores.table_resources import TableResources
 from millpond.stores.unaligned.table import UnalignedTable
 from millpond.stores.windows import axis_word, inside
 
@@ -80,8 +81,7 @@ def _ordered(
                 table.schema,
                 state.runs,
                 store,
-                MemoryBudget(_MEMORY),
-                executor,
+                TableResources(MemoryBudget(_MEMORY), executor),
                 range_,
                 drop_matched=table.drop_matched,
                 writable=False,
@@ -115,8 +115,7 @@ def _unaligned(
             opened = UnalignedTable(
                 table.schema,
                 store,
-                MemoryBudget(_MEMORY),
-                executor,
+                TableResources(MemoryBudget(_MEMORY), executor),
                 state.runs,
                 directory=local,
                 read_batch_ratio=0.0,

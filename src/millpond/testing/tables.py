@@ -19,6 +19,7 @@ from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.protocol import TableDelta
 from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.run_set import RunSet
+from millpond.stores.table_resources import TableResources
 
 _MEMORY_BYTES = 256 << 20
 _SPOOL_URL = "memory:millpond-testing"
@@ -52,7 +53,7 @@ class MemoryTables:
         if kind not in ("rmw", "scratch"):
             raise UsageError(f"There are no tables of the kind {kind!r} in memory.")
         layout = RowLayout(schema)
-        table = RmwTable(schema, initial, RunSet(layout), self._budget, self._executor)
+        table = RmwTable(schema, initial, RunSet(layout), TableResources(self._budget, self._executor))
         for delta in self._sealed.get(name, ()) if kind == "rmw" else ():
             for rows in decode_rows(delta, layout, name):
                 table.load(rows)

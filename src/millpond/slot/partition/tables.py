@@ -21,6 +21,7 @@ from millpond.stores.protocol import LoadedTable, Table
 from millpond.stores.rmw.cache_table import CacheTable
 from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.run_set import RunSet
+from millpond.stores.table_resources import TableResources
 from millpond.stores.unaligned.table import UnalignedTable
 from millpond.time_slices import base_name
 
@@ -96,20 +97,25 @@ class Tables:
             self._opened[name] = table
         return table
 
-    def _open_rmw(self, request: _TableRequest) -> RmwTable:
+    def _resources(self) -> TableResources:
         resources = self._query.resources
+        return TableResources(
+            resources.budget,
+            self._query.merges,
+            writers=resources.writers,
+            readers=resources.readers if self._prefetches else None,
+            remote_compactor=self._query.remote,
+        )
+
+    def _open_rmw(self, request: _TableRequest) -> RmwTable:
         axis = self._state_tables[base_name(request.name)].axis
         table = RmwTable.open(
             request.schema,
             request.initial,
             self._manifest_of(request.name),
             self._query.runs,
-            resources.budget,
-            self._query.merges,
+            self._resources(),
             self._range if axis == "hash" else HashRange(),
-            writers=resources.writers,
-            remote_compactor=self._query.remote,
-            readers=resources.readers if self._prefetches else None,
             policy=self._settings.cache_policy,
             axis=axis,
             earlier=[tables[name] for tables in self._schemas.values() if (name := base_name(request.name)) in tables],
@@ -117,34 +123,25 @@ class Tables:
         return self._register_loaded(request.name, table)
 
     def _open_ordered(self, request: _TableRequest) -> OrderedTable:
-        resources = self._query.resources
         table = OrderedTable.open(
             request.schema,
             self._manifest_of(request.name),
             self._query.runs,
-            resources.budget,
-            self._query.merges,
+            self._resources(),
             self._range,
-            writers=resources.writers,
-            remote_compactor=self._query.remote,
-            readers=resources.readers if self._prefetches else None,
             drop_matched=request.drop_matched,
         )
         return self._register_loaded(request.name, table)
 
     def _open_unaligned(self, request: _TableRequest) -> UnalignedTable:
-        resources = self._query.resources
         table = UnalignedTable(
             request.schema,
             self._query.append_files,
-            resources.budget,
-            self._query.merges,
+            self._resources(),
             self._manifest_of(request.name),
             directory=str(self._query.spill),
             read_batch_ratio=self._settings.read_batch_ratio,
             maximum_space_amplification=self._settings.max_space_amplification,
-            writers=resources.writers,
-            remote_compactor=self._query.remote,
         )
         return self._register_loaded(request.name, table)
 
@@ -157,10 +154,9 @@ class Tables:
         )
 
     def _open_scratch(self, request: _TableRequest) -> RmwTable:
-        resources = self._query.resources
-        return RmwTable(
-            request.schema, request.initial, RunSet(RowLayout(request.schema)), resources.budget, self._query.merges
-        )
+        # Scratch tables have no files and get no hints, so they need neither writers nor readers.
+        resources = TableResources(self._query.resources.budget, self._query.merges)
+        return RmwTable(request.schema, request.initial, RunSet(RowLayout(request.schema)), resources)
 
     def _open_spool(self, request: _TableRequest) -> AlignedTable:
         return self._aligned_store(request.schema).open(request.name, TableManifest(), layout=RowLayout(request.schema))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Executor, Future, wait
+from concurrent.futures import CancelledError, Future, wait
 from dataclasses import dataclass
 from itertools import chain
 
@@ -14,8 +14,7 @@ import numpy as np
 from millpond.errors import TransientError
 from millpond.files.refs import RunRef
 from millpond.layout import HASH, HashRange, Rows
-from millpond.stores.jobs import MergeParts, RemoteCompactor
-from millpond.stores.memory.budget import MemoryBudget
+from millpond.stores.jobs import MergeParts
 from millpond.stores.ordered.layout import OrderedLayout, matched_names, sorted_rows
 from millpond.stores.ordered.merge import Input, TimeInterval, merge_parts
 from millpond.stores.ordered.parts import Part
@@ -24,6 +23,7 @@ from millpond.stores.runs.compactor import Writer
 from millpond.stores.runs.pace import Pace
 from millpond.stores.runs.pick import MAX_LAYERS, Extent, pick
 from millpond.stores.runs.run import Run
+from millpond.stores.table_resources import TableResources
 
 _MAX_DELTAS = 64  # deltas from which a flush starts: recovery reads all deltas since the last one
 _MIN_FLUSH_BYTES = 32 << 20  # bytes of deltas from which a flush starts: half of the budget, within these bounds
@@ -52,11 +52,10 @@ class PartFiles:
 
     Args:
         layout: of the rows. store: writes and opens files.
-        background: runs merges; writers: writes parts that leave memory.
-        range_: the hash range of the partition. budget: bounds temporaries.
+        resources: threads for writes and merges, and the budget that bounds temporaries.
+        range_: the hash range of the partition.
         flushed: the version up to which deltas are covered.
         drop_matched: whether merges leave out matched rows.
-        remote_compactor: submits merges to remote workers.
 
     Attributes:
         flushed: see above. matched_files: files that name the matched rows of other files.
@@ -66,22 +65,19 @@ class PartFiles:
         self,
         layout: OrderedLayout,
         store: Writer,
-        background: Executor,
-        writers: Executor,
+        resources: TableResources,
         range_: HashRange,
-        budget: MemoryBudget,
         flushed: int,
         drop_matched: bool,
-        remote_compactor: RemoteCompactor | None = None,
     ) -> None:
-        self._remote_compactor = remote_compactor
+        self._remote_compactor = resources.remote_compactor
         self._layout = layout
         self._store = store
-        self._background = background
-        self._writers = writers
+        self._background = resources.background
+        self._writers = resources.write_pool
         self._range = range_
-        self._piece = budget.piece
-        self._flush_bytes = min(max(budget.total // 2, _MIN_FLUSH_BYTES), _MAX_FLUSH_BYTES)
+        self._piece = resources.budget.piece
+        self._flush_bytes = min(max(resources.budget.total // 2, _MIN_FLUSH_BYTES), _MAX_FLUSH_BYTES)
         self._drop_matched = drop_matched
         self._pace = Pace()
         self.max_deltas = _MAX_DELTAS

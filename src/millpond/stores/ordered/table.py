@@ -9,7 +9,6 @@ change except for one bit, the mark that they were matched, which is kept beside
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,6 @@ from millpond.kernels.ordered import order as ordered
 from millpond.kernels.ordered import scan as ordered_scan
 from millpond.kernels.ordered.order import MARK, MATCHED
 from millpond.layout import HASH, META, NEVER, HashRange, Rows, TableSchema, Words
-from millpond.stores.jobs import RemoteCompactor
-from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.memory.spooled import spool_pieces
 from millpond.stores.ordered.block_prefetcher import BlockPrefetcher, KeyIntervals, PartBlockNumbers, find_blocks
 from millpond.stores.ordered.files import PartFiles
@@ -37,6 +34,7 @@ from millpond.stores.protocol import TableDelta
 from millpond.stores.runs.compactor import Writer
 from millpond.stores.runs.prefetcher import PrefetchFigures
 from millpond.stores.runs.run_store import RunStore
+from millpond.stores.table_resources import TableResources
 from millpond.stores.windows import inside
 
 _CHUNK_ROWS = 65536  # rows in a piece of a scan or a delta
@@ -52,13 +50,9 @@ class OrderedTable:
 
     Args:
         schema: the stored columns, as `ordered_schema` makes them.
-        budget: the memory that the table shares with the other tables of its slot.
-        background: runs merges of files.
+        resources: the memory and the threads that the table shares with the other tables of its slot.
         range_: the hash range of the table.
         store: writes run files. Without one, everything stays in memory.
-        writers: writes parts that leave memory; must not wait behind merges. `background` if not given.
-        remote_compactor: submits merges to remote workers.
-        readers: reads blocks for hinted keys. Without one, hints are ignored.
         manifest: the state before the deltas to be loaded.
         drop_matched: whether matched rows are dropped.
 
@@ -72,14 +66,10 @@ class OrderedTable:
     def __init__(
         self,
         schema: TableSchema,
-        budget: MemoryBudget,
-        background: Executor,
+        resources: TableResources,
         range_: HashRange = HashRange(),  # noqa: B008
         *,
         store: Writer | None = None,
-        writers: Executor | None = None,
-        remote_compactor: RemoteCompactor | None = None,
-        readers: Executor | None = None,
         manifest: TableManifest = TableManifest(),  # noqa: B008
         parts: Sequence[Part] = (),
         drop_matched: bool = False,
@@ -87,26 +77,19 @@ class OrderedTable:
         self.ordered = OrderedLayout.of(schema)
         self.layout = self.ordered.rows
         self._range = range_
-        self._budget = budget
-        self._account = budget.open()
+        self._budget = resources.budget
+        self._account = self._budget.open()
         self._drop_matched = drop_matched
         self._files: PartFiles | None = None
         if store is not None:
-            self._files = PartFiles(
-                self.ordered,
-                store,
-                background,
-                writers or background,
-                range_,
-                budget,
-                manifest.flushed,
-                drop_matched,
-                remote_compactor,
-            )
+            self._files = PartFiles(self.ordered, store, resources, range_, manifest.flushed, drop_matched)
         self._file_lookups = self._reported_lookups = (
             0  # keys looked up in files: after the last seal; already reported at that seal
         )
-        self._prefetcher = None if readers is None else BlockPrefetcher(readers, budget.total // _PREFETCH_DIVISOR)
+        readers = resources.readers
+        self._prefetcher = (
+            None if readers is None else BlockPrefetcher(readers, self._budget.total // _PREFETCH_DIVISOR)
+        )
         self.parts: list[Part] = list(parts)
         self.fresh: list[Part] = []
         self.expired = self.until = manifest.expired
@@ -124,13 +107,9 @@ class OrderedTable:
         schema: TableSchema,
         manifest: TableManifest,
         store: RunStore,
-        budget: MemoryBudget,
-        background: Executor,
+        resources: TableResources,
         range_: HashRange = HashRange(),  # noqa: B008
         *,
-        writers: Executor | None = None,
-        remote_compactor: RemoteCompactor | None = None,
-        readers: Executor | None = None,
         drop_matched: bool = False,
         writable: bool = True,
     ) -> OrderedTable:
@@ -151,13 +130,9 @@ class OrderedTable:
             (matched_files if ref.marks else parts).append(Part.of_run(layout, run, manifest.flushed))
         table = cls(
             schema,
-            budget,
-            background,
+            resources,
             range_,
             store=store if writable else None,
-            writers=writers,
-            remote_compactor=remote_compactor,
-            readers=readers,
             manifest=manifest,
             parts=parts,
             drop_matched=drop_matched,

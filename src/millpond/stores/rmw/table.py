@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from concurrent.futures import Executor
 from typing import Literal, Self
 
 import numpy as np
@@ -13,8 +12,6 @@ from millpond.errors import UsageError
 from millpond.files.refs import Axis, TableManifest
 from millpond.kernels.hot_table.upsert import TOUCH_ALL, TOUCH_CREATED, TOUCH_NONE
 from millpond.layout import Bytes, HashRange, RowLayout, Rows, TableSchema, Words, contiguous
-from millpond.stores.jobs import RemoteCompactor
-from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.memory.heap import Heap
 from millpond.stores.protocol import LocatedRows, TableDelta
 from millpond.stores.rmw.batch_changes import BatchChanges
@@ -32,6 +29,7 @@ from millpond.stores.runs.compactor import Compactor, Writer
 from millpond.stores.runs.prefetcher import Prefetcher
 from millpond.stores.runs.run_set import RunSet
 from millpond.stores.runs.run_store import RunStore
+from millpond.stores.table_resources import TableResources
 from millpond.stores.windows import axis_word, inside
 
 _MAX_PIECE_ROWS = 65536  # rows in a piece of a scan or a delta
@@ -51,13 +49,9 @@ class RmwTable:
         schema: the stored columns.
         initial: a whole row (`width` words) with the null bits and value columns of a fresh row.
         runs: the runs behind the hot table.
-        budget: the memory that the table shares with the other tables of its slot.
-        background: merges runs.
+        resources: the memory and the threads that the table shares with the other tables of its slot.
         range_: the hash range of the table.
         store: writes run files. Without one, everything stays in memory.
-        writers: writes evicted rows; must not wait behind merges. `background` if not given.
-        remote_compactor: runs merges in other processes.
-        readers: reads hinted keys. Without one, hints are ignored.
         policy: which rows are evicted first; rows that expire are evicted in the order in which they expire.
         flushed: the version up to which deltas are covered by `runs`.
         keys: number of keys of the state that `runs` and the deltas to be loaded make up.
@@ -76,20 +70,17 @@ class RmwTable:
         schema: TableSchema,
         initial: Words,
         runs: RunSet,
-        budget: MemoryBudget,
-        background: Executor,
+        resources: TableResources,
         range_: HashRange = HashRange(),  # noqa: B008
         *,
         store: Writer | None = None,
-        writers: Executor | None = None,
-        remote_compactor: RemoteCompactor | None = None,
-        readers: Executor | None = None,
         policy: Policy = "timestamp",
         flushed: int = 0,
         keys: int = 0,
         axis: Axis = "hash",
         earlier: Collection[TableSchema] = (),
     ) -> None:
+        budget = resources.budget
         self.layout = RowLayout(schema)
         self._axis = axis
         self._range = range_
@@ -104,10 +95,15 @@ class RmwTable:
         self._flusher: Flusher | None = None
         self._compactor: Compactor | None = None
         if store is not None:
-            self._eviction_buffer = EvictionBuffer(runs, store, writers or background)
+            self._eviction_buffer = EvictionBuffer(runs, store, resources.write_pool)
             self._flusher = Flusher(self._hot, self._eviction_buffer, budget.total, flushed)
             self._compactor = Compactor(
-                runs, store, background, piece=budget.piece, remote_compactor=remote_compactor, earlier=earlier
+                runs,
+                store,
+                resources.background,
+                piece=budget.piece,
+                remote_compactor=resources.remote_compactor,
+                earlier=earlier,
             )
         stamps = Stamps(policy)
         self._memory = MemoryManager(
@@ -116,8 +112,8 @@ class RmwTable:
         self._plan = PassPlanner(self._memory, lambda: sum(run.source.index.count for run in runs.runs))
         share = PrefetchShare()
         self._prefetcher: Prefetcher | None = None
-        if readers is not None:
-            self._prefetcher = Prefetcher(runs, readers, lambda: int(self._account.limit * share.value))
+        if resources.readers is not None:
+            self._prefetcher = Prefetcher(runs, resources.readers, lambda: int(self._account.limit * share.value))
         self._lookup = KeyLookup(
             self.layout, self._hot, runs, self._memory, self._plan, stamps, self._prefetcher, share
         )
@@ -134,13 +130,9 @@ class RmwTable:
         initial: Words,
         manifest: TableManifest,
         store: RunStore,
-        budget: MemoryBudget,
-        background: Executor,
+        resources: TableResources,
         range_: HashRange = HashRange(),  # noqa: B008
         *,
-        writers: Executor | None = None,
-        remote_compactor: RemoteCompactor | None = None,
-        readers: Executor | None = None,
         policy: Policy = "timestamp",
         axis: Axis = "hash",
         earlier: Collection[TableSchema] = (),
@@ -159,13 +151,9 @@ class RmwTable:
             schema,
             initial,
             RunSet(layout, opened, range_),
-            budget,
-            background,
+            resources,
             range_,
             store=store,
-            writers=writers,
-            remote_compactor=remote_compactor,
-            readers=readers,
             policy=policy,
             flushed=manifest.flushed,
             keys=manifest.keys,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, Future
-from typing import NamedTuple
+from concurrent.futures import Future
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +19,9 @@ from millpond.kernels.runs.sort import order_by_hash
 from millpond.kernels.unaligned import stat_table as kernels
 from millpond.layout import HASH, META, RowLayout, Rows
 from millpond.stores.append_files import AppendFiles
-from millpond.stores.jobs import CompactSegments, RemoteCompactor
+from millpond.stores.jobs import CompactSegments
 from millpond.stores.runs.pace import Pace
+from millpond.stores.table_resources import TableResources
 from millpond.stores.unaligned.compaction import CompactionInput, compact
 from millpond.stores.unaligned.segment import (
     ENTRY,
@@ -45,25 +45,14 @@ LiveEntries = Mapping[int, list[tuple[NDArray[np.uint8], int]]]
 """For each segment number, the parts of its index: a flag for each entry of an open window, and the rows of these."""
 
 
-class Workers(NamedTuple):
-    """Background executors: `compacting` runs compactions, `writing` makes segments durable.
-
-    `remote_compactor` submits compactions to remote workers.
-    """
-
-    compacting: Executor
-    writing: Executor
-    remote_compactor: RemoteCompactor | None = None
-
-
 class WindowLog:
     """The segments of one table.
 
     Args:
         layout: of the rows. files: writes and opens segments.
         stat, prefetched: of the table; the windows in the manifest's segments are added to `stat`.
-        workers: background executors.
-        directory: directory for temporary files. piece: bytes processed at once.
+        resources: threads for compactions and writes, and the budget that bounds temporaries.
+        directory: directory for temporary files.
         maximum: space amplification from which segments are compacted.
         manifest: the state to open.
 
@@ -82,20 +71,19 @@ class WindowLog:
         files: AppendFiles,
         stat: WindowStat,
         prefetched: PrefetchBuffer,
-        workers: Workers,
+        resources: TableResources,
         manifest: TableManifest,
         *,
         directory: str,
-        piece: int,
         maximum: float,
     ) -> None:
         self._layout = layout
         self.files = files
         self._stat = stat
         self._prefetched = prefetched
-        self._workers = workers
+        self._resources = resources
         self._directory = directory
-        self._piece = piece
+        self._piece = resources.budget.piece
         self._maximum = maximum
         self.segments: list[Segment] = []
         self.covered = Covered(manifest.flushed, manifest.skip)
@@ -193,7 +181,7 @@ class WindowLog:
 
         staged = self.files.stage(fill, [self._layout, ENTRY], rows)
         # The segment is read from the local disk at once, and becomes durable on another thread.
-        written = self._workers.writing.submit(staged.publish)
+        written = self._resources.write_pool.submit(staged.publish)
         self.segments.append(Segment(staged.file, self._next_seq, covered=covered, written=written))
         self._next_seq += 1
         self.live_rows += rows
@@ -285,7 +273,7 @@ class WindowLog:
         self._pace.set_full_speed(self.space_amplification > 2 * self._maximum)
 
         def compact_locally() -> Future[tuple[RunRef, AppendFile]]:
-            return self._workers.compacting.submit(compact, *arguments)
+            return self._resources.background.submit(compact, *arguments)
 
         def open_result(refs: Sequence[RunRef]) -> tuple[RunRef, AppendFile]:
             (ref,) = refs
@@ -300,7 +288,7 @@ class WindowLog:
                 piece=self._piece,
             )
 
-        remote_compactor = self._workers.remote_compactor
+        remote_compactor = self._resources.remote_compactor
         return (
             compact_locally()
             if remote_compactor is None

@@ -10,7 +10,6 @@ rows, and starts a compaction when there are too many.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor
 from itertools import pairwise
 from typing import Any
 
@@ -26,12 +25,11 @@ from millpond.kernels.runs.gather import gather_rows
 from millpond.kernels.unaligned import stat_table as kernels
 from millpond.layout import HASH, META, HashRange, RowLayout, Rows, TableSchema, Words
 from millpond.stores.append_files import AppendFiles
-from millpond.stores.jobs import RemoteCompactor
-from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.memory.spooled import SpooledLog
 from millpond.stores.protocol import TableDelta
+from millpond.stores.table_resources import TableResources
 from millpond.stores.unaligned.batch_read import BatchRead
-from millpond.stores.unaligned.log import WindowLog, Workers
+from millpond.stores.unaligned.log import WindowLog
 from millpond.stores.unaligned.segment import Covered
 from millpond.stores.unaligned.stat_table import PrefetchBuffer, WindowStat, WriteBuffer, outgrown_error
 from millpond.stores.windows import inside
@@ -55,9 +53,8 @@ class UnalignedTable:
 
     Args:
         schema: the stored columns, the last key column a word.
-        files: writes segments. budget: the memory shared with the other tables of the slot.
-        background: compacts segments. writers: writes segments (`background` if not given).
-        remote_compactor: submits compactions to remote workers.
+        files: writes segments.
+        resources: the memory and the threads that the table shares with the other tables of its slot.
         manifest: the state to open; `load` then applies the later deltas. Opening reads the directory and the index of
             each segment, not the data.
         directory: directory for temporary files.
@@ -74,16 +71,13 @@ class UnalignedTable:
         self,
         schema: TableSchema,
         files: AppendFiles,
-        budget: MemoryBudget,
-        background: Executor,
+        resources: TableResources,
         manifest: TableManifest = TableManifest(),  # noqa: B008
         *,
         directory: str,
         read_batch_ratio: float = READ_BATCH_RATIO,
         maximum_space_amplification: float = MAXIMUM_SPACE_AMPLIFICATION,
         write_buffer: int | None = None,
-        writers: Executor | None = None,
-        remote_compactor: RemoteCompactor | None = None,
         writable: bool = True,
     ) -> None:
         self.layout = RowLayout(schema)
@@ -92,8 +86,8 @@ class UnalignedTable:
                 "The last key column of an unaligned table must be a word.", action="Put the window there."
             )
         self._window = self.layout.offsets[len(schema.keys) - 1]
-        self._budget = budget
-        self._account = budget.open()
+        self._budget = resources.budget
+        self._account = self._budget.open()
         self._writable = writable
         self._read_batch_ratio = read_batch_ratio
         self._write_buffer = write_buffer
@@ -105,10 +99,9 @@ class UnalignedTable:
             files,
             self._stat,
             self._prefetched,
-            Workers(background, writers or background, remote_compactor),
+            resources,
             manifest,
             directory=directory,
-            piece=budget.piece,
             maximum=maximum_space_amplification,
         )
         self._version = manifest.flushed
