@@ -1,4 +1,4 @@
-"""What a slot gives every table: memory, and threads for background work."""
+"""Memory and threads that a slot shares among its tables."""
 
 from __future__ import annotations
 
