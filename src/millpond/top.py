@@ -26,8 +26,8 @@ from millpond.metrics import (
     request_cost,
 )
 from millpond.query.progress.reader import BatchProgress, Progress, ProgressReader
+from millpond.slot.process.client import CommitHealth, commit_health
 from millpond.slot.process.queries import find_running_query
-from millpond.worker.client import CommitHealth, commit_health
 
 _SILENCE_SECONDS = 3.0
 _BARS = "▁▂▃▄▅▆▇█"

@@ -25,8 +25,8 @@ from millpond.plan.lookahead.source import prefetch_sources
 from millpond.query.lookahead.runner import _Runner, lookaheads
 from millpond.query.lookahead.sources import Files, upcoming_rows
 from millpond.query.starting import start
+from millpond.slot.process import client
 from millpond.tasks.operator_task import OperatorTask
-from millpond.worker import client
 
 KEYS = 300_000
 ROWS = 60_000

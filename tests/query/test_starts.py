@@ -19,8 +19,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 import millpond
 from millpond.errors import StateIncompatibleError
 from millpond.query.starting import start as starting
+from millpond.slot.process.client import drain, open_partitions
 from millpond.tasks.operator_task import OperatorTask
-from millpond.worker.client import drain, open_partitions
 from tests.query.test_recovery import Job
 
 STARTS = 12

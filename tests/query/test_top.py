@@ -16,9 +16,9 @@ from rich.console import Console
 
 import millpond
 from millpond.query.progress.reader import BatchProgress, OperatorProgress, Progress, ProgressReader
+from millpond.slot.process.client import CommitHealth
 from millpond.slot.process.queries import find_running_query
 from millpond.top import frame
-from millpond.worker.client import CommitHealth
 from tests.s3 import s3
 from tests.slot.test_damage import Counts, rows_of
 

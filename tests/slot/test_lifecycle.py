@@ -14,12 +14,12 @@ import pytest
 from pyspark import TaskContext
 
 from millpond.errors import MillpondError, SettingError, StateDamagedError, TransientError
+from millpond.slot.process.client import SlotFinder, answered_batches, drain, start_slots
 from millpond.slot.process.connection import Connection, PeerGone
 from millpond.slot.process.identity import Process, identify
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.slot.process.messages import Done, Run
 from millpond.tasks.operator_task import OperatorTask
-from millpond.worker.client import SlotFinder, answered_batches, drain, start_slots
 from millpond.worker.slot_stage import SlotStage
 from tests.interleave import Interleaved, schedules
 

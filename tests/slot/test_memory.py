@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 
+from millpond.slot.process.client import SlotFinder
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.operators import AggregateCall, Field
 from millpond.tasks.operator_task import OperatorTask
-from millpond.worker.client import SlotFinder
 from millpond.worker.slot_stage import SlotStage
 
 from .conftest import TIME, FakeContext, begin, hashes_in, key_hash

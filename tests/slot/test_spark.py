@@ -13,9 +13,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from millpond.slot.process.client import drain
 from millpond.slot.process.identity import Process
 from millpond.slot.process.lifecycle import SlotDirectory
-from millpond.worker.client import drain
 from millpond.worker.slot_stage import Coverage, SlotStage
 
 from .conftest import GROUPED, begin, wait_until, with_tests_on_path

@@ -10,7 +10,7 @@ from pyspark import TaskContext
 from millpond.checkpoint.generation import claim
 from millpond.checkpoint.recovery import Recovery
 from millpond.files.locations.opening import join_url, open_filesystem
-from millpond.worker.client import drain
+from millpond.slot.process.client import drain
 from millpond.worker.slot_stage import SlotStage
 
 from .conftest import FakeContext, grouped, table_of

@@ -10,8 +10,8 @@ import pytest
 from pyspark import TaskContext
 
 from millpond.errors import TransientError
+from millpond.slot.process.client import drain
 from millpond.slot.process.lifecycle import SlotDirectory
-from millpond.worker.client import drain
 from millpond.worker.slot_stage import SlotStage
 
 from .conftest import FakeContext, grouped, hasty, table_of

@@ -16,8 +16,8 @@ from pyspark import TaskContext
 from millpond.checkpoint.recovery import Recovery
 from millpond.errors import MillpondError, TransientError
 from millpond.files.locations.opening import join_url, open_filesystem
+from millpond.slot.process.client import answered_batches, drain
 from millpond.slot.process.lifecycle import SlotDirectory
-from millpond.worker.client import answered_batches, drain
 from millpond.worker.slot_stage import SlotStage
 
 from .conftest import FakeContext, begin, grouped, hasty, table_of, wait_until, with_tests_on_path

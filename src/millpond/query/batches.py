@@ -18,8 +18,8 @@ from pyspark.sql import DataFrame
 
 from millpond.errors import UsageError
 from millpond.query.session import changed_settings
+from millpond.slot.process.client import answered_batches
 from millpond.tasks.operator_task import OperatorTask
-from millpond.worker.client import answered_batches
 from millpond.worker.slot_stage import PartitionDone
 
 if TYPE_CHECKING:

@@ -55,8 +55,8 @@ from millpond.query.starting.checks import check_session, check_stream
 from millpond.query.starting.operator_metadata import update_operator_metadata
 from millpond.query.starting.state_schema import state_schema_of
 from millpond.query.starting.tasks import first_partitions, operator_task
+from millpond.slot.process.client import drain
 from millpond.tasks.operator_task import OperatorTask
-from millpond.worker.client import drain
 from millpond.worker.slot_stage import SlotStage
 
 _BATCH = "streaming.sql.batchId"

@@ -17,6 +17,7 @@ from millpond.layout import HashRange, RowLayout, Rows, TableSchema
 from millpond.operators.protocol import StateTable, TableKind
 from millpond.stores.aligned.hash_intervals import read_gradually
 from millpond.stores.append_files import AppendFiles
+from millpond.stores.hash_filter import axis_word, inside
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.ordered.table import OrderedTable
 from millpond.stores.protocol import LoadedTable
@@ -25,7 +26,6 @@ from millpond.stores.runs.run_set import RunSet
 from millpond.stores.runs.run_store import RunStore
 from millpond.stores.table_resources import TableResources
 from millpond.stores.unaligned.table import UnalignedTable
-from millpond.stores.windows import axis_word, inside
 
 Schemas = Mapping[int, TableSchema]
 """Schemas that a table has had, by number of the query's state schema; only read-modify-write tables have several."""

@@ -1,1 +1,1 @@
-"""Code that runs in Spark's Python worker: the slot client and the slot stage, between Spark's rows and slots."""
+"""Code that runs in Spark's Python worker: the slot stage, the local exchange, and calls of the user's functions."""

@@ -13,13 +13,13 @@ import pyarrow as pa
 from pyspark.accumulators import AccumulatorParam
 
 from millpond.errors import MillpondError, TransientError
+from millpond.slot.process.client import SlotFinder
 from millpond.slot.process.connection import Connection, Kind, PeerGone, PeerSilent
 from millpond.slot.process.messages import Call, Done, Run
 from millpond.spec.types import parse_type
 from millpond.tasks.metric_rows import metric_rows, with_metric_column
 from millpond.tasks.operator_task import OperatorTask
 from millpond.tasks.rows import first_hash
-from millpond.worker.client import SlotFinder
 from millpond.worker.spark_task import added_paths, batch_of, task_context, without_delayed_acks
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from millpond.conf import Settings
 from millpond.errors import MillpondError, SettingError
 from millpond.query.progress.counts import CountingListener, Counts
 from millpond.query.progress.reader import Progress, ProgressReader
+from millpond.slot.process.client import CommitHealth, commit_health
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.tasks.operator_task import OperatorTask
-from millpond.worker.client import CommitHealth, commit_health
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from millpond.metrics import ADDED_METRICS, REQUEST_PRICES, WAITING, description
 from millpond.query.progress.counts import Counts
 from millpond.query.progress.reader import Progress
-from millpond.worker.client import CommitHealth
+from millpond.slot.process.client import CommitHealth
 
 _QUERY = ("query_id", "query_name")
 _OPERATOR = (*_QUERY, "operator")

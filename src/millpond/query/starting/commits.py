@@ -10,8 +10,8 @@ from contextlib import suppress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.errors import MillpondError
+from millpond.slot.process.client import commit_failures, lost_calls
 from millpond.tasks.operator_task import OperatorTask
-from millpond.worker.client import commit_failures, lost_calls
 
 log = logging.getLogger("millpond")
 

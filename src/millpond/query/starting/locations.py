@@ -17,8 +17,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from millpond.errors import MillpondError
 from millpond.files.locations.opening import open_filesystem
 from millpond.plan.catalyst.jvm import Catalyst
+from millpond.slot.process.client import drain
 from millpond.tasks.operator_task import OperatorTask
-from millpond.worker.client import drain
 
 log = logging.getLogger("millpond")
 

@@ -12,11 +12,11 @@ from pyspark import SparkContext
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.errors import FencedError, MillpondError, SettingError, TransientError
+from millpond.slot.process.client import DRAIN_SECONDS, commit_failures, drain
 from millpond.slot.process.identity import Process, owner
 from millpond.slot.process.lifecycle import POLL_SECONDS, SlotDirectory
 from millpond.slot.process.queries import QueryRecord, canonical, record_query, remove_query
 from millpond.tasks.operator_task import OperatorTask
-from millpond.worker.client import DRAIN_SECONDS, commit_failures, drain
 
 log = logging.getLogger("millpond")
 

@@ -46,8 +46,8 @@ from millpond.query.starting.recovery_point import concurrent_run_error, recover
 from millpond.query.starting.running import end_slots_with_application, release, watch_run
 from millpond.query.starting.state_schema import StartSchema, check_schema, state_schema_of, write_evolved_schema
 from millpond.query.starting.tasks import first_partitions, operator_task
+from millpond.slot.process.client import drain, open_partitions, start_slots
 from millpond.tasks.operator_task import OperatorTask
-from millpond.worker.client import drain, open_partitions, start_slots
 
 log = logging.getLogger("millpond")
 

@@ -1,4 +1,4 @@
-"""Calls of user code from a slot: executed by the slot client at the other end of the batch's connection."""
+"""Calls of user code from a slot: executed by the slot stage at the other end of the batch's connection."""
 
 from __future__ import annotations
 

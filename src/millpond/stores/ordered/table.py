@@ -22,6 +22,7 @@ from millpond.kernels.ordered import order as ordered
 from millpond.kernels.ordered import scan as ordered_scan
 from millpond.kernels.ordered.order import MARK, MATCHED
 from millpond.layout import HASH, META, NEVER, HashRange, Rows, TableSchema, Words
+from millpond.stores.hash_filter import inside
 from millpond.stores.memory.spooled import spool_pieces
 from millpond.stores.ordered.block_prefetcher import BlockPrefetcher, KeyIntervals, PartBlockNumbers, find_blocks
 from millpond.stores.ordered.files import PartFiles
@@ -35,7 +36,6 @@ from millpond.stores.runs.compactor import Writer
 from millpond.stores.runs.prefetcher import PrefetchFigures
 from millpond.stores.runs.run_store import RunStore
 from millpond.stores.table_resources import TableResources
-from millpond.stores.windows import inside
 
 _CHUNK_ROWS = 65536  # rows in a piece of a scan or a delta
 _PREFETCH_DIVISOR = 16

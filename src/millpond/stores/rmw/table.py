@@ -12,6 +12,7 @@ from millpond.errors import UsageError
 from millpond.files.refs import Axis, TableManifest
 from millpond.kernels.hot_table.upsert import TOUCH_ALL, TOUCH_CREATED, TOUCH_NONE
 from millpond.layout import Bytes, HashRange, RowLayout, Rows, TableSchema, Words, contiguous
+from millpond.stores.hash_filter import axis_word, inside
 from millpond.stores.memory.heap import Heap
 from millpond.stores.protocol import LocatedRows, TableDelta
 from millpond.stores.rmw.batch_changes import BatchChanges
@@ -30,7 +31,6 @@ from millpond.stores.runs.prefetcher import Prefetcher
 from millpond.stores.runs.run_set import RunSet
 from millpond.stores.runs.run_store import RunStore
 from millpond.stores.table_resources import TableResources
-from millpond.stores.windows import axis_word, inside
 
 _MAX_PIECE_ROWS = 65536  # rows in a piece of a scan or a delta
 _MIN_PIECE_ROWS = 1024  # the same, at least, however large rows are

@@ -12,7 +12,7 @@ from millpond.files.formats.blocks import BlockSource, BlockTable, MemorySource,
 from millpond.kernels.runs.gather import gather_rows
 from millpond.kernels.runs.merge import merge_order
 from millpond.layout import HASH, LAST_HASH, HashRange, RowLayout, Rows
-from millpond.stores.windows import inside
+from millpond.stores.hash_filter import inside
 
 PIECE_ROWS = 65536
 """Rows in a piece of a merge, roughly."""

@@ -98,7 +98,7 @@ class Run:
         source: source of its blocks.
         ref: its file, if it has one.
         range_: the hash range that it is opened for; the run may hold other rows, which no look-up asks for.
-        axis: index of the word by which rows belong to a partition (see `stores.windows`).
+        axis: index of the word by which rows belong to a partition (see `stores.hash_filter`).
 
     Attributes:
         view: the run as input of merges. range: the hash range of rows that count.

@@ -149,7 +149,7 @@ class RunStore:
         its hashes.
 
         Args:
-            axis: index of the word by which rows belong to a partition (see `stores.windows`).
+            axis: index of the word by which rows belong to a partition (see `stores.hash_filter`).
             earlier: earlier schemas of the table: rows with one of these are converted when they are read.
 
         Raises:

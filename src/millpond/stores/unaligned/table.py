@@ -25,6 +25,7 @@ from millpond.kernels.runs.gather import gather_rows
 from millpond.kernels.unaligned import stat_table as kernels
 from millpond.layout import HASH, META, HashRange, RowLayout, Rows, TableSchema, Words
 from millpond.stores.append_files import AppendFiles
+from millpond.stores.hash_filter import inside
 from millpond.stores.memory.spooled import SpooledLog
 from millpond.stores.protocol import TableDelta
 from millpond.stores.table_resources import TableResources
@@ -32,7 +33,6 @@ from millpond.stores.unaligned.batch_read import BatchRead
 from millpond.stores.unaligned.log import WindowLog
 from millpond.stores.unaligned.segment import Covered
 from millpond.stores.unaligned.stat_table import PrefetchBuffer, WindowStat, WriteBuffer, outgrown_error
-from millpond.stores.windows import inside
 
 READ_BATCH_RATIO = 0.02
 MAXIMUM_SPACE_AMPLIFICATION = 1.5

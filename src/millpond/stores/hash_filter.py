@@ -1,4 +1,4 @@
-"""Hash windows of shared files: rows outside the window belong to other partitions (see `RunRef.window`)."""
+"""Filtering rows of shared files by hash: after rescaling, some belong to other partitions (see `RunRef.window`)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def axis_word(layout: RowLayout, axis: Axis) -> int:
     return layout.offsets[len(layout.schema.keys)] if axis == "group" else HASH
 
 
-def inside(rows: Rows, window: HashRange, word: int = HASH) -> Rows:
-    """Select the rows inside a hash window, in the same order; `word` comes from `axis_word`."""
-    if window.whole:
+def inside(rows: Rows, range_: HashRange, word: int = HASH) -> Rows:
+    """Select the rows inside a hash range, in the same order; `word` comes from `axis_word`."""
+    if range_.whole:
         return rows
-    count = window.covers(rows.words[:, word])
+    count = range_.covers(rows.words[:, word])
     return rows if count.all() else Rows(np.ascontiguousarray(rows.words[count]), rows.heap)
