@@ -361,7 +361,7 @@ def test_workers_and_the_query_are_killed_and_stalled(
         before = query.told("remote_compactions")
         query.until(lambda: query.told("remote_compactions") > before)
         second.go_on()  # its result is not waited for; it is an answer if the request goes after its last look
-        second.says(left, "is left to", "was answered by", "is not waited for", "done")
+        second.says(left, "failed, and", "was answered by", "was withdrawn", "done")
         second.end()
 
         assert query.told("local_compactions") == 0
@@ -380,7 +380,7 @@ def test_workers_and_the_query_are_killed_and_stalled(
         third.stand_at(BEFORE, AFTER)  # at what this run asks for, too
         third.let(left)
         third.resume()
-        third.says(left, "is left to", "is not waited for")
+        third.says(left, "failed, and", "was withdrawn")
         third.end()
         assert left not in query.known() or not query.known()[left].has_result
         query.until(lambda: query.told("local_compactions") > 0 and query.told("compaction_ms") > 0)

@@ -130,7 +130,7 @@ def test_a_collector_keeps_what_retained_versions_need(tmp_path: Path, monkeypat
     for version in versions:
         assert read(after, version) == expected([0] * version)
     for version in set(range(1, 5)) - set(versions):
-        with pytest.raises(UsageError, match="not there"):
+        with pytest.raises(UsageError, match="is not stored"):
             StateReader(str(tmp_path)).choose(version)
 
 
