@@ -585,7 +585,7 @@ def test_a_place_that_is_taken_or_wrong_is_refused(spark: SparkSession, data: Pa
         query.stop()
 
 
-@pytest.mark.parametrize("step", ["write_document_once", "_begin", "drain", "copy_folders", "copy_logs"])
+@pytest.mark.parametrize("step", ["write_document_once", "_claim_generation", "drain", "copy_folders", "copy_logs"])
 def test_no_query_starts_where_an_import_was_interrupted(
     spark: SparkSession, data: Path, counted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
