@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -120,13 +121,20 @@ def show_state(
         for batch in reader.read(chosen_operator.index, number, chosen, name):
             table = table or Table(*batch.schema.names, title=f"operator {chosen_operator.index}, version {chosen}")
             for row in batch.slice(0, rows_left).to_pylist():
-                table.add_row(*("null" if value is None else str(value) for value in row.values()))
+                table.add_row(*(_shown(value) for value in row.values()))
             rows_left -= min(rows_left, batch.num_rows)
             if not rows_left:
                 break
         if not rows_left:
             break
     _out.print(table or "no rows")
+
+
+def _shown(value: Any) -> str:
+    """Return a value of a row as text: structs and lists as JSON."""
+    if isinstance(value, dict | list):
+        return json.dumps(value, default=str, ensure_ascii=False)
+    return "null" if value is None else str(value)
 
 
 @state.command("verify")

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 
 import millpond
 from millpond.plan.catalyst.exchange.forms import ExchangeForms, Form
-from millpond.query.forms import exchange_id
+from millpond.query.running.forms import exchange_id
 from millpond.tasks.operator_task import OperatorTask
 from tests.differential.data import DDL, batch, write
 from tests.differential.harness import Batches, assert_equal, compare, plain, run

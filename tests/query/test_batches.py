@@ -9,7 +9,7 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 from millpond.errors import UsageError
-from millpond.query.batches import BatchInterruptedError, CompleteBatch
+from millpond.query.running.batches import BatchInterruptedError, CompleteBatch
 from millpond.worker.slot_stage import PartitionDone
 
 PROXY_ERROR = (
@@ -25,7 +25,8 @@ def done(batch: int, partition: int) -> PartitionDone:
 
 @pytest.fixture
 def coverage(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr("millpond.query.batches.answered_batches", lambda task: {})  # the slots are on another host
+    # The slots are on another host.
+    monkeypatch.setattr("millpond.query.running.batches.answered_batches", lambda task: {})
     return SimpleNamespace(value=[])
 
 

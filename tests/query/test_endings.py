@@ -15,7 +15,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 import millpond
-from millpond.query.running_query import RunningQuery, _interruptible
+from millpond.query.running.handle import RunningQuery, _interruptible
 from tests.slot.conftest import wait_until
 
 

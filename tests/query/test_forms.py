@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millpond.query.forms import FormChoice
+from millpond.query.running.forms import FormChoice
 
 
 def figures(

@@ -23,7 +23,7 @@ from millpond.checkpoint.state_schema import read_state_schema
 from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleError, TransientError, UsageError
 from millpond.files.locations.opening import open_filesystem
 from millpond.query.logs.query_logs import _RollBack
-from millpond.query.starting.running import await_commits
+from millpond.query.running.runs import await_commits
 from millpond.query.starting.start import VERIFY_METADATA, _Startup
 from millpond.query.writer import StreamWriter
 from millpond.state_reader.reader import StateReader

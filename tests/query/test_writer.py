@@ -229,7 +229,7 @@ def test_slots_on_other_hosts_are_not_asked(
         asked.append(task.operator)
         return {}
 
-    monkeypatch.setattr("millpond.query.batches.answered_batches", nothing_here)
+    monkeypatch.setattr("millpond.query.running.batches.answered_batches", nothing_here)
     checkpoint = str(tmp_path / "checkpoint")
     writer = millpond.writeStream(counts).foreachBatch(lambda df, _: df.isEmpty())
     once(writer.option("checkpointLocation", checkpoint)).start().awaitTermination()

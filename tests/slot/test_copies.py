@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -180,3 +181,15 @@ def test_a_place_where_nothing_can_be_made(tmp_path: Path) -> None:
     assert claim_copies(tmp_path / "file", "q", 0) is None
     remove_old_copies(tmp_path / "file")
     remove_old_copies(tmp_path / "none")
+
+
+def test_a_query_that_cannot_be_opened_leaves_the_folder_to_the_next(
+    far: OperatorTask, opens: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("millpond.slot.partition.running.SealedFiles", Mock(side_effect=OSError("no space left")))
+        with pytest.raises(OSError, match="no space left"):
+            opens(far, "first")
+    query = opens(far, "first")
+    assert query._copies is not None
+    query.close()

@@ -133,7 +133,7 @@ def _decided(
     stages: bool = False,
 ) -> Decided:
     """Decide about the operators of a plan: the analysed one, or the same with lookahead stages."""
-    joins = any(_joins_streams(node) for node in plan.walk()) and not shared
+    joins = any(node.joins_streams for node in plan.walk()) and not shared
     windows = any(node.kind == "Window" and node.streaming for node in plan.walk()) and not shared
     # In the rewritten plan, no condition moves past the node that a stage becomes. So all conditions are settled
     # here.
@@ -231,7 +231,7 @@ class _Decider:
         return Decided(node, children, operator)
 
     def _operator(self, node: Node, limits: Limits) -> Operator | None:
-        if _joins_streams(node):
+        if node.joins_streams:
             return self._join(node)
         # A limit on the whole result of complete mode needs no state; any other limit counts rows across batches.
         if node.kind == "GlobalLimit" and (self.output_mode == "append" or not _has_aggregate(node)):
@@ -416,13 +416,9 @@ def _check_key(attribute: Expression) -> None:
     check_key(attribute)
 
 
-def _joins_streams(node: Node) -> bool:
-    return node.kind == "Join" and all(child.streaming for child in node.children)
-
-
 def _lets_semi_joins_pass(node: Node) -> bool:
     """Whether Spark's optimiser moves semi joins below this stateful node, where rows match at other times."""
-    return _joins_streams(node) or (node.streaming and node.kind in ("Aggregate", "Distinct", "Window"))
+    return node.joins_streams or (node.streaming and node.kind in ("Aggregate", "Distinct", "Window"))
 
 
 def _filters_state(node: Node) -> bool:

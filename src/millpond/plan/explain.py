@@ -135,6 +135,7 @@ def as_text(decision: Decision, nowhere: Sequence[Operator] = ()) -> str:
             f"  [wrong in Spark, {'always' if wrong['certain'] else 'for some data'}] {wrong['title']}",
             f"      {wrong['text']}",
             f"      {wrong['advice']}",
+            *(["      the query does not start unless spark.millpond.onWrongInSpark=warn"] if wrong["certain"] else []),
         ]
     for stage in data["stages"]:
         if not stage["operators"]:

@@ -36,7 +36,7 @@ def wrong_in_spark(
         maps_windows: whether `applyInPandas` and `applyInArrow` are called with whole closed windows.
     """
     # Optimising takes about 100 ms; the analysed plan is enough to rule out most queries.
-    if not any(_joins_streams(node) or _marks_struct(node) for node in analyzed.walk()):
+    if not any(node.joins_streams or _marks_struct(node) for node in analyzed.walk()):
         return ()
     query = _Query(catalyst, catalyst.optimized(analyzed), output_mode, maps_windows)
     wrong = (
@@ -45,10 +45,6 @@ def wrong_in_spark(
         for node, detail in shape.find(query)
     )
     return tuple(dict.fromkeys(wrong))  # a common table expression occurs in the plan once per reader
-
-
-def _joins_streams(node: Node) -> bool:
-    return node.kind == "Join" and all(child.streaming for child in node.children)
 
 
 def _marks_struct(node: Node) -> bool:
@@ -101,7 +97,7 @@ class _Query:
     @cached_property
     def joins(self) -> list[_Join]:
         """The joins of streams that Spark runs."""
-        joins = (self._join(node) for node in self.plan.walk() if _joins_streams(node))
+        joins = (self._join(node) for node in self.plan.walk() if node.joins_streams)
         return [join for join in joins if join is not None]
 
     def _join(self, node: Node) -> _Join | None:
@@ -134,7 +130,7 @@ class _Query:
             return [] if self.output_mode == "complete" else _event_time_columns(node.list("groupingExpressions"))
         if node.kind in MAPS:
             return _event_time_columns(node.list("groupingAttributes")) if self.maps_windows else []
-        timed = _joins_streams(node) or node.kind in ("Deduplicate", "DeduplicateWithinWatermark")
+        timed = node.joins_streams or node.kind in ("Deduplicate", "DeduplicateWithinWatermark")
         if timed or (node.kind in (*PROCESSORS, *GROUP_STATES) and by_event_time(node)):
             return [column for child in node.children for column in _event_time_columns(child.output)]
         return []

@@ -15,8 +15,8 @@ from millpond.files.locations.opening import open_filesystem
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.exchange.workers import map_in_arrow
 from millpond.query.logs.finding import find_state
+from millpond.query.running.runs import await_commits
 from millpond.query.starting.checks import check_spark
-from millpond.query.starting.running import await_commits
 from millpond.state_reader.reader import StateReader
 
 

@@ -30,10 +30,10 @@ from millpond.plan.reading.decision import Decision, Operator
 from millpond.plan.reading.reasons import Reason
 from millpond.plan.replay.repeatable import needs_sync
 from millpond.plan.rewriter import rewrite_plan
-from millpond.query.batches import CompleteBatch
-from millpond.query.forms import choose_first_forms, exchange_id, remove_forms, watch_forms
 from millpond.query.progress.endpoint import endpoint_of
-from millpond.query.running_query import RunningQuery
+from millpond.query.running.batches import CompleteBatch
+from millpond.query.running.forms import choose_first_forms, exchange_id, remove_forms, watch_forms
+from millpond.query.running.handle import RunningQuery
 from millpond.query.session import first_store_count, running_settings, settings_of_user, starting_settings
 from millpond.query.starting.checks import (
     check_name,

@@ -252,6 +252,11 @@ class Node(_Tree):
         return bool(self.java.isStreaming())
 
     @property
+    def joins_streams(self) -> bool:
+        """Whether this is a join of two streams."""
+        return self.kind == "Join" and all(child.streaming for child in self.children)
+
+    @property
     def expressions(self) -> list[Expression]:
         """The node's own expressions."""
         return [Expression(expression) for expression in items(self.java.expressions())]

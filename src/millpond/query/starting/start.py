@@ -39,11 +39,11 @@ from millpond.query.logs.garbage import collect_garbage
 from millpond.query.logs.ownership import Ownership, state_of_last_run
 from millpond.query.logs.query_logs import QueryLogs, RollBack
 from millpond.query.lookahead.runner import lookaheads, start_source_lookahead
-from millpond.query.starting.commits import watch_commits
+from millpond.query.running.commits import watch_commits
+from millpond.query.running.runs import end_slots_with_application, release, watch_run
 from millpond.query.starting.initial_state import remove_initial_when_committed, write_initial
 from millpond.query.starting.operator_metadata import update_operator_metadata
 from millpond.query.starting.recovery_point import concurrent_run_error, recovery_version, write_base_and_find_replays
-from millpond.query.starting.running import end_slots_with_application, release, watch_run
 from millpond.query.starting.state_schema import StartSchema, check_schema, state_schema_of, write_evolved_schema
 from millpond.query.starting.tasks import first_partitions, operator_task
 from millpond.slot.process.client import drain, open_partitions, start_slots

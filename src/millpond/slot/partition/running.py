@@ -6,6 +6,7 @@ import shutil
 import threading
 from collections.abc import Iterable
 from concurrent.futures import Executor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -105,12 +106,27 @@ class RunningQuery:
         self.checkpoint = Checkpoint(self.files, task.generation)
         self.spill = self.resources.directory / "sealed" / task.key
         self.spill.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as undo:  # until everything is open; `close` releases it later
+            self._open_files(undo)
+            undo.pop_all()
+        try:
+            for adopted in self.sealed.adopt(task.generation):
+                self.committer.submit(adopted, adopted=True)
+        except BaseException:
+            self.close()  # release the adopted files for the next attempt
+            raise
+
+    def _open_files(self, undo: ExitStack) -> None:
+        """Open caches, stores and the committer; `undo` gets what must not stay claimed after an error."""
+        task = self.task
         cache = self.resources.directory / "cache" / task.key / str(self.resources.number)
         cache.mkdir(parents=True, exist_ok=True)
         if self._counted is not None:
             # Files on a local disk are mapped in place, so only object stores need copies.
             remove_old_copies(self._copies_root)
             self._copies = claim_copies(self._copies_root, task.key, self.resources.number)
+            if self._copies is not None:
+                undo.callback(self._copies.release)
         disk = task.settings.cache_disk
         if disk is None:
             held = self._copies.bytes if self._copies is not None else 0
@@ -130,6 +146,7 @@ class RunningQuery:
         self.merges = TimedExecutor(self.resources.merges)
         self._exchange = exchange_folder(self.resources.directory, task)
         self._account = self.resources.budget.open()
+        undo.callback(self._account.close)
         self._account.force(self.resources.cache_memory)
         self._reported: dict[str, float] = {}
         self._planned: dict[int, Planned] = {}
@@ -138,12 +155,6 @@ class RunningQuery:
         self.committer = Committer(
             self.checkpoint, self.resources.slot, self.sealed, limit=task.settings.commit_timeout
         )
-        try:
-            for adopted in self.sealed.adopt(task.generation):
-                self.committer.submit(adopted, adopted=True)
-        except BaseException:
-            self.close()  # release the adopted files for the next attempt
-            raise
 
     @property
     def _copies_root(self) -> Path:
