@@ -304,6 +304,24 @@ class Settings(msgspec.Struct, frozen=True):
         ),
     ] = "auto"
 
+    placement: Annotated[
+        Literal["auto", "off"],
+        setting(
+            "placement",
+            "on a cluster: `auto` runs each partition's tasks on one host, the same in every batch, so that its state "
+            "stays in memory there; `off` leaves the choice to Spark",
+        ),
+    ] = "auto"
+
+    restarts: Annotated[
+        Count,
+        setting(
+            "restarts",
+            "on a cluster: how often within ten minutes the query is started again, inside the application, when a "
+            "host was lost with state that was not durable yet; `0`: the query fails",
+        ),
+    ] = 3
+
     metrics_port: Annotated[
         Annotated[int, Meta(ge=1, le=65535)] | None,
         setting(

@@ -48,6 +48,7 @@ GROUPS = {
     "tiers": "state on an object store: blocks of runs (32 KiB) and their filters, by the tier that had them",
     "commit": "state on an object store",
     "compactions": "`spark.millpond.compaction=remote`: compactions since the slots' last report",
+    "hosts": "queries on a cluster",
     "manifest": "kept in manifests only",
 }
 """Groups of metrics, and the operators that report each group."""
@@ -95,6 +96,12 @@ METRICS = (
     Metric("local_compactions", "compactions", "compactions that slots did because no compactor did", durable=True),
     Metric("remote_compacted_bytes", "compactions", "files that compactors made", "bytes", durable=True),
     Metric("compaction_ms", "compactions", "processor time of compactions in slots", "ms", durable=True),
+    Metric(
+        "moved_partitions",
+        "hosts",
+        "partitions that were opened while the query ran: their tasks moved to another host, or their slot had died",
+        durable=True,
+    ),
     Metric("called_keys", "processors", "keys with rows that the processor was called for"),
     Metric("due_timers", "processors", "timers that were due"),
     Metric("prefetched_keys", "hints", "keys that were not in memory and were read before their rows", durable=True),
@@ -135,6 +142,7 @@ OBJECT_STORE_METRICS = _group("requests", "tiers", "commit")
 COMPACTION_METRICS = _group("compactions")
 HINT_METRICS = _group("hints")
 PROCESSOR_METRICS = _group("processors")
+HOST_METRICS = _group("hosts")
 LOOKUP_METRICS = _group("lookups")
 COMBINED_METRICS = _group("combined")
 DURABLE_METRICS = tuple(metric.name for metric in METRICS if metric.durable)

@@ -2,12 +2,13 @@
 
 `python job.py QUERY INPUT OUTPUT CHECKPOINT` prints `batch <n>` when Spark has finished a batch and `done` at the end.
 `MASTER` is the cluster's URL, `LOCATION` where state lies if not in the checkpoint, `PARTITIONS` how many it has,
-`CONFS` more settings, as JSON.
+`CONFS` more settings, as JSON, `EXECUTORS` how many the query waits for, `PAUSE` seconds that `foreachBatch` takes.
 """
 
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,14 @@ def session() -> SparkSession:
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     spark.streams.addListener(Announce())
+    while "EXECUTORS" in os.environ and executors(spark) < int(os.environ["EXECUTORS"]):
+        time.sleep(0.1)
     return spark
+
+
+def executors(spark: SparkSession) -> int:
+    context = spark.sparkContext._jsc.sc()
+    return int(context.getExecutorMemoryStatus().size()) - 1  # the driver is one of them
 
 
 def aggregate(rows: DataFrame) -> DataFrame:
@@ -142,6 +150,7 @@ def main(query: str, source: str, output: str, checkpoint: str) -> None:
 
         def write(batch: DataFrame, number: int) -> None:
             batch.write.mode("overwrite").parquet(str(Path(output) / f"batch={number}"))
+            time.sleep(float(os.environ.get("PAUSE", "0")))
 
         writer = millpond.writeStream(aggregate(rows)).outputMode("update").foreachBatch(write)
     else:

@@ -51,6 +51,8 @@ class Job(Counts):
             )
             for _ in self.server.run(Run(self.task, number, batch, 0), iter([piece])):
                 pass
+        # Flushed files are written before the next batch, so that every run needs the deltas of the same versions.
+        self.server._writers.submit(lambda: None).result()
 
 
 def expected(branches: list[int]) -> dict[int, tuple[int, int]]:

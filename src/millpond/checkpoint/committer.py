@@ -166,6 +166,11 @@ class Committer:
         except MillpondError as error:
             raise error.at(operator=str(operator), partition=partition, version=version) from None
 
+    def is_durable(self, operator: int, partition: int, version: int) -> bool:
+        """Return whether `wait_durable` would return at once."""
+        with self._changed:
+            return self._is_durable((operator, partition, version))
+
     def commit_failure(self) -> str:
         """Describe the failure, its duration and its file if commits have failed for some seconds; else return ""."""
         with self._changed:

@@ -240,9 +240,10 @@ class _PlanRewriter:
         # Added last: results are matched to the node's columns by position.
         schema.add(METRIC_COLUMN, LongType())
         catalyst = self.catalyst
-        function = named_function(stage, operator.title, 2)
+        located = self.sides.located
+        function = named_function(stage, operator.title, 2 if located is None else 3)
         no_data = self._no_data_source(operator, sent)
-        received = exchanged(catalyst, sent, self.partitions, catalyst.streaming_rows, no_data)
+        received = exchanged(catalyst, sent, self.partitions, catalyst.streaming_rows, no_data, located)
         slot_rows = map_in_arrow(received, function, schema, broadcasts)
         metrics = self.figures
         if operator.spec is not None:

@@ -18,22 +18,26 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from millpond.conf import Settings, read_settings
 from millpond.errors import UnsupportedError
-from millpond.files.locations.opening import on_disk
-from millpond.metrics import COMPACTION_METRICS, HINT_METRICS, OBJECT_STORE_METRICS, OPERATOR_METRICS
+from millpond.files.locations.opening import on_disk, open_filesystem
+from millpond.metrics import COMPACTION_METRICS, HINT_METRICS, HOST_METRICS, OBJECT_STORE_METRICS, OPERATOR_METRICS
 from millpond.plan.catalyst.exchange.forms import ExchangeForms, prepare
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.decide import decide
 from millpond.plan.exchange.combining import Combination, Combinations
 from millpond.plan.exchange.map_side import MapSides
+from millpond.plan.exchange.workers import on_one_host
 from millpond.plan.explain import as_text
 from millpond.plan.reading.decision import Decision, Operator
 from millpond.plan.reading.reasons import Reason
 from millpond.plan.replay.repeatable import needs_sync
 from millpond.plan.rewriter import rewrite_plan
+from millpond.query.logs.query_logs import QueryLogs
 from millpond.query.progress.endpoint import endpoint_of
 from millpond.query.running.batches import CompleteBatch
 from millpond.query.running.forms import choose_first_forms, exchange_id, remove_forms, watch_forms
 from millpond.query.running.handle import RunningQuery
+from millpond.query.running.placement import Placement
+from millpond.query.running.supervisor import Supervisor
 from millpond.query.session import first_store_count, running_settings, settings_of_user, starting_settings
 from millpond.query.starting.checks import (
     check_name,
@@ -196,6 +200,8 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         started: list[OperatorTask] = []
         forms = functools.cache(lambda: ExchangeForms.install(self._spark))  # compiled while the query is checked
         combinations = Combinations(decision.root, lambda: settings.combine != "off" and forms() is not None)
+        placed = settings.placement == "auto" and not on_one_host(self._spark.sparkContext)
+        placement = Placement.of(self._spark) if placed else None
 
         def rewritten(tasks: list[OperatorTask], stores: int | None, combined: Mapping[int, Combination]) -> DataFrame:
             # Recorded here, as a start may rewrite the query several times; the last tasks are those that run.
@@ -203,6 +209,7 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
             stages = [SlotStage(task, coverage, metrics=True) for task in tasks]
             writes = [ExchangeWrite(task) for task in tasks] if tasks[0].exchange == "local" else []
             ids = [exchange_id(task) for task in tasks]
+            located = None if placement is None else placement.located(tasks[0].partitions, tasks[0].slots)
             if chosen := forms():
                 choose_first_forms(chosen, tasks)
             metrics: tuple[str, ...] = (
@@ -210,12 +217,13 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
             )
             metrics += HINT_METRICS if tasks[0].lookaheads else ()
             metrics += COMPACTION_METRICS if settings.compaction == "remote" else ()
+            metrics += HOST_METRICS if located is not None else ()
             return rewrite_plan(
                 self._df,
                 decision,
                 tasks[0].partitions,
                 stages,
-                MapSides(writes, forms(), ids, combined),
+                MapSides(writes, forms(), ids, combined, located),
                 metrics,
                 tasks,
                 stores or first_store_count(initial_settings | session_settings),
@@ -250,22 +258,33 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
             combinations,
             session_settings,
             planned,
+            located=placement is not None,
         )
-        with endpoint_of(settings) as endpoint:
-            try:
-                query = start.run(start_rewritten)
-            except BaseException:
-                if chosen := forms():
-                    remove_forms(chosen, started)
-                raise
-            if endpoint is not None:
-                titles = [operator.title for operator in decision.on_millpond]
-                endpoint.show(query, self._spark, Catalyst(self._spark).qualified(checkpoint.path), started, titles)
-        if chosen := forms():
-            watch_forms(query, self._spark, chosen, started, always=settings.combine == "on")
+
+        def run() -> StreamingQuery:
+            with endpoint_of(settings) as endpoint:
+                try:
+                    query = start.run(start_rewritten)
+                except BaseException:
+                    if chosen := forms():
+                        remove_forms(chosen, started)
+                    raise
+                if endpoint is not None:
+                    titles = [operator.title for operator in decision.on_millpond]
+                    endpoint.show(query, self._spark, Catalyst(self._spark).qualified(checkpoint.path), started, titles)
+            if chosen := forms():
+                watch_forms(query, self._spark, chosen, started, always=settings.combine == "on")
+            return query
+
+        query = run()
         if checkpoint.temporary:
             delete_when_stopped(query, self._spark, checkpoint.path, started[0])
-        return RunningQuery.of(query)
+        if placement is None or checkpoint.temporary:
+            return RunningQuery.of(query)
+        running = RunningQuery.of(query, supervised=True)
+        logs = QueryLogs(open_filesystem(Catalyst(self._spark).qualified(checkpoint.path)))
+        Supervisor(running, placement, started, logs, run, settings.restarts).start()
+        return running
 
     def _launch_natively(
         self, launch: Callable[[DataStreamWriter], StreamingQuery], settings: Settings

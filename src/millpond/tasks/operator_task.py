@@ -87,6 +87,8 @@ class OperatorTask(msgspec.Struct, frozen=True):
         exchange: `spark` shuffles rows; `local` exchanges rows or block references, which give the location of rows in
             files.
         combined: columns that rows have in addition if they were combined before the exchange; empty if rows never are.
+        located: whether each task of a slot stage begins with the marker of its partition, and Spark's partitioning key
+            is the third column.
     """
 
     application: str
@@ -107,6 +109,7 @@ class OperatorTask(msgspec.Struct, frozen=True):
     initial: int = 0
     jvm: tuple[int, int] | None = None
     combined: tuple[Field, ...] = ()
+    located: bool = False
 
     @property
     def key(self) -> str:

@@ -6,6 +6,7 @@ other bits are the batch's time in milliseconds since the epoch.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from millpond.conf import KEY_GROUP_BITS
+from millpond.errors import MillpondError
 from millpond.spec.operators import COMBINED_ROWS
 
 HASH = 0
 MARK = 1
+_KEY = 2
 _TIME_MASK = (1 << (64 - KEY_GROUP_BITS)) - 1
 
 
@@ -30,6 +33,34 @@ def move_last_first(batch: pa.RecordBatch, last: int) -> pa.RecordBatch:
 def first_hash(batch: pa.RecordBatch) -> int:
     """Return the signed hash of the first row, which determines the partition."""
     return int(batch.column(HASH)[0].as_py())
+
+
+def located_rows(batches: Iterator[pa.RecordBatch], low: int, high: int) -> Iterator[pa.RecordBatch]:
+    """Remove Spark's partitioning key, the third column, after checking that all rows belong to the partition.
+
+    If something has changed Spark's plan, markers and rows may arrive in different tasks, or rows of several partitions
+    in one.
+
+    Args:
+        batches: the rows of a task.
+        low, high: the interval `[low, high)` of the partition's unsigned hashes.
+
+    Raises:
+        MillpondError: a row's hash lies outside of the interval.
+    """
+    for batch in batches:
+        hashes: NDArray[np.uint64] = batch.column(HASH).to_numpy().view(np.uint64)
+        if len(hashes) and not low <= int(hashes.min()) <= int(hashes.max()) < high:
+            raise misplaced_error()
+        yield batch.select([index for index in range(batch.num_columns) if index != _KEY])
+
+
+def misplaced_error() -> MillpondError:
+    """Return the error for rows that Spark has sent to another partition than the plan says."""
+    return MillpondError(
+        "Spark did not send rows to their partition as planned: another extension of Spark has changed the plan.",
+        action="Set spark.millpond.placement to off, or remove the extension.",
+    )
 
 
 def key_groups(batch: pa.RecordBatch) -> NDArray[np.uint16]:

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
@@ -19,7 +20,7 @@ from millpond.slot.process.messages import Call, Done, Run
 from millpond.spec.types import parse_type
 from millpond.tasks.metric_rows import metric_rows, with_metric_column
 from millpond.tasks.operator_task import OperatorTask
-from millpond.tasks.rows import first_hash
+from millpond.tasks.rows import MARK, first_hash, located_rows, misplaced_error
 from millpond.worker.spark_task import added_paths, batch_of, task_context, without_delayed_acks
 
 if TYPE_CHECKING:
@@ -143,6 +144,11 @@ class SlotStage:
             return  # not one of the operator's partitions, which all have a marker row
         partition = self.task.partition_of(first_hash(batch))
         context = task_context()
+        batches = chain([batch], batches)
+        if self.task.located:
+            if not batch.column(MARK)[0].as_py():
+                raise misplaced_error().at(query=self.task.query, operator=str(self.task.operator))
+            batches = located_rows(batches, *self.task.hash_range(partition))
         run = Run(
             self.task,
             partition,
@@ -157,7 +163,7 @@ class SlotStage:
         connection, process = finder.find(partition % self.task.slots)
         connection.on_heartbeat = _WaitWarning(run)
         try:
-            yield from self._converse(connection, run, batch, batches)
+            yield from self._converse(connection, run, batches)
         except MillpondError as error:
             raise self._at_place(error, run) from None
         except PeerSilent as error:
@@ -183,14 +189,14 @@ class SlotStage:
         )
 
     def _converse(
-        self, connection: Connection, run: Run, batch: pa.RecordBatch, batches: Iterator[pa.RecordBatch]
+        self, connection: Connection, run: Run, batches: Iterator[pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
         connection.send(run)
-        connection.send_schema(batch.schema)
-        connection.send_batch(batch)
         # All input goes out first: the slot calls the processor, and answers, only when it has everything.
-        for following in batches:
-            connection.send_batch(following)
+        for number, batch in enumerate(batches):
+            if number == 0:
+                connection.send_schema(batch.schema)
+            connection.send_batch(batch)
         connection.send_end()
         schema: pa.Schema | None = None
         running: RunningProcessor | None = None

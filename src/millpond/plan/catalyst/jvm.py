@@ -86,8 +86,11 @@ class Catalyst:
         array = self._class("java.util.ArrayList")()
         for item in items:
             array.add(item)
-        scala = self._class("scala.jdk.javaapi.CollectionConverters").asScala(array)
-        return scala.toIndexedSeq() if indexed else scala.toSeq()
+        return self.scala(array).toIndexedSeq() if indexed else self.scala(array)
+
+    def scala(self, items: Any) -> Any:
+        """Return the Scala sequence of a Java list."""
+        return self._class("scala.jdk.javaapi.CollectionConverters").asScala(items).toSeq()
 
     @property
     def session_id(self) -> str:
@@ -272,10 +275,21 @@ class Catalyst:
         column = F.timestamp_millis("id").alias(_NO_DATA_COLUMN, metadata=metadata)
         output = self._seq([column.java for column in self.analyzed(self.spark.range(1).select(column)).output])
         divided = self._class("org.apache.spark.sql.catalyst.plans.physical.HashPartitioning")(output, stores)
+        return self.dataframe(self.scan(output, rdd, divided, streaming=True))
+
+    def scan(self, output: Any, rdd: Any, partitioning: Any, *, streaming: bool) -> Node:
+        """Return a scan of an RDD of rows; a stream's arrive in every batch.
+
+        Args:
+            output: the columns.
+            rdd: the rows.
+            partitioning: how the rows are divided.
+            streaming: whether it is a stream.
+        """
         none = self._class("scala.Option").empty()
-        fields = [output, rdd, divided, self._seq([]), True, none, self.spark._jsparkSession, none, none]
+        fields = [output, rdd, partitioning, self._seq([]), streaming, none, self.spark._jsparkSession, none, none]
         relation = self._class("org.apache.spark.sql.execution.LogicalRDD")
-        return self.dataframe(Node(scan_of_rdd(relation, *fields)))
+        return Node(scan_of_rdd(relation, *fields))
 
     def _columns_of(self, like: DataFrame, rows: DataFrame) -> DataFrame:
         return rows.select(*(F.lit(None).cast(field.dataType).alias(field.name) for field in like.schema))

@@ -20,6 +20,7 @@ from millpond.conf import KEY_GROUP_BITS
 from millpond.ddl import ddl, quoted
 from millpond.plan.catalyst.buffers import bound
 from millpond.plan.catalyst.exchange.forms import Combined, ExchangeForms
+from millpond.plan.catalyst.exchange.located import PARTITION_KEY, LocatedPartitions
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.exchange.combining import Combination
 from millpond.plan.exchange.workers import ArrowFunction, map_in_arrow, named_function
@@ -38,12 +39,14 @@ class MapSides:
         forms: chooses the form of each batch; None if the function always runs.
         ids: operator → the exchange's identifier in `forms`.
         combinations: operator → the partial aggregation of its rows; only operators that have one.
+        located: the hosts that partitions' tasks should run on; None if all tasks run on one host.
     """
 
     writes: Sequence[ArrowFunction] = ()
     forms: ExchangeForms | None = None
     ids: Sequence[str] = ()
     combinations: Mapping[int, Combination] = field(default_factory=dict)
+    located: LocatedPartitions | None = None
 
     def combination(self, operator: int) -> Combination | None:
         """Return the partial aggregation of an operator's rows before the exchange, if it has one."""
@@ -134,6 +137,7 @@ def exchanged(
     partitions: int,
     rows_of: Callable[[Sequence[int], str], DataFrame] | None = None,
     no_data: DataFrame | None = None,
+    located: LocatedPartitions | None = None,
 ) -> DataFrame:
     """Add one marker row per partition and batch, and send every row to its hash's partition.
 
@@ -143,17 +147,28 @@ def exchanged(
         partitions: the number of partitions.
         rows_of: makes rows that arrive in every batch of a stream; None for a batch DataFrame.
         no_data: an empty source to add, so that Spark schedules no-data batches.
+        located: the partitions' preferred hosts. The markers then come behind the exchange, first in each partition,
+            and `PARTITION_KEY` is the last column.
     """
     # A marker's hash is the lowest of its partition's range, so that the exchange sends it there.
     low = [-(-(p << KEY_GROUP_BITS) // partitions) << _TIME_BITS for p in range(partitions)]
     signed = [value - (1 << 64) if value >= 1 << 63 else value for value in low]
     # In a micro-batch this is the batch's own time, the same in every attempt; slots compare it with the offset log.
     now = F.unix_millis(F.current_timestamp())
-    markers = (rows_of or catalyst.rows)(signed, "low").select(
+    columns = [
         *(F.lit(None).cast(f.dataType).alias(f.name) for f in sent.schema.fields[:-2]),
         F.col("low").bitwiseOR(now).alias("millpond_batch_time"),
         F.lit(True).alias("millpond_marker"),  # Spark's plan shows these two names; the union drops them
-    )
+    ]
+    if located is not None:
+        if no_data is not None:
+            sent = sent.union(no_data)
+        keys = f"element_at(array({', '.join(map(str, located.keys))}), {partition_of(partitions)} + 1)"
+        rows = sent.withColumn(PARTITION_KEY, F.expr(keys)).repartition(partitions, PARTITION_KEY)
+        # Nothing may stand between the union and the slot stage: a projection without the key would make Spark forget
+        # the partitioning, and run markers and rows in different tasks.
+        return located.markers(catalyst, signed, "low").select(*columns, PARTITION_KEY).union(rows)
+    markers = (rows_of or catalyst.rows)(signed, "low").select(*columns)
     if no_data is None:
         return _by_partition(sent.union(markers), partitions)
     # If the plan has a limit, Spark does not check that every state store has committed when a foreachBatch function

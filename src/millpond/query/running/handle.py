@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -14,6 +15,7 @@ from pyspark import SparkContext
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
+from millpond.errors import MillpondError
 from millpond.plan.catalyst.stopping import stop_at_exit
 
 _PLAN = "\n\nLogical Plan:\n"
@@ -22,35 +24,124 @@ _PLAN = "\n\nLogical Plan:\n"
 _STOP_SECONDS = 3
 """Seconds for which a program that exits waits for a running batch."""
 
+_KEPT_PROGRESS = 100
+"""Batches of earlier runs whose progress is kept: as many as Spark keeps of a run by default."""
+
 _T = TypeVar("_T")
 _running: list[RunningQuery] = []
 
 
 class RunningQuery(StreamingQuery):  # type: ignore[misc]
-    """A query that Millpond has started."""
+    """A query that Millpond has started. It stays the same object if the query is started again after a lost host.
+
+    Args:
+        java: Spark's query.
+        supervised: whether another run may follow this one, until `end` is called.
+    """
+
+    def __init__(self, java: Any, *, supervised: bool = False) -> None:
+        super().__init__(java)
+        self._changed = threading.Condition()
+        self._over = not supervised
+        self._failure: MillpondError | None = None
+        self._earlier_progress: list[Any] = []
+        self.stopping = False
+        """Whether the user has asked for the end of the query."""
 
     @classmethod
-    def of(cls, query: StreamingQuery) -> RunningQuery:
+    def of(cls, query: StreamingQuery, *, supervised: bool = False) -> RunningQuery:
         """Wrap a query, so that it is stopped when the program exits."""
         _running[:] = [other for other in _running if other.isActive]
-        running = cls(query._jsq)
+        running = cls(query._jsq, supervised=supervised)
         _running.append(running)
         return running
 
+    def continue_as(self, query: StreamingQuery) -> None:
+        """Go on with the next run of the query."""
+        earlier = [*self._earlier_progress, *StreamingQuery(self._jsq).recentProgress]
+        with self._changed:
+            self._earlier_progress = earlier[-_KEPT_PROGRESS:]
+            self._jsq = query._jsq
+            self._changed.notify_all()
+
+    def end(self, failure: MillpondError | None = None) -> None:
+        """Record that no other run follows, and why if another was due."""
+        with self._changed:
+            self._over, self._failure = True, failure
+            self._changed.notify_all()
+
+    @property
+    def isActive(self) -> bool:
+        """Whether the query runs, or is being started again."""
+        return not self._over or bool(StreamingQuery(self._jsq).isActive)
+
+    @property
+    def recentProgress(self) -> list[Any]:
+        """The progress of the last batches, also of earlier runs behind this object."""
+        return [*self._earlier_progress, *StreamingQuery(self._jsq).recentProgress]
+
+    @property
+    def lastProgress(self) -> Any:
+        """The progress of the last batch; None before the first one."""
+        last = StreamingQuery(self._jsq).lastProgress
+        return self._earlier_progress[-1] if last is None and self._earlier_progress else last
+
     def awaitTermination(self, timeout: int | None = None) -> bool | None:
-        """Wait for the end of the query, as `StreamingQuery.awaitTermination` does."""
+        """Wait for the end of the query, as `StreamingQuery.awaitTermination` does.
+
+        Raises:
+            StreamingQueryException: the query has failed.
+            MillpondError: it could not be started again after a lost host.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
         with _without_plan():
-            waited: bool | None = _interruptible(lambda: StreamingQuery.awaitTermination(self, timeout))
-            return waited
+            return _interruptible(lambda: self._await(StreamingQuery.awaitTermination, timeout, deadline))
 
     def processAllAvailable(self) -> None:
         """Wait until all available data is processed, as `StreamingQuery.processAllAvailable` does."""
+
+        def process(query: StreamingQuery, _: float | None) -> None:
+            query.processAllAvailable()
+
         with _without_plan():
-            _interruptible(lambda: StreamingQuery.processAllAvailable(self))
+            _interruptible(lambda: self._await(process, None, None))
+
+    def _await(
+        self, wait: Callable[[StreamingQuery, Any], bool | None], timeout: float | None, deadline: float | None
+    ) -> bool | None:
+        """Wait for one run after the other, until one ends after which no other follows."""
+        while True:
+            java, error = self._jsq, None
+            try:
+                result = wait(StreamingQuery(java), timeout)
+            except StreamingQueryException as failure:
+                result, error = None, failure
+            # A run that goes on has no successor: the time is up, or all available data is processed.
+            if error is None and (result is False or StreamingQuery(java).isActive):
+                return result
+            with self._changed:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if not self._changed.wait_for(lambda java=java: self._over or self._jsq is not java, left):
+                    return False
+                if self._jsq is java:
+                    break
+            timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+        if self._failure is not None:
+            raise self._failure
+        if error is not None:
+            raise error
+        return result
+
+    def stop(self) -> None:
+        """Stop the query, as `StreamingQuery.stop` does, and let no other run follow."""
+        self.stopping = True
+        StreamingQuery(self._jsq).stop()
+        with self._changed:
+            self._changed.wait_for(lambda: self._over)
 
     def exception(self) -> StreamingQueryException | None:
         """Return the error that ended the query, as `StreamingQuery.exception` does."""
-        error = super().exception()
+        error = StreamingQuery(self._jsq).exception() if self._over else None
         return None if error is None else _shortened(error)
 
 

@@ -74,6 +74,7 @@ class Start:
         combinations: the possible combinations.
         session_settings: session settings with which the rewritten query is planned and started.
         runs_planned: whether the sink certainly runs this batch, planned and not committed, when the query starts.
+        located: whether the rewritten query has markers with preferred hosts.
     """
 
     spark: SparkSession
@@ -86,6 +87,7 @@ class Start:
     combinations: Combinations
     session_settings: dict[str, str]
     runs_planned: Callable[[int], bool]
+    located: bool = False
 
     def run(self, launch: Callable[[DataFrame], StreamingQuery]) -> StreamingQuery:
         """Recover, then start the rewritten query with `launch`.
@@ -304,6 +306,7 @@ class _Startup:
             self._partitions(),
             mode,
             hinted=bool(self.decision.stages),
+            located=self.start.located,
         )
 
     def _partitions(self) -> int:

@@ -35,6 +35,7 @@ def operator_task(
     mode: Literal["async", "sync"],
     *,
     hinted: bool = False,
+    located: bool = False,
 ) -> OperatorTask:
     """Return the task of a run's first operator, without a generation.
 
@@ -48,6 +49,7 @@ def operator_task(
         partitions: the number of partitions of the state.
         mode: whether batches wait for their commits.
         hinted: whether the query calls `millpond.lookahead`.
+        located: whether the rewritten query has markers with preferred hosts.
 
     Raises:
         SettingError: the local exchange is set, and tasks run on several hosts.
@@ -70,6 +72,7 @@ def operator_task(
         offsets=join_url(checkpoint, "offsets"),
         exchange=exchange,
         jvm=_jvm(spark) if on_one_host(spark.sparkContext) else None,
+        located=located,
         lookaheads=("source", "exchange") if prefetching and exchange == "local" else (),
         settings=SlotSettings(
             memory=settings.slot_memory,

@@ -87,6 +87,7 @@ class Partition:
         self._manifest: PartitionManifest | None = None
         self._applied: AppliedBatch | None = None
         self.answered_batch: int | None = None
+        self._moved = False  # whether the state was opened in mid-run, since the last figures
 
     @property
     def version(self) -> int | None:
@@ -352,6 +353,7 @@ class Partition:
                 raise
             self._tables = tables
             self._manifest = manifest
+            self._moved = version > 0 and query.checkpoint.base.find_version(version) is None
 
     def _figures(self, operator: Operator, version: int) -> dict[str, float]:
         assert self._tables is not None
@@ -366,7 +368,9 @@ class Partition:
         figures |= operator.extra_metrics
         for name, value in self._hints.figures().items() if self.task.lookaheads else ():
             figures[name] = figures.get(name, 0.0) + value
+        moved, self._moved = self._moved, False
         return figures | {
+            "moved_partitions": float(moved),
             "state_rows": figures.get("keys", 0.0),
             "state_bytes": figures.get("bytes", 0.0),
             "memory_bytes": figures.get("hot_bytes", 0.0) + figures.get("buffer_bytes", 0.0),

@@ -60,6 +60,24 @@ class _Query:
             self.running.committer.drain(timeout)
             self.running.mark_durable(versions)
 
+    def drop_moved(self, batch: int) -> None:
+        """Close partitions that have no part in a batch, since Spark runs their tasks on another host.
+
+        Every partition sees every batch. So one that is behind the version that `batch` reads was not here for the
+        batch before. Its memory is needed; its new slot reads the state from the store.
+        """
+        assert self.running is not None
+        for place, partition in list(self.partitions.items()):
+            version = partition.version
+            if version is None or version >= batch:
+                continue
+            try:
+                durable = self.running.committer.is_durable(*place, version)
+            except MillpondError:  # it never will be
+                durable = True
+            if durable:
+                self.partitions.pop(place).close()
+
     def release(self) -> None:
         """Close everything; running attempts fail."""
         for partition in self.partitions.values():
@@ -115,6 +133,10 @@ class PartitionServer:
         try:
             partition = self._partition(run.task, run.partition)
             batch = latest_batch(run.task) if run.batch is None else run.batch
+            if run.task.located:
+                query = self._query(run.task.key)
+                with query.lock:
+                    query.drop_moved(batch)
             attempt = Attempt(batch, run.attempt, cancel)
             metrics = yield from partition.run(
                 attempt,

@@ -1,0 +1,107 @@
+"""Placement of a query's partitions: which host each one's tasks should run on, as executors come and go."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from pyspark.sql import SparkSession
+
+from millpond.plan.catalyst.exchange.located import LocatedPartitions, keeps_partitions
+from millpond.plan.catalyst.hosts import ExecutorHosts
+from millpond.plan.catalyst.jvm import Catalyst
+
+log = logging.getLogger("millpond")
+
+
+def spread(partitions: int, slots: int, hosts: Sequence[str], before: Mapping[int, str]) -> dict[int, str]:
+    """Return a host for each partition: evenly, with as few moves as possible.
+
+    On a host, slot `p % slots` serves partition `p`. So partitions of one slot number go to different hosts.
+
+    Args:
+        partitions: the number of partitions.
+        slots: the number of slots per host.
+        hosts: the hosts, at least one.
+        before: the hosts until now; empty at first.
+
+    Returns:
+        The hosts by partition. Their numbers of partitions differ by at most one.
+    """
+    placed: dict[str, list[int]] = {host: [] for host in hosts}
+    free: list[int] = []
+    for partition in range(partitions):
+        placed.get(before.get(partition, ""), free).append(partition)
+    # Hosts that have most may keep one more than the others, so that fewer partitions move.
+    most_first = sorted(hosts, key=lambda host: -len(placed[host]))
+    rooms = {host: partitions // len(hosts) + (n < partitions % len(hosts)) for n, host in enumerate(most_first)}
+    for host, own in placed.items():
+        while len(own) > rooms[host]:
+            per_slot = Counter(partition % slots for partition in own)
+            leaving = max(own, key=lambda partition: per_slot[partition % slots])
+            own.remove(leaving)
+            free.append(leaving)
+    for partition in sorted(free):
+        with_room = [host for host in hosts if len(placed[host]) < rooms[host]]
+        same_slot = {host: sum(other % slots == partition % slots for other in placed[host]) for host in with_room}
+        chosen = min(with_room, key=lambda host: (same_slot[host], len(placed[host])))
+        placed[chosen].append(partition)
+    return {partition: host for host, own in placed.items() for partition in own}
+
+
+class Placement:
+    """Placement of the partitions of one query, shared by all of its operators.
+
+    Args:
+        spark: the query's session.
+    """
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._slots = 1
+        self._catalyst = Catalyst(spark)
+        self._executors = ExecutorHosts(self._catalyst)
+        self._located: LocatedPartitions | None = None
+        self._placed: dict[int, str] = {}
+        self._hosts: list[str] = []
+
+    @classmethod
+    def of(cls, spark: SparkSession) -> Placement | None:
+        """Return a placement; None if this Spark does not keep partitions, which a warning tells."""
+        if not keeps_partitions(Catalyst(spark)):
+            log.warning(
+                "partitions may move between hosts from batch to batch, which reads their state again: Spark, or an "
+                "extension of it, does not keep the partitioning of a union (spark.sql.unionOutputPartitioning)"
+            )
+            return None
+        return cls(spark)
+
+    def located(self, partitions: int, slots: int) -> LocatedPartitions:
+        """Return the query's partitions with their preferred hosts; each host has `slots` slots."""
+        self._slots = slots
+        if self._located is None or len(self._located.keys) != partitions:
+            self._located = LocatedPartitions(self._catalyst, partitions)
+            self._hosts, self._placed = [], {}
+        self.update()
+        return self._located
+
+    def update(self) -> tuple[frozenset[str], frozenset[int]]:
+        """Spread the partitions again if the hosts have changed.
+
+        Returns:
+            The hosts that no longer take tasks, and the partitions that were there.
+        """
+        assert self._located is not None
+        hosts = self._executors.alive()
+        # Without executors, as before the first of them starts, Spark may choose.
+        if not hosts or hosts == self._hosts:
+            return frozenset(), frozenset()
+        placed = spread(len(self._located.keys), self._slots, hosts, self._placed)
+        moved = {partition: host for partition, host in placed.items() if self._placed.get(partition) != host}
+        gone = frozenset(self._hosts).difference(hosts)
+        lost = frozenset(partition for partition, host in self._placed.items() if host in gone)
+        if self._hosts:
+            log.info("hosts are now %s; %d of %d partitions move", ", ".join(hosts), len(moved), len(placed))
+        self._located.prefer(self._catalyst, moved)
+        self._hosts, self._placed = hosts, placed
+        return gone, lost

@@ -1,0 +1,135 @@
+"""Hosts of a Spark cluster on this machine: a standalone worker each, with its own address and temporary directory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pyspark
+
+SPARK_HOME = Path(pyspark.__file__).parent
+EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
+
+
+class Hosts:
+    """A master, and hosts by number; `url` is the master's.
+
+    Args:
+        folder: for logs and the hosts' directories.
+        cores: cores of each host.
+        memory: memory of each host's executor and worker, as Spark spells it.
+    """
+
+    def __init__(self, folder: Path, *, cores: int = 1, memory: str = "600m") -> None:
+        self.folder = folder
+        self.cores = cores
+        self.memory = memory
+        self._workers: dict[int, subprocess.Popen[bytes]] = {}
+        self._directories: dict[int, str] = {}
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        self.url = f"spark://127.0.0.1:{port}"
+        self._master = self._start(
+            "master",
+            ["org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--webui-port", "0", "--port"]
+            + [str(port)],
+        )
+
+    @property
+    def count(self) -> int:
+        """The number of hosts."""
+        return len(self._workers)
+
+    @staticmethod
+    def address(number: int) -> str:
+        """The address of a host."""
+        return f"127.0.0.{number + 1}"
+
+    def add(self, number: int) -> None:
+        """Start a host."""
+        # Short: names of Unix sockets are below it, and they have at most 107 bytes.
+        directory = self._directories[number] = tempfile.mkdtemp(prefix=f"h{number}-")
+        address = self.address(number)
+        command = f"org.apache.spark.deploy.worker.Worker --host {address} --cores {self.cores} --memory {self.memory}"
+        self._workers[number] = self._start(
+            f"host{number}",
+            [*command.split(), "--webui-port", "0", self.url],
+            TMPDIR=directory,
+            SPARK_LOCAL_IP=address,
+            SPARK_LOCAL_DIRS=directory,
+        )
+
+    def processes(self, number: int) -> list[psutil.Process]:
+        """The processes of a host: its worker and everything below, slots included."""
+        found = []
+        for process in psutil.process_iter():  # slots are below nobody once their executor has died
+            with suppress(psutil.Error):
+                if process.environ().get("TMPDIR") == self._directories[number]:
+                    found.append(process)
+        return found
+
+    def kill(self, number: int) -> None:
+        """The host is lost, with all its processes, and what they kept on its disk."""
+        self.signal(number, signal.SIGKILL)
+        self._workers.pop(number).wait()
+        shutil.rmtree(self._directories.pop(number), ignore_errors=True)
+
+    def kill_executor(self, number: int) -> None:
+        """The host's executor dies; Spark starts another one there."""
+        for process in self.processes(number):
+            with suppress(psutil.Error):
+                if EXECUTOR in process.cmdline():
+                    process.kill()
+
+    def signal(self, number: int, what: signal.Signals) -> None:
+        """Send a signal to all processes of a host."""
+        for process in self.processes(number):
+            with suppress(psutil.Error):
+                process.send_signal(what)
+
+    def close(self) -> None:
+        """Kill everything."""
+        for number in list(self._workers):
+            self.kill(number)
+        self._master.kill()
+        self._master.wait()
+
+    def _start(self, name: str, command: list[str], **environment: str) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(
+                [str(SPARK_HOME / "bin" / "spark-class"), *command],
+                env=os.environ
+                | {
+                    "SPARK_HOME": str(SPARK_HOME),
+                    "SPARK_WORKER_DIR": str(self.folder / f"work-{name}"),
+                    "SPARK_LOG_DIR": str(self.folder / "log"),
+                    "SPARK_DAEMON_MEMORY": "256m",
+                    "PYSPARK_PYTHON": sys.executable,
+                }
+                | environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+
+@contextmanager
+def hosts(folder: Path, count: int, *, cores: int = 1) -> Iterator[Hosts]:
+    """A cluster of `count` hosts; everything of it is killed at the end."""
+    cluster = Hosts(folder, cores=cores)
+    try:
+        for number in range(count):
+            cluster.add(number)
+        yield cluster
+    finally:
+        cluster.close()

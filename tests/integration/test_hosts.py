@@ -1,0 +1,105 @@
+"""Spark clusters of two and three hosts: partitions stay, hosts are lost, and the rows are those of one host."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from millpond.query.progress.reader import ProgressReader
+from millpond.state_reader.reader import StateReader
+from tests.chaos.truth import expected_updates, read_updates, write_input
+from tests.cluster import Hosts, hosts
+from tests.s3 import s3
+
+JOB = Path(__file__).parents[1] / "chaos" / "job.py"
+
+pytestmark = [pytest.mark.xdist_group("kills"), pytest.mark.timeout(600)]
+
+
+def run(
+    folder: Path,
+    cluster: Hosts,
+    on_batch: Callable[[int], None],
+    location: str,
+    pause: float = 0.0,
+    **settings: str,
+) -> str:
+    """Run the job once to its end, calling `on_batch` after each batch; return its log."""
+    command = [sys.executable, str(JOB), "aggregate", *(str(folder / name) for name in ("in", "out", "checkpoint"))]
+    environment = os.environ | {
+        "MASTER": cluster.url,
+        "PARTITIONS": "6",
+        "EXECUTORS": str(cluster.count),
+        "CONFS": json.dumps(settings),
+        "PAUSE": str(pause),
+    }
+    environment["LOCATION"] = location
+    with (folder / "job.log").open("wb") as log:
+        job = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True)
+    assert job.stdout is not None
+    done = False
+    for line in job.stdout:
+        if line.startswith("batch "):
+            on_batch(int(line.split()[1]))
+        done = done or line.strip() == "done"
+    job.wait()
+    log_text = (folder / "job.log").read_text()
+    assert done, log_text[-6000:]
+    return log_text
+
+
+def moved(checkpoint: Path) -> int:
+    """Partitions that were opened in mid-run, over the batches of the newest run."""
+    reader = StateReader(ProgressReader(str(checkpoint)).state)
+    return sum(
+        manifest.metrics.get("moved_partitions", 0)
+        for version in reader.known()
+        for manifest in reader.manifests(version).values()
+    )
+
+
+def test_partitions_stay_on_their_hosts(tmp_path: Path) -> None:
+    rows = write_input(tmp_path / "in", 7)
+    with s3() as bucket, hosts(tmp_path, 2) as cluster:
+        run(tmp_path, cluster, lambda batch: None, f"{bucket}/state")
+        assert moved(tmp_path / "checkpoint") == 0
+        assert read_updates(tmp_path / "out") == expected_updates(rows, tmp_path / "checkpoint")
+
+
+def test_an_executor_dies_and_its_host_goes_on(tmp_path: Path) -> None:
+    rows = write_input(tmp_path / "in", 42)
+    with s3() as bucket, hosts(tmp_path, 2) as cluster:
+        run(tmp_path, cluster, lambda batch: cluster.kill_executor(0) if batch == 2 else None, f"{bucket}/state")
+        assert read_updates(tmp_path / "out") == expected_updates(rows, tmp_path / "checkpoint")
+
+
+@pytest.mark.parametrize("location", ["s3", "slow"])
+def test_a_host_is_lost(tmp_path: Path, location: str) -> None:
+    """On the slow store, the last commit of the lost host never becomes durable."""
+    rows = write_input(tmp_path / "in", 42)
+    with s3() as bucket, hosts(tmp_path, 3) as cluster:
+        state = f"{bucket}/state" if location == "s3" else f"faults+file:{tmp_path}/state?latency_ms=400"
+        log = run(tmp_path, cluster, lambda batch: cluster.kill(1) if batch == 3 else None, state)
+        if location == "slow":
+            assert "the query is started again, and repeats the batch" in log
+        assert read_updates(tmp_path / "out") == expected_updates(rows, tmp_path / "checkpoint")
+
+
+def test_hosts_come_and_go(tmp_path: Path) -> None:
+    rows = write_input(tmp_path / "in", 11)
+
+    def change(batch: int) -> None:
+        if batch == 0:
+            cluster.add(2)
+        if batch == 5:
+            cluster.kill(0)
+
+    with s3() as bucket, hosts(tmp_path, 2) as cluster:
+        run(tmp_path, cluster, change, f"{bucket}/state", pause=2.0)
+        assert read_updates(tmp_path / "out") == expected_updates(rows, tmp_path / "checkpoint")
