@@ -106,6 +106,7 @@ def parser() -> argparse.ArgumentParser:
     add("--preload", action="store_true", help="let the first rows bring every key once (left out as well)")
     add("--event-rate", type=count, default=10_000, help="events per second of event time")
     add("--cores", type=count, default=2)
+    add("--hosts", type=int, default=0, metavar="N", help="Spark on a cluster of N hosts of this machine")
     add("--partitions", type=count, default=2)
     add("--driver-memory", default="4g", help="JVM heap of every engine")
     add("--slot-memory", default="1g", help="Millpond's memory per slot")
@@ -163,6 +164,7 @@ def configs(arguments: argparse.Namespace, endpoint: str = "") -> list[RunConfig
             event_rate=arguments.event_rate,
             partitions=arguments.partitions,
             cores=arguments.cores,
+            hosts=arguments.hosts,
             driver_memory=arguments.driver_memory,
             slot_memory=arguments.slot_memory,
             memory_limit=arguments.memory_limit,

@@ -75,6 +75,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         zipf: exponent of a Zipf distribution of the keys; 0 = uniform.
         event_rate: events per second of event time.
         partitions: shuffle partitions (Flink: parallelism).
+        hosts: hosts that share the cores, each a standalone worker with an address of its own; 0 = `local[cores]`.
         driver_memory, slot_memory: JVM heap and Millpond's memory per slot, as Spark writes sizes.
         memory_limit: bytes that the whole process tree may use, page cache included; 0 = unlimited.
         drop_cache: seconds between two drops of the page cache of the state's files; 0 = never.
@@ -110,6 +111,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     event_rate: int = 10_000
     partitions: int = 2
     cores: int = 2
+    hosts: int = 0
     driver_memory: str = "4g"
     slot_memory: str = "1g"
     memory_limit: int = 0

@@ -7,6 +7,7 @@ that does not run the query sends `refused` instead, with the reason.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import sys
@@ -18,7 +19,7 @@ from urllib.parse import urlencode
 import msgspec
 import pyspark
 
-from benchmarks.config import RunConfig
+from benchmarks.config import RunConfig, memory_bytes
 from benchmarks.events import events_alone
 from benchmarks.workloads import build, output_mode
 from millpond.demo.engine import PEER_SETTINGS
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def session(config: RunConfig) -> SparkSession:
-    """A local session with the settings of the engine asked for; temporary files stay below the run's folder."""
+    """A session with the settings of the engine asked for; temporary files stay below the run's folder."""
     from pyspark.sql import SparkSession
 
     work = Path(config.work)
@@ -54,18 +55,37 @@ def session(config: RunConfig) -> SparkSession:
         settings["spark.millpond.slot.memory"] = config.slot_memory
         settings["spark.millpond.commit.mode"] = config.commit_mode
         settings["spark.millpond.compaction"] = config.compaction
-        settings["spark.millpond.slots"] = str(config.cores)
+        settings["spark.millpond.slots"] = str(config.cores // max(1, config.hosts))
         settings["spark.millpond.onUnsupported"] = "error"
         if config.s3:
             settings["spark.millpond.state.location"] = f"s3://{BUCKET}/{Path(config.work).name}"
         elif config.store_latency_ms or config.store_bandwidth:
             settings["spark.millpond.state.location"] = store_url(config)
-    builder = SparkSession.builder.master(f"local[{config.cores},4]").appName(f"benchmark-{config.engine}")
+    master = f"local[{config.cores},4]"
+    if config.hosts:
+        master = cluster(config)
+        settings |= {"spark.executor.memory": config.driver_memory, "spark.driver.host": "127.0.0.1"}
+    builder = SparkSession.builder.master(master).appName(f"benchmark-{config.engine}")
     for key, value in {**settings, **config.settings}.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
+    while config.hosts and spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() <= config.hosts:
+        time.sleep(0.1)
     return spark
+
+
+def cluster(config: RunConfig) -> str:
+    """Start hosts that share the cores; return the master's URL. They end with this process."""
+    from tests.cluster import Hosts
+
+    # A host's worker asks for a gigabyte more than its executor.
+    memory = f"{(memory_bytes(config.driver_memory) >> 20) + 1024}m"
+    hosts = Hosts(Path(config.work), cores=max(1, config.cores // config.hosts), memory=memory)
+    atexit.register(hosts.close)
+    for number in range(config.hosts):
+        hosts.add(number)
+    return hosts.url
 
 
 def on_s3(config: RunConfig) -> dict[str, str]:

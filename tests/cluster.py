@@ -39,11 +39,8 @@ class Hosts:
             probe.bind(("127.0.0.1", 0))
             port = int(probe.getsockname()[1])
         self.url = f"spark://127.0.0.1:{port}"
-        self._master = self._start(
-            "master",
-            ["org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--webui-port", "0", "--port"]
-            + [str(port)],
-        )
+        master = "org.apache.spark.deploy.master.Master --host 127.0.0.1 --webui-port 0 --port"
+        self._master = self._start("master", [*master.split(), str(port)])
 
     @property
     def count(self) -> int:

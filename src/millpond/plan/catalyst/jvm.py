@@ -86,11 +86,8 @@ class Catalyst:
         array = self._class("java.util.ArrayList")()
         for item in items:
             array.add(item)
-        return self.scala(array).toIndexedSeq() if indexed else self.scala(array)
-
-    def scala(self, items: Any) -> Any:
-        """Return the Scala sequence of a Java list."""
-        return self._class("scala.jdk.javaapi.CollectionConverters").asScala(items).toSeq()
+        scala = self._class("scala.jdk.javaapi.CollectionConverters").asScala(array)
+        return scala.toIndexedSeq() if indexed else scala.toSeq()
 
     @property
     def session_id(self) -> str:
@@ -230,13 +227,16 @@ class Catalyst:
 
     def streaming_rows(self, values: Sequence[int], name: str) -> DataFrame:
         """Return a bigint column of constant rows in every micro-batch (a streaming `LocalRelation`)."""
-        rows = self.rows(values, name)
-        execution = rows._jdf.queryExecution()
-        # versions of Spark differ in the plan that has it
-        plans = (Node(plan()) for plan in (execution.analyzed, execution.optimizedPlan))
-        local = next(node.java for plan in plans for node in plan.walk() if node.kind == "LocalRelation")
+        local = self.local_relation(self.rows(values, name))
         relation = self._class(f"{_LOGICAL}.LocalRelation")
         return self.dataframe(Node(relation(local.output(), local.data(), True, local.stream())))
+
+    def local_relation(self, constants: DataFrame) -> Any:
+        """Return the `LocalRelation` of constant rows: their columns and data."""
+        execution = constants._jdf.queryExecution()
+        # versions of Spark differ in the plan that has it
+        plans = (Node(plan()) for plan in (execution.analyzed, execution.optimizedPlan))
+        return next(node.java for plan in plans for node in plan.walk() if node.kind == "LocalRelation")
 
     def watermark_batch_source(self, like: DataFrame, stores: int) -> DataFrame:
         """Return a streaming DataFrame without partitions that makes Spark schedule no-data batches.

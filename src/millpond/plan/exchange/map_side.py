@@ -155,10 +155,12 @@ def exchanged(
     signed = [value - (1 << 64) if value >= 1 << 63 else value for value in low]
     # In a micro-batch this is the batch's own time, the same in every attempt; slots compare it with the offset log.
     now = F.unix_millis(F.current_timestamp())
+    # Spark's plan shows these two names, unless the markers come first and name the columns of the union.
+    hash_, mark = ("millpond_batch_time", "millpond_marker") if located is None else sent.columns[-2:]
     columns = [
         *(F.lit(None).cast(f.dataType).alias(f.name) for f in sent.schema.fields[:-2]),
-        F.col("low").bitwiseOR(now).alias("millpond_batch_time"),
-        F.lit(True).alias("millpond_marker"),  # Spark's plan shows these two names; the union drops them
+        F.col("low").bitwiseOR(now).alias(hash_),
+        F.lit(True).alias(mark),
     ]
     if located is not None:
         if no_data is not None:

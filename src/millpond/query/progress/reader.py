@@ -49,6 +49,7 @@ class OperatorProgress:
             report, which may have been that of another operator; empty for state on a disk.
         tiers: likewise, blocks by tier, and copied bytes (`millpond.metrics.TIER_METRICS`).
         compactions: likewise, also on a disk, the metrics of compactions (`millpond.metrics.COMPACTION_METRICS`).
+        moved_partitions: its partitions that were opened in mid-run: their tasks moved, or their slot had died.
     """
 
     title: str
@@ -65,6 +66,7 @@ class OperatorProgress:
     requests: Mapping[str, int] = field(default_factory=dict)
     tiers: Mapping[str, int] = field(default_factory=dict)
     compactions: Mapping[str, int] = field(default_factory=dict)
+    moved_partitions: int = 0
 
 
 @dataclass(frozen=True)
@@ -237,6 +239,7 @@ def _operator_progress(operator: StateOperator, manifests: Sequence[PartitionMan
         requests=totals(REQUEST_PRICES),
         tiers=totals(TIER_METRICS),
         compactions=totals(COMPACTION_METRICS),
+        moved_partitions=total("moved_partitions"),
     )
 
 

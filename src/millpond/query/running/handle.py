@@ -27,6 +27,9 @@ _STOP_SECONDS = 3
 _KEPT_PROGRESS = 100
 """Batches of earlier runs whose progress is kept: as many as Spark keeps of a run by default."""
 
+_SHORTEST_WAIT_SECONDS = 0.001
+"""Spark refuses a wait of zero."""
+
 _T = TypeVar("_T")
 _running: list[RunningQuery] = []
 
@@ -125,7 +128,7 @@ class RunningQuery(StreamingQuery):  # type: ignore[misc]
                     return False
                 if self._jsq is java:
                     break
-            timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+            timeout = None if deadline is None else max(_SHORTEST_WAIT_SECONDS, deadline - time.monotonic())
         if self._failure is not None:
             raise self._failure
         if error is not None:

@@ -132,9 +132,10 @@ class Supervisor:
         return Loss(hosts, partitions, version, time.monotonic() + _COMMIT_SECONDS)
 
     def _is_mended(self, loss: Loss) -> bool:
-        """Whether the batch after the loss has found its state, or will find it."""
-        if self._query_logs.last("commits") + 1 > loss.version:
-            return True
+        """Return whether the batch after the loss has found its state, or will find it."""
+        return self._query_logs.last("commits") + 1 > loss.version or self._is_durable(loss)
+
+    def _is_durable(self, loss: Loss) -> bool:
         task = self._tasks[0]
         try:
             checkpoint = Checkpoint(open_state(task.location, retry_config=SHORT_RETRY), task.generation)

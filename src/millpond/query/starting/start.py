@@ -146,8 +146,8 @@ class _Startup:
             # Check first: a query that is refused must not stop the active run.
             self._check_schema()
             self.catalyst.check_sink(self.start.sink)
-        self.catalyst.stop_active_run(self.query_id)
         self.task = self._first_task()
+        self.catalyst.stop_active_run(self.query_id)
         try:
             # Commits that the run before has begun become durable here, so that fewer batches have to run again.
             drain(self.task)
@@ -305,6 +305,7 @@ class _Startup:
             self.checkpoint,
             self._partitions(),
             mode,
+            operators=len(self.decision.specs),
             hinted=bool(self.decision.stages),
             located=self.start.located,
         )

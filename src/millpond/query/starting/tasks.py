@@ -15,6 +15,7 @@ from millpond.errors import SettingError
 from millpond.files.locations.opening import join_url
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.exchange.workers import on_one_host
+from millpond.query.starting.host_memory import check_memory
 from millpond.slot.process.identity import identify
 from millpond.spec.kinds.union import OperatorSpec
 from millpond.tasks.operator_task import OperatorTask, SlotSettings
@@ -34,6 +35,7 @@ def operator_task(
     partitions: int,
     mode: Literal["async", "sync"],
     *,
+    operators: int = 1,
     hinted: bool = False,
     located: bool = False,
 ) -> OperatorTask:
@@ -48,14 +50,18 @@ def operator_task(
         checkpoint: URL of Spark's checkpoint, whose offset log has the times of batches.
         partitions: the number of partitions of the state.
         mode: whether batches wait for their commits.
+        operators: the number of the query's operators.
         hinted: whether the query calls `millpond.lookahead`.
         located: whether the rewritten query has markers with preferred hosts.
 
     Raises:
-        SettingError: the local exchange is set, and tasks run on several hosts.
+        SettingError: the local exchange is set, and tasks run on several hosts; or the executors' containers have no
+            room for the slots.
     """
     application = spark.sparkContext.applicationId
     exchange = _exchange(spark, settings)
+    slots = settings.slots or _cores(spark)
+    check_memory(spark.sparkContext, slots, settings.slot_memory, operators)
     warn_of_other_memory(application, settings.slot_memory)
     # Off by default: in most queries, hints cost more than they save (docs/benchmarks.md).
     prefetching = settings.prefetch == "on" or (settings.prefetch == "auto" and hinted)
@@ -66,7 +72,7 @@ def operator_task(
         operator=0,
         spec=spec,
         partitions=partitions,
-        slots=settings.slots or _cores(spark),
+        slots=slots,
         location=location,
         generation=0,
         offsets=join_url(checkpoint, "offsets"),

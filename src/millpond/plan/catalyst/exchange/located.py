@@ -59,17 +59,14 @@ class LocatedPartitions:
         """
         count = len(self.keys)
         pairs = ", ".join(f"({value}L, {key})" for value, key in zip(values, self.keys, strict=True))
-        execution = catalyst.spark.sql(f"VALUES {pairs} AS t({name}, {PARTITION_KEY})")._jdf.queryExecution()
-        rows = catalyst.object("java.util.Arrays").asList(execution.executedPlan().executeCollect())
+        rows = catalyst.local_relation(catalyst.spark.sql(f"VALUES {pairs} AS t({name}, {PARTITION_KEY})"))
         row_class = catalyst.object("java.lang.Class").forName("org.apache.spark.sql.catalyst.InternalRow")
         tag = catalyst.object("scala.reflect.ClassTag").apply(row_class)
         parallelized = catalyst.object("org.apache.spark.rdd.ParallelCollectionRDD")
         context = catalyst.spark.sparkContext._jsc.sc()
-        rdd = parallelized(context, catalyst.scala(rows), count, self._hosts, tag).setName("millpond[markers]")
-        output = execution.analyzed().output()
-        return catalyst.dataframe(
-            catalyst.scan(output, rdd, _partitioning(catalyst, output.apply(1), count), streaming=streaming)
-        )
+        rdd = parallelized(context, rows.data(), count, self._hosts, tag).setName("millpond[markers]")
+        partitioning = _partitioning(catalyst, rows.output().apply(1), count)
+        return catalyst.dataframe(catalyst.scan(rows.output(), rdd, partitioning, streaming=streaming))
 
 
 def keeps_partitions(catalyst: Catalyst) -> bool:
@@ -81,9 +78,8 @@ def keeps_partitions(catalyst: Catalyst) -> bool:
     try:
         located = LocatedPartitions(catalyst, partitions)
         markers = located.markers(catalyst, range(partitions), "low", streaming=False)
-        rows = catalyst.spark.range(1).select(F.col("id").alias("low"), F.lit(located.keys[0]).alias(PARTITION_KEY))
-        # Not a constant in the plan: Spark would know that all rows go to one partition.
-        rows = rows.where(F.col("low") + F.rand() < 2).repartition(partitions, PARTITION_KEY)
+        rows = catalyst.spark.range(1).select(F.col("id").alias("low"), F.col("id").cast("int").alias(PARTITION_KEY))
+        rows = rows.repartition(partitions, PARTITION_KEY)
         frame = catalyst.in_own_session(markers.union(rows), {"spark.sql.adaptive.enabled": "false"})
         plan = frame._jdf.queryExecution().executedPlan()
         partitioning = plan.outputPartitioning()

@@ -1,0 +1,206 @@
+"""The handle of a query over the runs behind it, and when the supervisor starts it again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql.streaming.query import StreamingQuery
+
+import millpond.query.running.supervisor as supervision
+from millpond.errors import MillpondError, TransientError
+from millpond.query.running.handle import RunningQuery
+from millpond.query.running.supervisor import Supervisor
+
+
+class Java:
+    """A run of a query as PySpark sees it: goes on until it is stopped, or fails."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+        self.error: str | None = None
+
+    def isActive(self) -> bool:
+        return not self.over.is_set()
+
+    def awaitTermination(self, *milliseconds: int) -> bool | None:
+        ended = self.over.wait(milliseconds[0] / 1000 if milliseconds else None)
+        if self.error is not None:
+            error: Any = StreamingQueryException(self.error)
+            error._desc = self.error  # as errors that come from Spark's JVM have it
+            raise error
+        return ended if milliseconds else None
+
+    def processAllAvailable(self) -> None:
+        self.over.wait(0.05)
+
+    def stop(self) -> None:
+        self.over.set()
+
+    def fail(self, error: str) -> None:
+        self.error = error
+        self.over.set()
+
+    def exception(self) -> Any:
+        return SimpleNamespace(isDefined=lambda: False)
+
+    def recentProgress(self) -> list[Any]:
+        return []
+
+
+class Placing:
+    """A placement whose hosts are lost by a test."""
+
+    def __init__(self) -> None:
+        self.lost: list[tuple[str, set[int]]] = []
+
+    def update(self) -> tuple[frozenset[str], frozenset[int]]:
+        if not self.lost:
+            return frozenset(), frozenset()
+        host, partitions = self.lost.pop()
+        return frozenset([host]), frozenset(partitions)
+
+
+class World:
+    """A supervised query whose commits, hosts and restarts are the test's."""
+
+    def __init__(self, limit: int = 3) -> None:
+        self.placing, self.java, self.committed = Placing(), [Java()], 4
+        self.durable = False
+        self.gate = threading.Event()
+        self.gate.set()
+        self.errors: list[Exception] = []
+        self.query = RunningQuery(self.java[0], supervised=True)
+        logs = SimpleNamespace(last=lambda log: self.committed)
+        task = SimpleNamespace(query="0f3c")
+        supervisor = Supervisor(self.query, self.placing, [task], logs, self.restart, limit)  # type: ignore[arg-type]
+        supervisor._is_durable = lambda loss: self.durable  # type: ignore[method-assign]
+        supervisor.start()
+
+    def restart(self) -> Any:
+        self.java[-1].over.set()  # a start stops the run before
+        assert self.gate.wait(10)
+        if self.errors:
+            raise self.errors.pop()
+        self.java.append(Java())
+        return StreamingQuery(self.java[-1])
+
+    def runs(self, count: int) -> None:
+        """Wait until this many runs have begun."""
+        deadline = time.monotonic() + 30
+        while len(self.java) < count or self.query._jsq is not self.java[count - 1]:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def worlds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setattr(supervision, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(supervision, "_COMMIT_SECONDS", 0.2)
+    made: list[World] = []
+
+    def make(**options: int) -> World:
+        made.append(World(**options))
+        return made[-1]
+
+    yield make
+    for world in made:
+        world.query.stop()
+
+
+def test_a_loss_that_is_not_durable_restarts_behind_the_same_handle(worlds: Any) -> None:
+    world = worlds()
+    waited: list[Any] = []
+    waiting = threading.Thread(target=lambda: waited.append(world.query.awaitTermination()))
+    waiting.start()
+    world.placing.lost.append(("b", {1, 3}))
+    world.runs(2)
+    assert world.query.isActive
+    assert waiting.is_alive()
+    assert world.query.awaitTermination(0.1) is False
+    world.query.processAllAvailable()
+    world.query.stop()
+    waiting.join(10)
+    assert waited == [None]
+    assert not world.query.isActive
+    assert world.query.exception() is None
+    assert len(world.java) == 2
+
+
+@pytest.mark.parametrize("how", ["durable", "next batch"])
+def test_a_loss_that_is_mended_leaves_the_run_alone(worlds: Any, how: str) -> None:
+    world = worlds()
+    world.placing.lost.append(("b", {1}))
+    if how == "durable":
+        world.durable = True
+    else:
+        time.sleep(0.05)
+        world.committed += 1
+    time.sleep(0.5)
+    assert len(world.java) == 1
+    assert world.query.isActive
+
+
+def test_a_run_that_fails_after_a_loss_is_started_again(worlds: Any) -> None:
+    world = worlds()
+    world.placing.lost.append(("b", {1}))
+    world.java[0].fail("a task failed four times")
+    world.runs(2)
+    assert world.query.exception() is None
+    assert world.query.isActive
+
+
+def test_a_run_that_fails_by_itself_stays_failed(worlds: Any) -> None:
+    world = worlds()
+    world.java[0].fail("the user's mistake")
+    with pytest.raises(StreamingQueryException, match="the user's mistake"):
+        world.query.awaitTermination()
+    assert len(world.java) == 1
+    assert not world.query.isActive
+
+
+def test_restarts_are_bounded(worlds: Any) -> None:
+    world = worlds(limit=2)
+    for runs in (2, 3):
+        world.placing.lost.append(("b", {1}))
+        world.runs(runs)
+    world.placing.lost.append(("c", {0}))
+    with pytest.raises(TransientError, match=r"Hosts \(c\) were lost .* restarted 2 times within ten minutes"):
+        world.query.awaitTermination()
+    assert not world.query.isActive
+    assert not world.java[2].isActive()
+
+
+@pytest.mark.parametrize("error", [TransientError("The store is slow."), OSError("the driver has no memory")])
+def test_a_restart_that_fails_counts_or_ends_the_query(worlds: Any, error: Exception) -> None:
+    world = worlds()
+    world.errors.append(error)
+    world.placing.lost.append(("b", {1}))
+    if isinstance(error, MillpondError):
+        world.runs(2)
+        assert world.query.isActive
+        return
+    with pytest.raises(TransientError, match="could not be started again: the driver has no memory"):
+        world.query.awaitTermination()
+
+
+def test_a_stop_while_it_is_started_again_ends_the_next_run(worlds: Any) -> None:
+    world = worlds()
+    world.gate.clear()
+    world.placing.lost.append(("b", {1}))
+    assert world.java[0].over.wait(10)
+    stopping = threading.Thread(target=world.query.stop)
+    stopping.start()
+    stopping.join(0.2)
+    assert stopping.is_alive()
+    world.gate.set()
+    stopping.join(10)
+    assert not stopping.is_alive()
+    assert not world.query.isActive
+    assert len(world.java) == 2
+    assert not world.java[1].isActive()
