@@ -69,7 +69,7 @@ class Hosts:
     def processes(self, number: int) -> list[psutil.Process]:
         """The processes of a host: its worker and everything below, slots included."""
         found = []
-        for process in psutil.process_iter():  # slots are below nobody once their executor has died
+        for process in psutil.process_iter():  # slots have no parent once their executor has died
             with suppress(psutil.Error):
                 if process.environ().get("TMPDIR") == self._directories[number]:
                     found.append(process)

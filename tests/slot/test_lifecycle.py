@@ -177,7 +177,7 @@ def test_keys_that_could_not_be_looked_up_are_told_once(task, caplog, failed, ti
     looked_up = msgspec.structs.replace(task, query=f"fails {failed}", operator=1)
     connection = Mock(receive=lambda: (None, Done(3, {"failed_keys": failed})))
     for partition in range(2):
-        assert not list(SlotStage(looked_up)._converse(connection, Run(looked_up, partition, 3, 0), rows(0), iter(())))
+        assert not list(SlotStage(looked_up)._converse(connection, Run(looked_up, partition, 3, 0), iter([rows(0)])))
     said = "batch 3: 2 keys could not be looked up, and their rows came out with nulls"
     assert [one.startswith(said) for one in caplog.messages] == [True] * times
 

@@ -84,7 +84,7 @@ def converse(task: OperatorTask, slot: Callable[[Connection], None], **functions
     thread.start()
     pipe = SlotStage(task).with_processor(pickle.loads(pickle.dumps(user)))
     try:
-        batches = list(pipe._converse(connection, Run(task, 2, 7, 0), INPUT, iter([])))
+        batches = list(pipe._converse(connection, Run(task, 2, 7, 0), iter([INPUT])))
         return [row for batch in batches for row in batch.to_pylist()]
     finally:
         connection.close()

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from pyspark import SparkContext
@@ -44,6 +45,7 @@ class RunningQuery(StreamingQuery):  # type: ignore[misc]
 
     def __init__(self, java: Any, *, supervised: bool = False) -> None:
         super().__init__(java)
+        self._jsq: Any  # changes with each run
         self._changed = threading.Condition()
         self._over = not supervised
         self._failure: MillpondError | None = None
@@ -124,7 +126,7 @@ class RunningQuery(StreamingQuery):  # type: ignore[misc]
                 return result
             with self._changed:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                if not self._changed.wait_for(lambda java=java: self._over or self._jsq is not java, left):
+                if not self._changed.wait_for(partial(self._has_followed, java), left):
                     return False
                 if self._jsq is java:
                     break
@@ -134,6 +136,10 @@ class RunningQuery(StreamingQuery):  # type: ignore[misc]
         if error is not None:
             raise error
         return result
+
+    def _has_followed(self, java: Any) -> bool:
+        """Return whether it is known what follows a run: another one, or none."""
+        return self._over or self._jsq is not java
 
     def stop(self) -> None:
         """Stop the query, as `StreamingQuery.stop` does, and let no other run follow."""

@@ -67,7 +67,7 @@ class Placement:
 
     @classmethod
     def of(cls, spark: SparkSession) -> Placement | None:
-        """Return a placement; None if this Spark does not keep partitions, which a warning tells."""
+        """Return a placement; None if this Spark does not keep partitions, and log a warning."""
         if not keeps_partitions(Catalyst(spark)):
             log.warning(
                 "partitions may move between hosts from batch to batch, which reads their state again: Spark, or an "
