@@ -7,11 +7,11 @@ that does not run the query sends `refused` instead, with the reason.
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -31,10 +31,16 @@ BUCKET, KEY, SECRET = "millpond-tests", "key", "secret"
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
+    from tests.cluster import Hosts
 
 
-def session(config: RunConfig) -> SparkSession:
-    """A session with the settings of the engine asked for; temporary files stay below the run's folder."""
+def session(config: RunConfig, cluster: str = "") -> SparkSession:
+    """A session with the settings of the engine asked for; temporary files stay below the run's folder.
+
+    Args:
+        config: the run.
+        cluster: URL of the master of `config.hosts` hosts; empty = a local session.
+    """
     from pyspark.sql import SparkSession
 
     work = Path(config.work)
@@ -61,31 +67,27 @@ def session(config: RunConfig) -> SparkSession:
             settings["spark.millpond.state.location"] = f"s3://{BUCKET}/{Path(config.work).name}"
         elif config.store_latency_ms or config.store_bandwidth:
             settings["spark.millpond.state.location"] = store_url(config)
-    master = f"local[{config.cores},4]"
-    if config.hosts:
-        master = cluster(config)
+    master = cluster or f"local[{config.cores},4]"
+    if cluster:
         settings |= {"spark.executor.memory": config.driver_memory, "spark.driver.host": "127.0.0.1"}
     builder = SparkSession.builder.master(master).appName(f"benchmark-{config.engine}")
     for key, value in {**settings, **config.settings}.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
-    while config.hosts and spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() <= config.hosts:
+    while cluster and spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() <= config.hosts:
         time.sleep(0.1)
     return spark
 
 
-def cluster(config: RunConfig) -> str:
-    """Start hosts that share the cores; return the master's URL. They end with this process."""
-    from tests.cluster import Hosts
+def cluster_of(config: RunConfig) -> AbstractContextManager[Hosts]:
+    """Hosts that share the run's cores."""
+    from tests.cluster import hosts
 
-    # A host's worker asks for a gigabyte more than its executor.
-    memory = f"{(memory_bytes(config.driver_memory) >> 20) + 1024}m"
-    hosts = Hosts(Path(config.work), cores=max(1, config.cores // config.hosts), memory=memory)
-    atexit.register(hosts.close)
-    for number in range(config.hosts):
-        hosts.add(number)
-    return hosts.url
+    # A host's worker offers more than its executor asks for.
+    memory = f"{(memory_bytes(config.driver_memory) >> 20) + 512}m"
+    cores = max(1, config.cores // config.hosts)
+    return hosts(Path(config.work), config.hosts, cores=cores, memory=memory)
 
 
 def on_s3(config: RunConfig) -> dict[str, str]:
@@ -191,12 +193,17 @@ def observe(query: StreamingQuery, config: RunConfig, events: Events) -> None:
 
 def main(arguments: list[str]) -> int:
     """Run one engine; `--restarted` measures the first batches of a restart instead."""
-    from pyspark.errors import AnalysisException
-
     config = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=RunConfig)
     events = Events(Path(arguments[1]))
     restarted = "--restarted" in arguments
-    spark = session(config)
+    with cluster_of(config) if config.hosts else nullcontext() as hosts:
+        return run(config, events, session(config, hosts.url if hosts is not None else ""), restarted)
+
+
+def run(config: RunConfig, events: Events, spark: SparkSession, restarted: bool) -> int:
+    """Run one engine in a session, and stop it."""
+    from pyspark.errors import AnalysisException
+
     events.send("session")
     if restarted and config.restart_partitions and config.engine == "spark":
         before = time.time()

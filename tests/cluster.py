@@ -83,10 +83,17 @@ class Hosts:
 
     def kill_executor(self, number: int) -> None:
         """The host's executor dies; Spark starts another one there."""
+        self._signal_executor(number, signal.SIGKILL)
+
+    def decommission(self, number: int) -> None:
+        """The host's executor takes no more tasks, and ends when it has handed over."""
+        self._signal_executor(number, signal.SIGPWR)
+
+    def _signal_executor(self, number: int, what: signal.Signals) -> None:
         for process in self.processes(number):
             with suppress(psutil.Error):
                 if EXECUTOR in process.cmdline():
-                    process.kill()
+                    process.send_signal(what)
 
     def signal(self, number: int, what: signal.Signals) -> None:
         """Send a signal to all processes of a host."""
@@ -121,9 +128,9 @@ class Hosts:
 
 
 @contextmanager
-def hosts(folder: Path, count: int, *, cores: int = 1) -> Iterator[Hosts]:
+def hosts(folder: Path, count: int, *, cores: int = 1, memory: str = "600m") -> Iterator[Hosts]:
     """A cluster of `count` hosts; everything of it is killed at the end."""
-    cluster = Hosts(folder, cores=cores)
+    cluster = Hosts(folder, cores=cores, memory=memory)
     try:
         for number in range(count):
             cluster.add(number)

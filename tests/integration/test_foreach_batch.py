@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import millpond
-from millpond.query.session import PLANNING_SETTINGS
+from millpond.query.running.session_settings import PLANNING_SETTINGS
 from tests.differential.data import batch, write
 from tests.differential.harness import Batches, assert_equal, plain, run, stream
 

@@ -91,6 +91,23 @@ def test_a_host_is_lost(tmp_path: Path, location: str) -> None:
         assert read_updates(tmp_path / "out") == expected_updates(rows, tmp_path / "checkpoint")
 
 
+def test_a_decommissioned_host_hands_over(tmp_path: Path) -> None:
+    rows = write_input(tmp_path / "in", 5)
+    settings = {"spark.decommission.enabled": "true"}
+    with s3() as bucket, hosts(tmp_path, 2) as cluster:
+        log = run(
+            tmp_path,
+            cluster,
+            lambda batch: cluster.decommission(0) if batch == 2 else None,
+            f"{bucket}/state",
+            pause=1.0,
+            **settings,
+        )
+        assert "started again" not in log
+        assert 3 <= moved(tmp_path / "checkpoint") <= 6
+        assert read_updates(tmp_path / "out") == expected_updates(rows, tmp_path / "checkpoint")
+
+
 def test_hosts_come_and_go(tmp_path: Path) -> None:
     rows = write_input(tmp_path / "in", 11)
 

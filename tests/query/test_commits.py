@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import millpond
-from millpond.query.starting import commits as watching
+from millpond.query.running import commits as watching
 from millpond.state_reader.reader import StateReader
 
 

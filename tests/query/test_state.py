@@ -13,7 +13,7 @@ import millpond
 from millpond.errors import TransientError, UsageError
 from millpond.files.locations.opening import open_filesystem
 from millpond.query.logs.ownership import Ownership
-from millpond.query.starting import running
+from millpond.query.running import runs
 from tests.s3 import s3
 from tests.slot.test_damage import Counts, rows_of
 
@@ -48,7 +48,7 @@ def test_state_is_that_of_the_last_batch_as_soon_as_the_query_has_ended(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its commit takes two seconds, which is longer than reading does. What is not there in time is no older state."""
-    monkeypatch.setattr(running, "_RELEASE_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(runs, "_RELEASE_TIMEOUT_SECONDS", 0.2)
     long = F.expr("array_join(transform(sequence(1, 60), x -> sha2(cast(id * 60 + x as string), 256)), '')")
     for _ in range(2):
         spark.range(100, numPartitions=1).withColumn("v", long).write.mode("append").parquet(str(tmp_path / "rows"))
@@ -60,10 +60,10 @@ def test_state_is_that_of_the_last_batch_as_soon_as_the_query_has_ended(
     counts = read.groupBy("id").agg(F.count("*").alias("rows"), F.max("v"))
     writer: Any = millpond.writeStream(counts).outputMode("update").format("noop").trigger(availableNow=True)
     writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start().awaitTermination()
-    (run,) = (run for run in running._runs.values() if not run.query.isActive)
+    (run,) = (run for run in runs._runs.values() if not run.query.isActive)
     hasty = msgspec.structs.replace(run.task.settings, commit_timeout=0.1)
     with monkeypatch.context() as patch:
-        patch.setitem(running._runs, run.task.run, replace(run, task=msgspec.structs.replace(run.task, settings=hasty)))
+        patch.setitem(runs._runs, run.task.run, replace(run, task=msgspec.structs.replace(run.task, settings=hasty)))
         with pytest.raises(TransientError, match="which has ended, are not durable after 0 s"):
             millpond.read_state(spark, str(tmp_path / "checkpoint"))
     assert millpond.read_state(spark, str(tmp_path / "checkpoint"), version=1).count() == 100

@@ -79,7 +79,7 @@ class World:
         logs = SimpleNamespace(last=lambda log: self.committed)
         task = SimpleNamespace(query="0f3c")
         supervisor = Supervisor(self.query, self.placing, [task], logs, self.restart, limit)  # type: ignore[arg-type]
-        supervisor._is_durable = lambda loss: self.durable  # type: ignore[method-assign]
+        supervisor._is_durable = lambda partitions, version: self.durable  # type: ignore[method-assign]
         supervisor.start()
 
     def restart(self) -> Any:

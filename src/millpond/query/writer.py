@@ -37,8 +37,13 @@ from millpond.query.running.batches import CompleteBatch
 from millpond.query.running.forms import choose_first_forms, exchange_id, remove_forms, watch_forms
 from millpond.query.running.handle import RunningQuery
 from millpond.query.running.placement import Placement
+from millpond.query.running.session_settings import (
+    first_store_count,
+    running_settings,
+    settings_of_user,
+    starting_settings,
+)
 from millpond.query.running.supervisor import Supervisor
-from millpond.query.session import first_store_count, running_settings, settings_of_user, starting_settings
 from millpond.query.starting.checks import (
     check_name,
     check_session,

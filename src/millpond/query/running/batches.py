@@ -17,7 +17,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame
 
 from millpond.errors import UsageError
-from millpond.query.session import changed_settings
+from millpond.query.running.session_settings import changed_settings
 from millpond.slot.process.client import answered_batches
 from millpond.tasks.operator_task import OperatorTask
 from millpond.worker.slot_stage import PartitionDone

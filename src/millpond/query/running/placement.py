@@ -6,10 +6,11 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
+from millpond.plan.catalyst.exchange.hosts import ExecutorHosts
 from millpond.plan.catalyst.exchange.located import LocatedPartitions, keeps_partitions
-from millpond.plan.catalyst.hosts import ExecutorHosts
 from millpond.plan.catalyst.jvm import Catalyst
 
 log = logging.getLogger("millpond")
@@ -92,7 +93,11 @@ class Placement:
             The hosts that no longer take tasks, and the partitions that were there.
         """
         assert self._located is not None
-        hosts = self._executors.alive()
+        try:
+            hosts = self._executors.alive()
+        except Py4JError as error:  # asked again soon
+            log.debug("the hosts are not known: %s", error)
+            hosts = []
         # Without executors, as before the first of them starts, Spark may choose.
         if not hosts or hosts == self._hosts:
             return frozenset(), frozenset()

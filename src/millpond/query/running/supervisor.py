@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
 from pyspark import InheritableThread
@@ -37,21 +37,21 @@ _WINDOW_SECONDS = 600.0
 """Seconds within which restarts are counted."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Loss:
-    """State that a lost host had.
+    """State that lost hosts had.
 
     Attributes:
         hosts: the hosts.
         partitions: the partitions whose tasks ran there.
-        version: the version that the batch after the last committed one reads.
-        deadline: when it has to be durable, by the monotonic clock.
+        deadline: when the version has to be durable, by the monotonic clock.
+        version: the version that the batch after the last committed one reads; None until Spark's log has been read.
     """
 
     hosts: frozenset[str]
     partitions: frozenset[int]
-    version: int
     deadline: float
+    version: int | None = None
 
 
 class Supervisor:
@@ -97,10 +97,9 @@ class Supervisor:
                 if self._query.stopping:
                     running.stop()
         except MillpondError as error:
-            failure = error
-        except Exception as error:  # the JVM is gone, or Spark refuses the start
+            failure = None if self._query.stopping else error
+        except Exception as error:  # the JVM is gone
             log.debug("the query is not supervised any more: %s", error)
-            failure = None if self._query.stopping else _not_restarted(error)
         finally:
             self._query.end(failure)
 
@@ -114,7 +113,7 @@ class Supervisor:
                     return None
             except StreamingQueryException:
                 failed = True
-            loss = self._next_loss(loss)
+            loss = self._add_lost_hosts(loss)
             if failed:
                 return loss
             if loss is not None and self._is_mended(loss):
@@ -122,29 +121,32 @@ class Supervisor:
             if loss is not None and time.monotonic() > loss.deadline:
                 return loss
 
-    def _next_loss(self, before: Loss | None) -> Loss | None:
+    def _add_lost_hosts(self, loss: Loss | None) -> Loss | None:
         hosts, partitions = self._placement.update()
         if not partitions:
-            return before
-        if before is not None:
-            hosts, partitions = hosts | before.hosts, partitions | before.partitions
-        version = self._query_logs.last("commits") + 1
-        return Loss(hosts, partitions, version, time.monotonic() + _COMMIT_SECONDS)
+            return loss
+        deadline = time.monotonic() + _COMMIT_SECONDS
+        if loss is None:
+            return Loss(hosts, partitions, deadline)
+        return Loss(hosts | loss.hosts, partitions | loss.partitions, deadline, loss.version)
 
     def _is_mended(self, loss: Loss) -> bool:
         """Return whether the batch after the loss has found its state, or will find it."""
-        return self._query_logs.last("commits") + 1 > loss.version or self._is_durable(loss)
-
-    def _is_durable(self, loss: Loss) -> bool:
-        task = self._tasks[0]
         try:
-            checkpoint = Checkpoint(open_state(task.location, retry_config=SHORT_RETRY), task.generation)
-            for operator in range(len(self._tasks)):
-                for partition in sorted(loss.partitions):
-                    checkpoint.open_partition(operator, partition, loss.version)
+            version = self._query_logs.last("commits") + 1
+            if loss.version is None:
+                loss.version = version
+            return version > loss.version or self._is_durable(loss.partitions, version)
         except MillpondError as error:
-            log.debug("whether version %d is durable is not known: %s", loss.version, error)
+            log.debug("whether the state of lost hosts is durable is not known: %s", error)
             return False
+
+    def _is_durable(self, partitions: Set[int], version: int) -> bool:
+        task = self._tasks[0]
+        checkpoint = Checkpoint(open_state(task.location, retry_config=SHORT_RETRY), task.generation)
+        for operator in range(len(self._tasks)):
+            for partition in sorted(partitions):
+                checkpoint.open_partition(operator, partition, version)
         return True
 
     def _start_again(self, loss: Loss) -> StreamingQuery:
@@ -156,22 +158,28 @@ class Supervisor:
             if len(self._restarted) >= self._limit:
                 self._stop()
                 raise TransientError(
-                    f"Hosts ({hosts}) were lost with state of version {loss.version} that was not durable, and the "
-                    f"query has been restarted {counted(self._limit, 'time')} within ten minutes.",
-                    action="Start the query again: it repeats the batch. spark.millpond.restarts bounds the restarts.",
+                    f"Hosts ({hosts}) were lost with state that was not durable, and the query has been restarted "
+                    f"{counted(self._limit, 'time')} within ten minutes, as often as spark.millpond.restarts allows.",
+                    action="Start the query again: it repeats the batch.",
                     query=self._tasks[0].query,
                     version=loss.version,
                 )
             self._restarted.append(now)
             log.warning(
-                "query %s: hosts were lost (%s) with %s of version %d that were not durable; the query is started "
+                "query %s: hosts were lost (%s) with %s whose last version was not durable; the query is started "
                 "again, and repeats the batch",
-                *(self._tasks[0].query, hosts, counted(len(loss.partitions), "partition"), loss.version),
+                *(self._tasks[0].query, hosts, counted(len(loss.partitions), "partition")),
             )
             try:
                 return self._restart()
             except TransientError as error:
                 log.warning("query %s was not started again: %s", self._tasks[0].query, error)
+            except Exception as error:
+                raise TransientError(
+                    f"A host was lost, and the query could not be started again: {_first_line(error)}.",
+                    action="Start the query again: it repeats the last batch.",
+                    query=self._tasks[0].query,
+                ) from error
 
     def _stop(self) -> None:
         running = StreamingQuery(self._query._jsq)
@@ -179,8 +187,5 @@ class Supervisor:
             running.stop()
 
 
-def _not_restarted(error: Exception) -> TransientError:
-    return TransientError(
-        f"A host was lost, and the query could not be started again: {str(error).splitlines()[0]}.",
-        action="Start the query again: it repeats the last batch.",
-    )
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0].removesuffix(".")

@@ -71,6 +71,7 @@ class Partition:
     Attributes:
         answered_batch: the last batch whose output may be read, as the versions that it waits for are durable; None
             if the state was opened since.
+        asked_batch: the newest batch that was asked for.
     """
 
     def __init__(self, query: RunningQuery, task: OperatorTask, number: int) -> None:
@@ -87,6 +88,7 @@ class Partition:
         self._manifest: PartitionManifest | None = None
         self._applied: AppliedBatch | None = None
         self.answered_batch: int | None = None
+        self.asked_batch = -1
         self._moved = False  # whether the state was opened in mid-run, since the last figures
 
     @property

@@ -61,15 +61,15 @@ class _Query:
             self.running.mark_durable(versions)
 
     def drop_moved(self, batch: int) -> None:
-        """Close partitions that have no part in a batch, since Spark runs their tasks on another host.
+        """Close partitions that Spark no longer runs here, once their last version is durable.
 
-        Every partition sees every batch. So one that is behind the version that `batch` reads was not here for the
-        batch before. Its memory is needed; its new slot reads the state from the store.
+        Every partition sees every batch. So one that was not asked for the batch before has moved to another host. Its
+        memory is needed; its new slot reads the state from the store.
         """
         assert self.running is not None
         for place, partition in list(self.partitions.items()):
             version = partition.version
-            if version is None or version >= batch:
+            if version is None or partition.asked_batch >= batch - 1:
                 continue
             try:
                 durable = self.running.committer.is_durable(*place, version)
@@ -131,12 +131,8 @@ class PartitionServer:
         """
         _add_module_paths(run.paths)
         try:
-            partition = self._partition(run.task, run.partition)
             batch = latest_batch(run.task) if run.batch is None else run.batch
-            if run.task.located:
-                query = self._query(run.task.key)
-                with query.lock:
-                    query.drop_moved(batch)
+            partition = self._partition(run.task, run.partition, batch)
             attempt = Attempt(batch, run.attempt, cancel)
             metrics = yield from partition.run(
                 attempt,
@@ -262,7 +258,7 @@ class PartitionServer:
         with self._lock:
             return self._queries.setdefault(query, _Query())
 
-    def _partition(self, task: OperatorTask, number: int) -> Partition:
+    def _partition(self, task: OperatorTask, number: int, batch: int = -1) -> Partition:
         place = (task.operator, number)
         query = self._query(task.key)
         with query.lock:
@@ -282,7 +278,11 @@ class PartitionServer:
                 running = query.running = RunningQuery(task, self._slot_resources(task))
             if place not in query.partitions:
                 query.partitions[place] = Partition(running, task, number)
-            return query.partitions[place]
+            partition = query.partitions[place]
+            partition.asked_batch = max(partition.asked_batch, batch)
+            if task.located:
+                query.drop_moved(batch)
+            return partition
 
     def _slot_resources(self, task: OperatorTask) -> SlotResources:
         with self._lock:

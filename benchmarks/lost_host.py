@@ -1,0 +1,153 @@
+"""Cost of a lost host: `python -m benchmarks.lost_host --hosts 3 --keys 10m --latency 23 --kills 6`.
+
+A count over keys that are all in the state runs on several hosts of this machine. One host after the other is killed in
+the middle of the query, with its executor, its slots and its disk, and another one takes its place. Printed is how long
+each loss delayed the query: the time from the kill to the end of the next batch, and to the third, beside the median
+batch; and whether the query was started again, as the lost host's last commit was not durable.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+import millpond
+from benchmarks.cli import count
+from benchmarks.config import RunConfig
+from benchmarks.engine_spark import cluster_of, session, store_url
+from benchmarks.workloads import build
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming import StreamingQuery
+    from tests.cluster import Hosts
+
+_BETWEEN = 12
+"""Batches between a loss and the next one."""
+
+
+class Loss(msgspec.Struct, frozen=True):
+    """One lost host: seconds until the first and third batch after the kill had ended, and whether it meant a start."""
+
+    first: float
+    third: float
+    restarted: bool
+
+
+class Batches:
+    """The ends of a query's batches as they come, over the runs behind its handle."""
+
+    def __init__(self, query: StreamingQuery) -> None:
+        self._query = query
+        self.ended: dict[int, float] = {}
+        self.seconds: dict[int, float] = {}
+
+    def wait_for(self, batch: int, timeout: float = 600.0) -> float:
+        """Wait until a batch has ended; return when."""
+        deadline = time.monotonic() + timeout
+        while batch not in self.ended:
+            if not self._query.isActive:
+                raise RuntimeError(f"the query has ended: {self._query.exception()}")
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"batch {batch} did not end in {timeout:.0f} s")
+            last = self._query.lastProgress
+            if last is not None and last["batchId"] not in self.ended:
+                self.ended[last["batchId"]] = time.monotonic()
+                self.seconds[last["batchId"]] = last["durationMs"]["triggerExecution"] / 1000
+            time.sleep(0.02)
+        return self.ended[batch]
+
+    @property
+    def last(self) -> int:
+        """The last batch that has ended."""
+        return max(self.ended)
+
+
+def lose(hosts: Hosts, number: int, query: StreamingQuery, batches: Batches, delay: float) -> Loss:
+    """Kill a host some time after the end of a batch."""
+    run = query.runId
+    batches.wait_for(batches.last + 1)
+    before = batches.last
+    time.sleep(delay)
+    killed = time.monotonic()
+    hosts.kill(number)
+    # The batch that was planned when the host was lost, whatever its number: later ones end after it.
+    first = batches.wait_for(before + 1)
+    third = batches.wait_for(before + 3)
+    return Loss(first - killed, third - killed, query.runId != run)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the query and lose its hosts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add("--hosts", type=count, default=3)
+    add("--cores", type=count, default=3, help="cores of all hosts")
+    add("--keys", type=count, default=10_000_000)
+    add("--rows-per-batch", type=count, default=500_000)
+    add("--partitions", type=count, default=6)
+    add("--latency", type=float, default=23.0, metavar="MS", help="of each request to the store")
+    add("--slot-memory", default="512m")
+    add("--kills", type=count, default=6)
+    add("--seed", type=int, default=1)
+    options = parser.parse_args(arguments)
+    work = Path(tempfile.mkdtemp(prefix="millpond-lost-host-"))
+    os.environ["TMPDIR"] = str(work)
+    config = RunConfig(
+        engine="millpond",
+        workload="rmw",
+        work=str(work),
+        keys=options.keys,
+        rows_per_batch=options.rows_per_batch,
+        preload=True,
+        partitions=options.partitions,
+        cores=options.cores,
+        hosts=options.hosts,
+        driver_memory="1g",
+        slot_memory=options.slot_memory,
+        store_latency_ms=options.latency,
+    )
+    try:
+        with cluster_of(config) as hosts:
+            measure(config, hosts, options.kills, random.Random(options.seed))
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def measure(config: RunConfig, hosts: Hosts, kills: int, choice: random.Random) -> None:
+    """Start the query, lose hosts, and print what each loss cost."""
+    spark = session(config, hosts.url)
+    print(f"state at {store_url(config)}", flush=True)
+    writer = millpond.writeStream(build(spark, config)).outputMode("update").format("noop")
+    query = writer.option("checkpointLocation", f"{config.work}/checkpoint").start()
+    batches = Batches(query)
+    batches.wait_for(config.left_out + _BETWEEN)
+    median = statistics.median(list(batches.seconds.values())[-_BETWEEN:])
+    print(f"{config.keys:,} keys on {config.hosts} hosts: median batch {median:.2f} s", flush=True)
+    for kill in range(kills):
+        number = kill % config.hosts
+        loss = lose(hosts, number, query, batches, choice.uniform(0.0, median))
+        print(
+            f"host lost: next batch after {loss.first:.1f} s, third after {loss.third:.1f} s"
+            f"{', started again' if loss.restarted else ''}",
+            flush=True,
+        )
+        hosts.add(number)
+        batches.wait_for(batches.last + _BETWEEN)
+    query.stop()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    main()

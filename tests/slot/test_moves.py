@@ -1,0 +1,77 @@
+"""Partitions that move between hosts: a slot of each host, on one store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from millpond.checkpoint.checkpoint import Checkpoint
+from millpond.checkpoint.forks.parents import open_state
+from millpond.slot.partition.partitions import PartitionServer
+from millpond.slot.process.messages import Run
+from millpond.tasks.operator_task import OperatorTask
+
+from .conftest import begin, grouped, table_of, wait_until
+
+
+@pytest.fixture
+def located(counting: OperatorTask, tmp_path: Path) -> OperatorTask:
+    task = msgspec.structs.replace(counting, partitions=2, located=True, location=f"file:{tmp_path}/located")
+    begin(task)
+    return task
+
+
+@pytest.fixture
+def slots(tmp_path: Path) -> Iterator[list[PartitionServer]]:
+    servers = []
+    for host in "ab":
+        (tmp_path / host).mkdir()
+        servers.append(PartitionServer(tmp_path / host))
+    yield servers
+    for server in servers:
+        server.close()
+
+
+def run(slot: PartitionServer, task: OperatorTask, partition: int, batch: int) -> dict[int, tuple[int, ...]]:
+    rows = grouped(partition, [2 * n + partition for n in range(50)], [batch] * 50, partitions=2)
+    return table_of(slot.run(Run(task, partition, batch, 0), iter([rows])))
+
+
+def open_partitions(slot: PartitionServer, task: OperatorTask) -> set[int]:
+    return {number for _, number in slot._query(task.key).partitions}
+
+
+def test_a_partition_that_moved_is_closed_and_may_come_back(
+    slots: list[PartitionServer], located: OperatorTask
+) -> None:
+    here, there = slots
+    places = [here, here, there, there, there, here, here, there]  # of partition 1, by batch
+    for batch, place in enumerate(places):
+        for partition, slot in ((0, here), (1, place)):
+            found = run(slot, located, partition, batch)
+            total = sum(range(batch + 1))
+            assert found == {2 * n + partition: (batch + 1, total) for n in range(50)}
+        # The batch in which it moves still waits for its last commit, so that it is closed in the one after it.
+        gone = batch >= 1 and places[batch - 1] is not here and place is not here
+        if gone:
+            running = here._query(located.key).running
+            assert running is not None
+            wait_until(lambda running=running: not running.committer._pending)
+            run(here, located, 0, batch)
+            assert open_partitions(here, located) == {0}
+    checkpoint = Checkpoint(open_state(located.location), located.generation)
+    versions = range(1, len(places))
+    moved = [checkpoint.open_partition(0, 1, version).metrics["moved_partitions"] for version in versions]
+    assert moved == [0, 0, 1, 0, 0, 1, 0]
+
+
+def test_without_placement_nothing_is_closed(slots: list[PartitionServer], located: OperatorTask) -> None:
+    task = msgspec.structs.replace(located, located=False)
+    here, there = slots
+    for batch in range(5):
+        run(here, task, 0, batch)
+        run(here if batch == 0 else there, task, 1, batch)
+    assert open_partitions(here, task) == {0, 1}
