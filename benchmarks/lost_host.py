@@ -99,6 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--latency", type=float, default=23.0, metavar="MS", help="of each request to the store")
     add("--slot-memory", default="512m")
     add("--kills", type=count, default=6)
+    add("--delay", type=float, metavar="S", help="from the end of a batch to the kill; random by default")
     add("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     work = Path(tempfile.mkdtemp(prefix="millpond-lost-host-"))
@@ -119,12 +120,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     try:
         with cluster_of(config) as hosts:
-            measure(config, hosts, options.kills, random.Random(options.seed))
+            measure(config, hosts, options.kills, options.delay, random.Random(options.seed))
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def measure(config: RunConfig, hosts: Hosts, kills: int, choice: random.Random) -> None:
+def measure(config: RunConfig, hosts: Hosts, kills: int, delay: float | None, choice: random.Random) -> None:
     """Start the query, lose hosts, and print what each loss cost."""
     spark = session(config, hosts.url)
     print(f"state at {store_url(config)}", flush=True)
@@ -136,7 +137,8 @@ def measure(config: RunConfig, hosts: Hosts, kills: int, choice: random.Random) 
     print(f"{config.keys:,} keys on {config.hosts} hosts: median batch {median:.2f} s", flush=True)
     for kill in range(kills):
         number = kill % config.hosts
-        loss = lose(hosts, number, query, batches, choice.uniform(0.0, median))
+        pause = choice.uniform(0.0, median) if delay is None else delay
+        loss = lose(hosts, number, query, batches, pause)
         print(
             f"host lost: next batch after {loss.first:.1f} s, third after {loss.third:.1f} s"
             f"{', started again' if loss.restarted else ''}",
