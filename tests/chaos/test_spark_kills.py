@@ -11,18 +11,10 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
-import pyarrow as pa
 import pytest
 
 from tests.chaos.life import Life
-from tests.chaos.truth import (
-    expected_pairs,
-    expected_updates,
-    expected_windows,
-    read_file_sink,
-    read_updates,
-    write_input,
-)
+from tests.chaos.truth import EXPECTED, expected_updates, read_file_sink, read_updates, write_input
 from tests.s3 import s3
 from tests.selection import scaled
 
@@ -62,12 +54,7 @@ def kill_until_done(seed: int, folder: Path) -> None:
     if query == "aggregate":
         assert read_updates(folder / "out") == expected_updates(rows, folder / "checkpoint")
         return
-    expected = {
-        "deduplicate": distinct_keys,
-        "windows": expected_windows,
-        "processor": expected_windows,
-        "join": expected_pairs,
-    }[query](rows)
+    expected = EXPECTED[query](rows)
     assert expected
     assert read_file_sink(folder / "out") == expected
 
@@ -103,8 +90,3 @@ def test_nothing_lives_on_when_a_first_batch_is_killed(
 
 def belongs(process: psutil.Process, job: Path) -> bool:
     return (process.info["environ"] or {}).get("MILLPOND_TEST_JOB") == str(job)
-
-
-def distinct_keys(rows: pa.Table) -> list[tuple[object, ...]]:
-    keys = {(k, n) for k, n in zip(rows["key"].to_pylist(), rows["name"].to_pylist(), strict=True)}
-    return sorted(keys, key=repr)

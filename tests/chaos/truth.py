@@ -109,6 +109,21 @@ def expected_pairs(rows: pa.Table) -> list[tuple[object, ...]]:
     return sorted(found, key=repr)
 
 
+def distinct_keys(rows: pa.Table) -> list[tuple[object, ...]]:
+    """Rows that the deduplication must emit."""
+    keys = {(k, n) for k, n in zip(rows["key"].to_pylist(), rows["name"].to_pylist(), strict=True)}
+    return sorted(keys, key=repr)
+
+
+EXPECTED = {
+    "deduplicate": distinct_keys,
+    "windows": expected_windows,
+    "processor": expected_windows,
+    "join": expected_pairs,
+}
+"""What the queries that append must emit, by the names in `job.py`."""
+
+
 def read_updates(folder: Path) -> list[tuple[object, ...]]:
     """Rows that the job's batches have written."""
     written = [

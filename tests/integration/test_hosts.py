@@ -13,13 +13,13 @@ import pytest
 
 from millpond.query.progress.reader import ProgressReader
 from millpond.state_reader.reader import StateReader
-from tests.chaos.truth import expected_updates, read_updates, write_input
+from tests.chaos.truth import EXPECTED, expected_updates, read_file_sink, read_updates, write_input
 from tests.cluster import Hosts, hosts
 from tests.s3 import s3
 
 JOB = Path(__file__).parents[1] / "chaos" / "job.py"
 
-pytestmark = [pytest.mark.xdist_group("kills"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("hosts"), pytest.mark.timeout(600)]
 
 
 def run(
@@ -27,11 +27,13 @@ def run(
     cluster: Hosts,
     on_batch: Callable[[int], None],
     location: str,
+    *,
+    query: str = "aggregate",
     pause: float = 0.0,
     **settings: str,
 ) -> str:
     """Run the job once to its end, calling `on_batch` after each batch; return its log."""
-    command = [sys.executable, str(JOB), "aggregate", *(str(folder / name) for name in ("in", "out", "checkpoint"))]
+    command = [sys.executable, str(JOB), query, *(str(folder / name) for name in ("in", "out", "checkpoint"))]
     environment = os.environ | {
         "MASTER": cluster.url,
         "PARTITIONS": "6",
@@ -99,6 +101,14 @@ def test_hosts_are_lost_with_commits_that_were_not_durable(tmp_path: Path) -> No
         )
         assert "the query is started again, and repeats the batch" in log
         assert read_updates(tmp_path / "out") == expected_updates(rows, tmp_path / "checkpoint")
+
+
+@pytest.mark.parametrize("query", EXPECTED)
+def test_every_kind_of_operator_outlives_a_host(tmp_path: Path, query: str) -> None:
+    rows = write_input(tmp_path / "in", 3)
+    with s3() as bucket, hosts(tmp_path, 2) as cluster:
+        run(tmp_path, cluster, lambda batch: cluster.kill(0) if batch == 3 else None, f"{bucket}/state", query=query)
+        assert read_file_sink(tmp_path / "out") == EXPECTED[query](rows)
 
 
 def test_a_decommissioned_host_hands_over(tmp_path: Path) -> None:

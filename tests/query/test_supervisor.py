@@ -170,10 +170,11 @@ def test_restarts_are_bounded(worlds: Any) -> None:
         world.placing.lost.append(("b", {1}))
         world.runs(runs)
     world.placing.lost.append(("c", {0}))
-    with pytest.raises(TransientError, match=r"Hosts \(c\) were lost .* restarted 2 times within ten minutes"):
+    with pytest.raises(StreamingQueryException, match=r"Hosts \(c\) were lost .* restarted 2 times within ten minutes"):
         world.query.awaitTermination()
     assert not world.query.isActive
     assert not world.java[2].isActive()
+    assert isinstance(world.query.exception().__cause__, TransientError)
 
 
 @pytest.mark.parametrize("error", [TransientError("The store is slow."), OSError("the driver has no memory")])
@@ -185,7 +186,7 @@ def test_a_restart_that_fails_counts_or_ends_the_query(worlds: Any, error: Excep
         world.runs(2)
         assert world.query.isActive
         return
-    with pytest.raises(TransientError, match="could not be started again: the driver has no memory"):
+    with pytest.raises(StreamingQueryException, match="could not be started again: the driver has no memory"):
         world.query.awaitTermination()
 
 

@@ -48,7 +48,7 @@ class RunningQuery(StreamingQuery):  # type: ignore[misc]
         self._jsq: Any  # changes with each run
         self._changed = threading.Condition()
         self._over = not supervised
-        self._failure: MillpondError | None = None
+        self._failure: StreamingQueryException | None = None
         self._earlier_progress: list[Any] = []
         self.stopping = False
         """Whether the user has asked for the end of the query."""
@@ -72,7 +72,10 @@ class RunningQuery(StreamingQuery):  # type: ignore[misc]
     def end(self, failure: MillpondError | None = None) -> None:
         """Record that no other run follows, and why if another was due."""
         with self._changed:
-            self._over, self._failure = True, failure
+            self._over = True
+            if failure is not None:  # in the form in which users expect the errors of a query
+                self._failure = StreamingQueryException(str(failure))
+                self._failure.__cause__ = failure
             self._changed.notify_all()
 
     @property
@@ -95,8 +98,7 @@ class RunningQuery(StreamingQuery):  # type: ignore[misc]
         """Wait for the end of the query, as `StreamingQuery.awaitTermination` does.
 
         Raises:
-            StreamingQueryException: the query has failed.
-            MillpondError: it could not be started again after a lost host.
+            StreamingQueryException: the query has failed, or could not be started again after a lost host.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         with _without_plan():
@@ -150,7 +152,9 @@ class RunningQuery(StreamingQuery):  # type: ignore[misc]
 
     def exception(self) -> StreamingQueryException | None:
         """Return the error that ended the query, as `StreamingQuery.exception` does."""
-        error = StreamingQuery(self._jsq).exception() if self._over else None
+        if not self._over or self._failure is not None:
+            return self._failure
+        error = StreamingQuery(self._jsq).exception()
         return None if error is None else _shortened(error)
 
 
@@ -164,7 +168,8 @@ def _without_plan() -> Iterator[None]:
 
 
 def _shortened(error: Any) -> Any:
-    error._desc = error._desc.partition(_PLAN)[0]
+    if hasattr(error, "_desc"):  # the error comes from Spark's JVM
+        error._desc = error._desc.partition(_PLAN)[0]
     return error
 
 

@@ -85,7 +85,7 @@ def keeps_partitions(catalyst: Catalyst) -> bool:
         partitioning = plan.outputPartitioning()
         kept = str(partitioning.getClass().getSimpleName()) == "HashPartitioning"
         return Node(plan).kind == "UnionExec" and kept and int(partitioning.numPartitions()) == partitions
-    except (Py4JError, PySparkException, TypeError):  # another build of Spark
+    except (Py4JError, PySparkException, TypeError, StopIteration):  # another build of Spark
         return False
 
 
