@@ -90,10 +90,10 @@ class Hosts:
         self._signal_executor(number, signal.SIGPWR)
 
     def _signal_executor(self, number: int, what: signal.Signals) -> None:
-        for process in self.processes(number):
-            with suppress(psutil.Error):
-                if EXECUTOR in process.cmdline():
-                    process.send_signal(what)
+        executors = [process for process in self.processes(number) if EXECUTOR in process.cmdline()]
+        assert executors
+        for process in executors:
+            process.send_signal(what)
 
     def signal(self, number: int, what: signal.Signals) -> None:
         """Send a signal to all processes of a host."""

@@ -171,7 +171,8 @@ class Settings(msgspec.Struct, frozen=True):
         setting(
             "commit.mode",
             "`async`: commits lag by at most one batch; `sync`: each batch waits for its own commit. The default is "
-            "`sync` for a query with a processor, or whose input cannot be repeated, else `async`",
+            "`sync` for a query with a processor, or whose input cannot be repeated, else `async`. There is no commit "
+            "interval: the query's trigger decides how often ([commit](architecture/05-commit.md))",
             default="by query",
         ),
     ] = None
@@ -318,7 +319,7 @@ class Settings(msgspec.Struct, frozen=True):
         setting(
             "restarts",
             "on a cluster: how often within ten minutes the query is started again, inside the application, when a "
-            "host was lost with state that was not durable yet; `0`: the query fails",
+            "host was lost with state that was not durable yet; `0`, and always without `placement`: the query fails",
         ),
     ] = 3
 

@@ -146,13 +146,14 @@ APPENDING = {"deduplicate": deduplicate, "windows": windows, "join": join, "proc
 def main(query: str, source: str, output: str, checkpoint: str) -> None:
     spark = session()
     rows = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(source)
-    if query == "aggregate":
+    if query in ("aggregate", "windows_by_batch"):
 
         def write(batch: DataFrame, number: int) -> None:
             batch.write.mode("overwrite").parquet(str(Path(output) / f"batch={number}"))
             time.sleep(float(os.environ.get("PAUSE", "0")))
 
-        writer = millpond.writeStream(aggregate(rows)).outputMode("update").foreachBatch(write)
+        frame, mode = (aggregate(rows), "update") if query == "aggregate" else (windows(rows), "append")
+        writer = millpond.writeStream(frame).outputMode(mode).foreachBatch(write)
     else:
         writer = (
             millpond.writeStream(APPENDING[query](rows)).outputMode("append").format("parquet").option("path", output)

@@ -111,6 +111,15 @@ def test_every_kind_of_operator_outlives_a_host(tmp_path: Path, query: str) -> N
         assert read_file_sink(tmp_path / "out") == EXPECTED[query](rows)
 
 
+def test_windows_close_in_batches_without_data(tmp_path: Path) -> None:
+    """Spark's own store, which makes it run such batches, never commits; `foreachBatch` must not fail for that."""
+    rows = write_input(tmp_path / "in", 9)
+    with s3() as bucket, hosts(tmp_path, 2) as cluster:
+        run(tmp_path, cluster, lambda batch: None, f"{bucket}/state", query="windows_by_batch")
+        written = [row[1:] for row in read_updates(tmp_path / "out")]
+        assert sorted(written, key=repr) == EXPECTED["windows"](rows)
+
+
 def test_a_decommissioned_host_hands_over(tmp_path: Path) -> None:
     rows = write_input(tmp_path / "in", 5)
     settings = {"spark.decommission.enabled": "true"}

@@ -23,8 +23,8 @@ def context(master: str, **settings: str) -> Any:
     return SimpleNamespace(master=master, _jsc=SimpleNamespace(sc=lambda: SimpleNamespace(conf=lambda: scala)))
 
 
-@pytest.mark.parametrize("master", ["yarn", "k8s://https://127.0.0.1:6443"])
-def test_the_error_names_the_settings_that_do(master: str) -> None:
+def test_the_error_names_the_settings_that_do() -> None:
+    master = "yarn"
     settings = {"memory": "4g", "cores": "4"}
     with pytest.raises(SettingError) as raised:
         check_memory(context(master, **settings), 4, 1 << 30, 1)
@@ -40,6 +40,13 @@ def test_the_error_names_the_settings_that_do(master: str) -> None:
 def test_a_factor_and_memory_of_python_count() -> None:
     check_memory(context("yarn", memory="4g", cores="1", memoryOverheadFactor="0.5"), 1, 1 << 30, 2)
     check_memory(context("yarn", memory="1g", cores="1", pyspark_memory="2g"), 1, 1 << 30, 2)
+
+
+def test_kubernetes_gives_programs_in_python_more() -> None:
+    settings = {"memory": "4g", "cores": "1"}
+    check_memory(context("k8s://https://127.0.0.1:6443", **settings), 1, 1 << 30, 1)
+    with pytest.raises(SettingError):
+        check_memory(context("yarn", **settings), 1, 1 << 30, 1)
 
 
 def test_without_containers_nothing_is_refused() -> None:

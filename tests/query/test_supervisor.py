@@ -13,7 +13,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
 import millpond.query.running.supervisor as supervision
-from millpond.errors import MillpondError, TransientError
+from millpond.errors import MillpondError, StateDamagedError, TransientError
 from millpond.query.running.handle import RunningQuery
 from millpond.query.running.supervisor import Supervisor
 
@@ -77,7 +77,7 @@ class World:
         self.errors: list[Exception] = []
         self.query = RunningQuery(self.java[0], supervised=True)
         logs = SimpleNamespace(last=lambda log: self.committed)
-        task = SimpleNamespace(query="0f3c")
+        task = SimpleNamespace(query="0f3c", partitions=4)
         supervisor = Supervisor(self.query, self.placing, [task], logs, self.restart, limit)  # type: ignore[arg-type]
         supervisor._is_durable = lambda partitions, version: self.durable  # type: ignore[method-assign]
         supervisor.start()
@@ -102,6 +102,7 @@ class World:
 def worlds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(supervision, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(supervision, "_COMMIT_SECONDS", 0.2)
+    monkeypatch.setattr(supervision, "_FIRST_PAUSE_SECONDS", 0.01)
     made: list[World] = []
 
     def make(**options: int) -> World:
@@ -132,18 +133,58 @@ def test_a_loss_that_is_not_durable_restarts_behind_the_same_handle(worlds: Any)
     assert len(world.java) == 2
 
 
-@pytest.mark.parametrize("how", ["durable", "next batch"])
-def test_a_loss_that_is_mended_leaves_the_run_alone(worlds: Any, how: str) -> None:
+def test_a_loss_whose_versions_are_durable_leaves_the_run_alone(worlds: Any) -> None:
     world = worlds()
+    world.durable = True
     world.placing.lost.append(("b", {1}))
-    if how == "durable":
-        world.durable = True
-    else:
-        time.sleep(0.05)
-        world.committed += 1
-    time.sleep(0.5)
+    time.sleep(0.4)
+    world.committed += 1  # the batch that ran during the loss; what it made is durable, too
+    time.sleep(0.4)
+    world.durable = False  # as every version is at first
+    time.sleep(0.4)
     assert len(world.java) == 1
     assert world.query.isActive
+
+
+def test_batches_that_went_on_end_a_loss(worlds: Any) -> None:
+    world = worlds()
+    world.durable = True
+    world.placing.lost.append(("b", {1}))
+    time.sleep(0.1)
+    world.committed += 2
+    time.sleep(0.1)
+    world.durable = False
+    time.sleep(0.4)
+    assert len(world.java) == 1
+
+
+def test_what_the_running_batch_made_on_the_lost_host_may_be_lost_later(worlds: Any) -> None:
+    """Tasks that had finished there are not run again: the batch ends, and the next one misses their state."""
+    world = worlds()
+    world.durable = True
+    world.placing.lost.append(("b", {1}))
+    time.sleep(0.3)
+    assert len(world.java) == 1
+    world.committed, world.durable = 5, False
+    world.runs(2)
+    assert world.query.isActive
+
+
+def test_a_run_that_a_newer_one_has_fenced_is_not_started_again(worlds: Any) -> None:
+    world = worlds()
+    world.placing.lost.append(("b", {1}))
+    world.java[0].fail("[FENCED] A newer run has taken over.")
+    with pytest.raises(StreamingQueryException, match="FENCED"):
+        world.query.awaitTermination()
+    assert len(world.java) == 1
+
+
+def test_a_refusal_keeps_its_code(worlds: Any) -> None:
+    world = worlds()
+    world.errors.append(StateDamagedError("A commit is gone."))
+    world.placing.lost.append(("b", {1}))
+    with pytest.raises(StreamingQueryException, match=r"\[STATE_DAMAGED\] A commit is gone"):
+        world.query.awaitTermination()
 
 
 def test_a_run_that_fails_after_a_loss_is_started_again(worlds: Any) -> None:

@@ -198,10 +198,12 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         )
         if checkpoint is None:
             return launch(self)  # Spark raises its own error for a missing checkpoint location
+        foreach_batch = self._argument("foreachBatch")
         coverage = self._spark.sparkContext.accumulator([], Coverage()) if self._was_called("foreachBatch") else None
         initial_settings = Catalyst(self._spark).settings
         session_settings = running_settings(settings, decision.specs, initial_settings)
         user_settings = settings_of_user(session_settings, initial_settings)
+        calls, path = list(self._calls), self._path or self._option("path")  # the writer may be used again
         started: list[OperatorTask] = []
         forms = functools.cache(lambda: ExchangeForms.install(self._spark))  # compiled while the query is checked
         combinations = Combinations(decision.root, lambda: settings.combine != "off" and forms() is not None)
@@ -236,12 +238,10 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
 
         def start_rewritten(frame: DataFrame) -> StreamingQuery:
             writer = DataStreamWriter(frame)
-            for name, args, kwargs in self._calls:
+            for name, args, kwargs in calls:
                 if name == "foreachBatch" and coverage is not None:
                     running_values = {setting: session_settings[setting] for setting in user_settings}
-                    function = CompleteBatch(
-                        self._argument(name), list(started), coverage, running_values, user_settings
-                    )
+                    function = CompleteBatch(foreach_batch, list(started), coverage, running_values, user_settings)
                     args, kwargs = (function,), {}
                 getattr(writer, name)(*args, **kwargs)
             # Set last: the user may have set none, or a base folder by a setting.
@@ -250,7 +250,7 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
                 return launch(writer)
 
         def planned(batch: int) -> bool:
-            return runs_planned(self._spark, self._sink(), self._path or self._option("path"), batch)
+            return runs_planned(self._spark, self._sink(), path, batch)
 
         start = Start(
             self._spark,
@@ -284,11 +284,12 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         query = run()
         if checkpoint.temporary:
             delete_when_stopped(query, self._spark, checkpoint.path, started[0])
-        if placement is None or checkpoint.temporary:
+        if placement is None:
             return RunningQuery.of(query)
-        running = RunningQuery.of(query, supervised=True)
         logs = QueryLogs(open_filesystem(Catalyst(self._spark).qualified(checkpoint.path)))
-        Supervisor(running, placement, started, logs, run, settings.restarts).start()
+        running = RunningQuery.of(query, supervised=True)
+        # A temporary checkpoint is deleted when the first run ends.
+        Supervisor(running, placement, started, logs, run, 0 if checkpoint.temporary else settings.restarts).start()
         return running
 
     def _launch_natively(

@@ -164,7 +164,9 @@ def exchanged(
     ]
     if located is not None:
         if no_data is not None:
-            sent = sent.union(no_data)
+            # See below for the limit. The optimiser removes both this limit and the row.
+            no_rows = catalyst.streaming_rows(signed[:1], "low").select(*columns).limit(1).where(F.lit(False))
+            sent = sent.union(no_rows).union(no_data)
         keys = f"element_at(array({', '.join(map(str, located.keys))}), {partition_of(partitions)} + 1)"
         rows = sent.withColumn(PARTITION_KEY, F.expr(keys)).repartition(partitions, PARTITION_KEY)
         # Nothing may stand between the union and the slot stage: a projection without the key would make Spark forget

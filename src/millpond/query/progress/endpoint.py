@@ -116,8 +116,10 @@ class Endpoint:
 
     def _remove_at_end(self, query: StreamingQuery, spark: SparkSession, shown: _Query, listener: Any) -> None:
         try:
-            query.awaitTermination()
-            spark.streams.removeListener(listener)
+            try:
+                query.awaitTermination()
+            finally:
+                spark.streams.removeListener(listener)
         except Exception as error:  # the query failed, or the JVM is gone; either is reported elsewhere
             log.debug("a query that Prometheus was shown has ended: %s", error)
         self._queries.remove(shown)

@@ -213,4 +213,4 @@ def _stop_running() -> None:
     for query in _running:
         with suppress(Exception, KeyboardInterrupt):
             if query.isActive:
-                stop_at_exit(query, _STOP_SECONDS)
+                stop_at_exit(StreamingQuery(query._jsq), _STOP_SECONDS)

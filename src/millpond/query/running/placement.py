@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
-from millpond.plan.catalyst.exchange.hosts import ExecutorHosts
+from millpond.plan.catalyst.exchange.hosts import ExecutorHosts, host_of
 from millpond.plan.catalyst.exchange.located import LocatedPartitions, keeps_partitions
 from millpond.plan.catalyst.jvm import Catalyst
 
@@ -64,6 +64,8 @@ class Placement:
         self._executors = ExecutorHosts(self._catalyst)
         self._located: LocatedPartitions | None = None
         self._placed: dict[int, str] = {}
+        self._addresses: frozenset[str] = frozenset()
+        self._held: dict[str, set[int]] = {}  # by host with executors: the partitions that have been placed there
         self._hosts: list[str] = []
 
     @classmethod
@@ -90,23 +92,30 @@ class Placement:
         """Spread the partitions again if the hosts have changed.
 
         Returns:
-            The hosts that no longer take tasks, and the partitions that were there.
+            The hosts that have lost an executor, and the partitions that were placed there.
         """
         assert self._located is not None
         try:
-            hosts = self._executors.alive()
+            addresses = self._executors.addresses()
+            hosts = self._executors.take_tasks(addresses)
+            # Without executors, as before the first of them starts, Spark may choose.
+            if hosts and hosts != self._hosts:
+                self._spread(self._located, hosts)
         except Py4JError as error:  # asked again soon
             log.debug("the hosts are not known: %s", error)
-            hosts = []
-        # Without executors, as before the first of them starts, Spark may choose.
-        if not hosts or hosts == self._hosts:
             return frozenset(), frozenset()
-        placed = spread(len(self._located.keys), self._slots, hosts, self._placed)
+        lost = frozenset(map(host_of, self._addresses - addresses))
+        self._addresses = addresses
+        partitions = frozenset(partition for host in lost for partition in self._held.pop(host, ()))
+        # A host that is being decommissioned keeps what it had, until its executor is gone.
+        for host in self._hosts:
+            self._held[host] = {partition for partition, other in self._placed.items() if other == host}
+        return lost, partitions
+
+    def _spread(self, located: LocatedPartitions, hosts: list[str]) -> None:
+        placed = spread(len(located.keys), self._slots, hosts, self._placed)
         moved = {partition: host for partition, host in placed.items() if self._placed.get(partition) != host}
-        gone = frozenset(self._hosts).difference(hosts)
-        lost = frozenset(partition for partition, host in self._placed.items() if host in gone)
+        located.prefer(self._catalyst, moved)
         if self._hosts:
             log.info("hosts are now %s; %d of %d partitions move", ", ".join(hosts), len(moved), len(placed))
-        self._located.prefer(self._catalyst, moved)
         self._hosts, self._placed = hosts, placed
-        return gone, lost

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from pyspark import InheritableThread
@@ -19,7 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.checkpoint.checkpoint import Checkpoint
 from millpond.checkpoint.forks.parents import open_state
-from millpond.errors import MillpondError, TransientError
+from millpond.errors import FencedError, MillpondError, TransientError
 from millpond.files.backends.retry import SHORT_RETRY
 from millpond.humanize import counted
 from millpond.query.logs.query_logs import QueryLogs
@@ -33,25 +33,33 @@ POLL_SECONDS = 0.3
 """Seconds between two looks at the hosts. While a lost host is preferred, Spark waits 3 s for it in each stage."""
 _COMMIT_SECONDS = 3.0
 """Seconds that the commits of a lost host may take: its slots may outlive the executor, and finish them."""
+_FIRST_PAUSE_SECONDS = 2.0
+"""Seconds between a start that failed and the next one; four times as long before each further one."""
 _WINDOW_SECONDS = 600.0
 """Seconds within which restarts are counted."""
 
 
 @dataclass
 class Loss:
-    """State that lost hosts had.
+    """State that lost hosts had, until the batches that need it have found it.
+
+    The batch that runs when a host is lost reads the version before it. It also makes a version, of which a lost host
+    may have sealed a part: Spark does not run tasks again that have finished. So both versions are watched.
 
     Attributes:
         hosts: the hosts.
-        partitions: the partitions whose tasks ran there.
-        deadline: when the version has to be durable, by the monotonic clock.
-        version: the version that the batch after the last committed one reads; None until Spark's log has been read.
+        partitions: the partitions that were placed there.
+        last: the version that the batch makes that ran when the last of the hosts was lost; None until Spark's log has
+            been read.
+        version: the version that the current batch reads, while it is not durable.
+        deadline: when it has to be durable, by the monotonic clock.
     """
 
     hosts: frozenset[str]
     partitions: frozenset[int]
-    deadline: float
+    last: int | None = None
     version: int | None = None
+    deadline: float = 0.0
 
 
 class Supervisor:
@@ -90,14 +98,16 @@ class Supervisor:
     def _run(self) -> None:
         failure: MillpondError | None = None
         try:
-            running = StreamingQuery(self._query._jsq)
-            while (loss := self._follow(running)) is not None and not self._query.stopping:
+            running: StreamingQuery | None = StreamingQuery(self._query._jsq)
+            while running is not None and (loss := self._follow(running)) is not None:
                 running = self._start_again(loss)
-                self._query.continue_as(running)
-                if self._query.stopping:
-                    running.stop()
+                if running is not None:
+                    self._query.continue_as(running)
+                    if self._query.stopping:
+                        running.stop()
         except MillpondError as error:
             failure = None if self._query.stopping else error
+            self._stop()
         except Exception as error:  # the JVM is gone
             log.debug("the query is not supervised any more: %s", error)
         finally:
@@ -107,62 +117,77 @@ class Supervisor:
         """Return when the run has ended, or has to end: the loss that ended it, or None."""
         loss: Loss | None = None
         while True:
-            failed = False
+            failure = ""
             try:
                 if running.awaitTermination(POLL_SECONDS):
                     return None
-            except StreamingQueryException:
-                failed = True
+            except StreamingQueryException as error:
+                failure = str(error)
             loss = self._add_lost_hosts(loss)
-            if failed:
+            # A newer run, maybe of another application, has taken over: this one must not take the query back.
+            if loss is None or FencedError.code in failure:
+                if failure:
+                    return None
+                continue
+            if failure:
                 return loss
-            if loss is not None and self._is_mended(loss):
-                loss = None
-            if loss is not None and time.monotonic() > loss.deadline:
-                return loss
+            try:
+                if self._is_over(loss):
+                    loss = None
+                elif loss.version is not None and time.monotonic() > loss.deadline:
+                    return loss
+            except FencedError:
+                loss = None  # the run fails by itself
+            except MillpondError as error:
+                log.debug("whether the state of lost hosts is durable is not known: %s", error)
 
     def _add_lost_hosts(self, loss: Loss | None) -> Loss | None:
         hosts, partitions = self._placement.update()
         if not partitions:
             return loss
-        deadline = time.monotonic() + _COMMIT_SECONDS
-        if loss is None:
-            return Loss(hosts, partitions, deadline)
-        return Loss(hosts | loss.hosts, partitions | loss.partitions, deadline, loss.version)
+        return Loss(hosts | loss.hosts, partitions | loss.partitions) if loss else Loss(hosts, partitions)
 
-    def _is_mended(self, loss: Loss) -> bool:
-        """Return whether the batch after the loss has found its state, or will find it."""
-        try:
-            version = self._query_logs.last("commits") + 1
-            if loss.version is None:
-                loss.version = version
-            return version > loss.version or self._is_durable(loss.partitions, version)
-        except MillpondError as error:
-            log.debug("whether the state of lost hosts is durable is not known: %s", error)
-            return False
+    def _is_over(self, loss: Loss) -> bool:
+        """Return whether all batches that need state of the lost hosts have found it, or will find it."""
+        version = self._query_logs.last("commits") + 1
+        if loss.last is None:
+            loss.last = version + 1
+        if version > loss.last:
+            return True
+        durable = self._is_durable(loss.partitions, version)
+        if durable:
+            loss.version = None
+        elif loss.version != version:
+            loss.version, loss.deadline = version, time.monotonic() + _COMMIT_SECONDS
+        # A task may have run on another host than the one where its partition was placed.
+        return durable and version == loss.last and self._is_durable(range(self._tasks[0].partitions), version)
 
-    def _is_durable(self, partitions: Set[int], version: int) -> bool:
+    def _is_durable(self, partitions: Iterable[int], version: int) -> bool:
         task = self._tasks[0]
         checkpoint = Checkpoint(open_state(task.location, retry_config=SHORT_RETRY), task.generation)
-        for operator in range(len(self._tasks)):
-            for partition in sorted(partitions):
-                checkpoint.open_partition(operator, partition, version)
+        try:
+            for operator in range(len(self._tasks)):
+                for partition in partitions:
+                    checkpoint.open_partition(operator, partition, version)
+        except TransientError as error:
+            log.debug("version %d is not durable: %s", version, error)
+            return False
         return True
 
-    def _start_again(self, loss: Loss) -> StreamingQuery:
+    def _start_again(self, loss: Loss) -> StreamingQuery | None:
+        """Start the query again; return None if the user stops it meanwhile."""
         hosts = ", ".join(sorted(loss.hosts))
-        while True:
+        pause = _FIRST_PAUSE_SECONDS
+        while not self._query.stopping:
             now = time.monotonic()
             while self._restarted and now - self._restarted[0] > _WINDOW_SECONDS:
                 self._restarted.popleft()
             if len(self._restarted) >= self._limit:
-                self._stop()
                 raise TransientError(
                     f"Hosts ({hosts}) were lost with state that was not durable, and the query has been restarted "
                     f"{counted(self._limit, 'time')} within ten minutes, as often as spark.millpond.restarts allows.",
                     action="Start the query again: it repeats the batch.",
                     query=self._tasks[0].query,
-                    version=loss.version,
                 )
             self._restarted.append(now)
             log.warning(
@@ -174,12 +199,17 @@ class Supervisor:
                 return self._restart()
             except TransientError as error:
                 log.warning("query %s was not started again: %s", self._tasks[0].query, error)
+            except MillpondError:
+                raise
             except Exception as error:
                 raise TransientError(
                     f"A host was lost, and the query could not be started again: {_first_line(error)}.",
                     action="Start the query again: it repeats the last batch.",
                     query=self._tasks[0].query,
                 ) from error
+            time.sleep(pause)
+            pause *= 4
+        return None
 
     def _stop(self) -> None:
         running = StreamingQuery(self._query._jsq)

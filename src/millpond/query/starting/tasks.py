@@ -15,7 +15,7 @@ from millpond.errors import SettingError
 from millpond.files.locations.opening import join_url
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.exchange.workers import on_one_host
-from millpond.query.starting.host_memory import check_memory
+from millpond.query.starting.host_memory import check_memory, in_containers
 from millpond.slot.process.identity import identify
 from millpond.spec.kinds.union import OperatorSpec
 from millpond.tasks.operator_task import OperatorTask, SlotSettings
@@ -61,7 +61,7 @@ def operator_task(
     application = spark.sparkContext.applicationId
     exchange = _exchange(spark, settings)
     slots = settings.slots or _cores(spark)
-    check_memory(spark.sparkContext, slots, settings.slot_memory, operators)
+    check_memory(spark.sparkContext, min(slots, partitions), settings.slot_memory, operators)
     warn_of_other_memory(application, settings.slot_memory)
     # Off by default: in most queries, hints cost more than they save (docs/benchmarks.md).
     prefetching = settings.prefetch == "on" or (settings.prefetch == "auto" and hinted)
@@ -125,7 +125,9 @@ def _cores(spark: SparkSession) -> int:
     """Return the cores of one host, as the driver knows them: its own in local mode, else those of an executor."""
     if on_one_host(spark.sparkContext):
         return int(spark.sparkContext.defaultParallelism)
-    return int(spark.sparkContext.getConf().get("spark.executor.cores", str(os.cpu_count() or 1)))
+    # In containers, Spark's own default is one core.
+    default = 1 if in_containers(spark.sparkContext) else os.cpu_count() or 1
+    return int(spark.sparkContext.getConf().get("spark.executor.cores", str(default)))
 
 
 def warn_of_other_memory(application: str, memory: int) -> None:

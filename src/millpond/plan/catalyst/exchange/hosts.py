@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import items
 
@@ -18,10 +20,17 @@ class ExecutorHosts:
         executors = items(self._context.statusStore().executorList(True))
         self._driver = next((str(entry.hostPort()) for entry in executors if str(entry.id()) == "driver"), "")
 
-    def alive(self) -> list[str]:
-        """Return the hosts that take tasks, in order; hosts that are being decommissioned do not."""
-        # One call for all executors, since this is asked several times a second.
+    def addresses(self) -> frozenset[str]:
+        """Return the addresses of all executors: host and port. An executor that is started again has a new port."""
         addresses = str(self._context.getExecutorMemoryStatus().keySet().mkString(" ")).split()
-        hosts = {address.rpartition(":")[0] for address in addresses if address != self._driver}
+        return frozenset(address for address in addresses if address != self._driver)
+
+    def take_tasks(self, addresses: Iterable[str]) -> list[str]:
+        """Return the hosts of executors that take tasks, in order; executors that are being decommissioned do not."""
         scheduler = self._context.taskScheduler()
-        return sorted(host for host in hosts if scheduler.hasExecutorsAliveOnHost(host))
+        return sorted(host for host in set(map(host_of, addresses)) if scheduler.hasExecutorsAliveOnHost(host))
+
+
+def host_of(address: str) -> str:
+    """Return the host of an executor's address."""
+    return address.rpartition(":")[0]
