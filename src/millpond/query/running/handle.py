@@ -128,7 +128,7 @@ class RunningQuery(StreamingQuery):  # type: ignore[misc]
                 return result
             with self._changed:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                if not self._changed.wait_for(partial(self._has_followed, java), left):
+                if not self._changed.wait_for(partial(self._successor_is_known, java), left):
                     return False
                 if self._jsq is java:
                     break
@@ -139,8 +139,8 @@ class RunningQuery(StreamingQuery):  # type: ignore[misc]
             raise error
         return result
 
-    def _has_followed(self, java: Any) -> bool:
-        """Return whether it is known what follows a run: another one, or none."""
+    def _successor_is_known(self, java: Any) -> bool:
+        """Return whether another run has followed this one, or none will."""
         return self._over or self._jsq is not java
 
     def stop(self) -> None:

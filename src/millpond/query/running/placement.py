@@ -36,17 +36,17 @@ def spread(partitions: int, slots: int, hosts: Sequence[str], before: Mapping[in
         placed.get(before.get(partition, ""), free).append(partition)
     # Hosts that have most may keep one more than the others, so that fewer partitions move.
     most_first = sorted(hosts, key=lambda host: -len(placed[host]))
-    rooms = {host: partitions // len(hosts) + (n < partitions % len(hosts)) for n, host in enumerate(most_first)}
+    capacity = {host: partitions // len(hosts) + (n < partitions % len(hosts)) for n, host in enumerate(most_first)}
     for host, own in placed.items():
-        while len(own) > rooms[host]:
+        while len(own) > capacity[host]:
             per_slot = Counter(partition % slots for partition in own)
             leaving = max(own, key=lambda partition: per_slot[partition % slots])
             own.remove(leaving)
             free.append(leaving)
     for partition in sorted(free):
-        with_room = [host for host in hosts if len(placed[host]) < rooms[host]]
-        same_slot = {host: sum(other % slots == partition % slots for other in placed[host]) for host in with_room}
-        chosen = min(with_room, key=lambda host: (same_slot[host], len(placed[host])))
+        not_full = [host for host in hosts if len(placed[host]) < capacity[host]]
+        same_slot = {host: sum(other % slots == partition % slots for other in placed[host]) for host in not_full}
+        chosen = min(not_full, key=lambda host: (same_slot[host], len(placed[host])))
         placed[chosen].append(partition)
     return {partition: host for host, own in placed.items() for partition in own}
 
