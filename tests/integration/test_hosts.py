@@ -19,6 +19,9 @@ from tests.s3 import s3
 
 JOB = Path(__file__).parents[1] / "chaos" / "job.py"
 
+PATIENT = {"spark.locality.wait": "60s"}
+"""Spark waits for a partition's host, however busy this machine is."""
+
 pytestmark = [pytest.mark.xdist_group("hosts"), pytest.mark.timeout(600)]
 
 
@@ -69,7 +72,7 @@ def moved(checkpoint: Path) -> int:
 def test_partitions_stay_on_their_hosts(tmp_path: Path) -> None:
     rows = write_input(tmp_path / "in", 7)
     with s3() as bucket, hosts(tmp_path, 2) as cluster:
-        run(tmp_path, cluster, lambda batch: None, f"{bucket}/state")
+        run(tmp_path, cluster, lambda batch: None, f"{bucket}/state", **PATIENT)
         assert moved(tmp_path / "checkpoint") == 0
         assert read_updates(tmp_path / "out") == expected_updates(rows, tmp_path / "checkpoint")
 
@@ -89,17 +92,21 @@ def test_a_host_is_lost(tmp_path: Path) -> None:
 
 
 def test_hosts_are_lost_with_commits_that_were_not_durable(tmp_path: Path) -> None:
-    """The store is so slow that a host that is killed when a batch has ended has not finished the batch's commit."""
+    """The store takes nothing from the end of one batch on, so that a host killed after the next has not committed it."""
     rows = write_input(tmp_path / "in", 42)
+    held = tmp_path / "held"
     killed = {2: 1, 5: 2}
+
+    def on_batch(batch: int) -> None:
+        if batch + 1 in killed:
+            held.touch()
+        if batch in killed:
+            cluster.kill(killed.pop(batch))
+            held.unlink()
+
     with hosts(tmp_path, 3) as cluster:
-        log = run(
-            tmp_path,
-            cluster,
-            lambda batch: cluster.kill(killed.pop(batch)) if batch in killed else None,
-            f"faults+file:{tmp_path}/state?latency_ms=400",
-        )
-        assert "the query is started again, and repeats the batch" in log
+        log = run(tmp_path, cluster, on_batch, f"faults+file:{tmp_path}/state?hold={held}")
+        assert log.count("the query is started again, and repeats the batch") == 2
         assert read_updates(tmp_path / "out") == expected_updates(rows, tmp_path / "checkpoint")
 
 
@@ -122,7 +129,7 @@ def test_windows_close_in_batches_without_data(tmp_path: Path) -> None:
 
 def test_a_decommissioned_host_hands_over(tmp_path: Path) -> None:
     rows = write_input(tmp_path / "in", 5)
-    settings = {"spark.decommission.enabled": "true"}
+    settings = {"spark.decommission.enabled": "true"} | PATIENT
     with s3() as bucket, hosts(tmp_path, 2) as cluster:
         log = run(
             tmp_path,

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
 from typing import TypeVar
 from urllib.parse import parse_qsl
 
@@ -22,6 +23,8 @@ from millpond.files.backends.filesystem import Buffer, FileInfo, FileSystem, Wri
 from millpond.files.backends.uploads import PART_BYTES, upload_in_parts
 
 T = TypeVar("T")
+
+_HOLD_POLL_S = 0.05
 
 
 class Faults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,6 +39,7 @@ class Faults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         repeat: probability that a put is sent twice; with `create`, the second finds the first's object.
         stall: probability of a stall.
         stall_s: duration of a stall in seconds.
+        hold: path of a file of this machine; puts wait while it exists.
         retries: retries of a failed request (as obstore's own), except for puts of an object and the completion of an
             upload.
         seed: seed of the random choices.
@@ -48,6 +52,7 @@ class Faults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     repeat: float = 0.0
     stall: float = 0.0
     stall_s: float = 30.0
+    hold: str = ""
     retries: int = 3
     seed: int = 0
 
@@ -129,6 +134,8 @@ class FaultyFiles:
             time.sleep(self.faults.latency_ms / 1e3)
             if self._chance(self.faults.stall):
                 time.sleep(self.faults.stall_s)
+            while kind == "put" and self.faults.hold and Path(self.faults.hold).exists():
+                time.sleep(_HOLD_POLL_S)
             self._transfer(size)
             failing = self._chance(self.faults.fail)
             late = failing and self._chance(0.5)
@@ -167,7 +174,7 @@ class FaultyFiles:
             return self._random.random() < probability
 
     def _failure(self, name: str, what: str) -> TransientError:
-        return TransientError(f"Injected: {what}.", action="Try is_repeated.", file=self.locate(name))
+        return TransientError(f"Injected: {what}.", action="Try again.", file=self.locate(name))
 
 
 class _FaultyParts:
