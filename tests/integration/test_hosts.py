@@ -92,7 +92,7 @@ def test_a_host_is_lost(tmp_path: Path) -> None:
 
 
 def test_hosts_are_lost_with_commits_that_were_not_durable(tmp_path: Path) -> None:
-    """The store takes nothing from the end of one batch on, so that a host killed after the next has not committed it."""
+    """The store takes nothing from the end of one batch on, and a host is killed after the next."""
     rows = write_input(tmp_path / "in", 42)
     held = tmp_path / "held"
     killed = {2: 1, 5: 2}
