@@ -80,6 +80,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         memory_limit: bytes that the whole process tree may use, page cache included; 0 = unlimited.
         drop_cache: seconds between two drops of the page cache of the state's files; 0 = never.
         store_latency_ms, store_bandwidth: what a request to Millpond's store costs; bytes per second, 0 = unlimited.
+        store_hold: path of a file; while it exists, Millpond's store takes nothing.
         commit_mode: Millpond's `commit.mode`.
         compaction: Millpond's `compaction`. compactors: processes of `millpond compactor` beside the query, on the same
             cores: they start with it, and count as the engine's.
@@ -118,6 +119,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     drop_cache: float = 0.0
     store_latency_ms: float = 0.0
     store_bandwidth: int = 0
+    store_hold: str = ""
     commit_mode: str = "async"
     compaction: str = "local"
     compactors: int = 0

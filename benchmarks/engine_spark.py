@@ -129,6 +129,7 @@ def forget_planned(spark: SparkSession, location: str) -> None:
 def store_url(config: RunConfig) -> str:
     """A store below the run's folder that answers as slowly as asked for."""
     faults = {"latency_ms": f"{config.store_latency_ms:g}", "bandwidth_mb": f"{config.store_bandwidth / 1e6:g}"}
+    faults |= {"hold": config.store_hold} if config.store_hold else {}
     return f"faults+file:{Path(config.work) / 'store'}?{urlencode(faults)}"
 
 

@@ -3,7 +3,9 @@
 A count over keys that are all in the state runs on several hosts of this machine. One host after the other is killed in
 the middle of the query, with its executor, its slots and its disk, and another one takes its place. Printed is how long
 each loss delayed the query: the time from the kill to the end of the next batch, and to the third, beside the median
-batch; and whether the query was started again, as the lost host's last commit was not durable.
+batch; and whether the query was started again, as the lost host's last commit was not durable. With `--hold` the store
+takes nothing from the end of the batch before until the kill, so that no commit of the host is durable. With `--hang`
+the host's processes are stopped, not killed.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import argparse
 import os
 import random
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
@@ -73,17 +76,29 @@ class Batches:
         return max(self.ended)
 
 
-def lose(hosts: Hosts, number: int, query: StreamingQuery, batches: Batches, delay: float) -> Loss:
-    """Kill a host some time after the end of a batch."""
+def lose(
+    hosts: Hosts, number: int, query: StreamingQuery, batches: Batches, delay: float, held: Path | None, hang: bool
+) -> Loss:
+    """Kill or stop a host some time after the end of a batch; the store takes nothing while the file `held` exists."""
     run = query.runId
+    if held is not None:
+        batches.wait_for(batches.last + 1)
+        held.touch()
     batches.wait_for(batches.last + 1)
     before = batches.last
     time.sleep(delay)
     killed = time.monotonic()
-    hosts.kill(number)
+    if hang:
+        hosts.signal(number, signal.SIGSTOP)
+    else:
+        hosts.kill(number)
+    if held is not None:
+        held.unlink()
     # The batch that was planned when the host was lost, whatever its number: later ones end after it.
     first = batches.wait_for(before + 1)
     third = batches.wait_for(before + 3)
+    if hang:
+        hosts.kill(number)
     return Loss(first - killed, third - killed, query.runId != run)
 
 
@@ -100,10 +115,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--slot-memory", default="512m")
     add("--kills", type=count, default=6)
     add("--delay", type=float, metavar="S", help="from the end of a batch to the kill; random by default")
+    add("--hold", action="store_true", help="the store takes nothing from the batch before until the kill")
+    add("--hang", action="store_true", help="stop the host's processes instead")
+    add("--timeout", type=float, default=30.0, metavar="S", help="without an answer, after which a host is given up")
     add("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     work = Path(tempfile.mkdtemp(prefix="millpond-lost-host-"))
     os.environ["TMPDIR"] = str(work)
+    held = work / "held" if options.hold else None
     config = RunConfig(
         engine="millpond",
         workload="rmw",
@@ -117,15 +136,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         driver_memory="1g",
         slot_memory=options.slot_memory,
         store_latency_ms=options.latency,
+        store_hold=str(held or ""),
+        settings={"spark.millpond.executor.timeout": f"{options.timeout:g}"},
     )
     try:
         with cluster_of(config) as hosts:
-            measure(config, hosts, options.kills, options.delay, random.Random(options.seed))
+            measure(config, hosts, options, random.Random(options.seed))
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def measure(config: RunConfig, hosts: Hosts, kills: int, delay: float | None, choice: random.Random) -> None:
+def measure(config: RunConfig, hosts: Hosts, options: argparse.Namespace, choice: random.Random) -> None:
     """Start the query, lose hosts, and print what each loss cost."""
     spark = session(config, hosts.url)
     print(f"state at {store_url(config)}", flush=True)
@@ -135,10 +156,11 @@ def measure(config: RunConfig, hosts: Hosts, kills: int, delay: float | None, ch
     batches.wait_for(config.left_out + _BETWEEN)
     median = statistics.median(list(batches.seconds.values())[-_BETWEEN:])
     print(f"{config.keys:,} keys on {config.hosts} hosts: median batch {median:.2f} s", flush=True)
-    for kill in range(kills):
+    held = Path(config.store_hold) if config.store_hold else None
+    for kill in range(options.kills):
         number = kill % config.hosts
-        pause = choice.uniform(0.0, median) if delay is None else delay
-        loss = lose(hosts, number, query, batches, pause)
+        pause = choice.uniform(0.0, median) if options.delay is None else options.delay
+        loss = lose(hosts, number, query, batches, pause, held, options.hang)
         print(
             f"host lost: next batch after {loss.first:.1f} s, third after {loss.third:.1f} s"
             f"{', started again' if loss.restarted else ''}",

@@ -323,6 +323,15 @@ class Settings(msgspec.Struct, frozen=True):
         ),
     ] = 3
 
+    executor_timeout: Annotated[
+        Annotated[float, Meta(ge=1, le=3600)],
+        setting(
+            "executor.timeout",
+            "on a cluster, with `placement`: seconds without an answer from an executor after which its tasks run "
+            "elsewhere, 1 to 3600. Spark itself waits for `spark.network.timeout` (120 s)",
+        ),
+    ] = 30.0
+
     metrics_port: Annotated[
         Annotated[int, Meta(ge=1, le=65535)] | None,
         setting(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -107,6 +108,22 @@ def test_hosts_are_lost_with_commits_that_were_not_durable(tmp_path: Path) -> No
     with hosts(tmp_path, 3) as cluster:
         log = run(tmp_path, cluster, on_batch, f"faults+file:{tmp_path}/state?hold={held}")
         assert log.count("the query is started again, and repeats the batch") == 2
+        assert read_updates(tmp_path / "out") == expected_updates(rows, tmp_path / "checkpoint")
+
+
+def test_a_host_hangs_and_comes_back(tmp_path: Path) -> None:
+    rows = write_input(tmp_path / "in", 42)
+
+    def change(batch: int) -> None:
+        if batch == 2:
+            cluster.signal(0, signal.SIGSTOP)
+        if batch == 5:
+            cluster.signal(0, signal.SIGCONT)
+
+    settings = {"spark.millpond.executor.timeout": "4"}
+    with s3() as bucket, hosts(tmp_path, 2) as cluster:
+        log = run(tmp_path, cluster, change, f"{bucket}/state", **settings)
+        assert log.count("does not answer: its tasks run elsewhere") == 1
         assert read_updates(tmp_path / "out") == expected_updates(rows, tmp_path / "checkpoint")
 
 

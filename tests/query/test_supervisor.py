@@ -78,7 +78,7 @@ class World:
         self.query = RunningQuery(self.java[0], supervised=True)
         logs = SimpleNamespace(last=lambda log: self.committed)
         task = SimpleNamespace(query="0f3c", partitions=4)
-        supervisor = Supervisor(self.query, self.placing, [task], logs, self.restart, limit)  # type: ignore[arg-type]
+        supervisor = Supervisor(self.query, self.placing, None, [task], logs, self.restart, limit)  # type: ignore[arg-type]
         supervisor._is_durable = lambda partitions, version: self.durable  # type: ignore[method-assign]
         supervisor.start()
 

@@ -21,6 +21,7 @@ from millpond.errors import UnsupportedError
 from millpond.files.locations.opening import on_disk, open_filesystem
 from millpond.metrics import COMPACTION_METRICS, HINT_METRICS, HOST_METRICS, OBJECT_STORE_METRICS, OPERATOR_METRICS
 from millpond.plan.catalyst.exchange.forms import ExchangeForms, prepare
+from millpond.plan.catalyst.exchange.hung import HungExecutors
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.decide import decide
 from millpond.plan.exchange.combining import Combination, Combinations
@@ -288,8 +289,10 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
             return RunningQuery.of(query)
         logs = QueryLogs(open_filesystem(Catalyst(self._spark).qualified(checkpoint.path)))
         running = RunningQuery.of(query, supervised=True)
+        hung = HungExecutors.of(Catalyst(self._spark), settings.executor_timeout)
         # A temporary checkpoint is deleted when the first run ends.
-        Supervisor(running, placement, started, logs, run, 0 if checkpoint.temporary else settings.restarts).start()
+        limit = 0 if checkpoint.temporary else settings.restarts
+        Supervisor(running, placement, hung, started, logs, run, limit).start()
         return running
 
     def _launch_natively(

@@ -1,4 +1,4 @@
-"""Restarts of a query inside the application, after a host was lost with state that was not durable.
+"""Supervision of a query on a cluster: hosts that hang are given up, and a loss of state restarts the query.
 
 Commits lag by at most one batch. When a host is lost, the next batch may therefore need a version that no longer exists
 anywhere. Spark cannot repeat the batch that made it while the query runs; a start can (`query.starting`). So the
@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from py4j.protocol import Py4JError
 from pyspark import InheritableThread
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
@@ -22,6 +23,7 @@ from millpond.checkpoint.forks.parents import open_state
 from millpond.errors import FencedError, MillpondError, TransientError
 from millpond.files.backends.retry import SHORT_RETRY
 from millpond.humanize import counted
+from millpond.plan.catalyst.exchange.hung import HungExecutors
 from millpond.query.logs.query_logs import QueryLogs
 from millpond.query.running.handle import RunningQuery
 from millpond.query.running.placement import Placement
@@ -63,11 +65,12 @@ class Loss:
 
 
 class Supervisor:
-    """Follows a query: places its partitions, and starts it again after a loss.
+    """Follows a query: gives up executors that hang, places its partitions, and starts it again after a loss.
 
     Args:
         query: the handle of the running query.
         placement: of its partitions.
+        hung: the executors that hang; None if only Spark looks for them.
         tasks: the operators of the run that goes on; `restart` changes them.
         query_logs: Spark's logs of the query.
         restart: starts the query again and returns Spark's new query.
@@ -78,6 +81,7 @@ class Supervisor:
         self,
         query: RunningQuery,
         placement: Placement,
+        hung: HungExecutors | None,
         tasks: Sequence[OperatorTask],
         query_logs: QueryLogs,
         restart: Callable[[], StreamingQuery],
@@ -85,6 +89,7 @@ class Supervisor:
     ) -> None:
         self._query = query
         self._placement = placement
+        self._hung = hung
         self._tasks = tasks
         self._query_logs = query_logs
         self._restart = restart
@@ -123,6 +128,7 @@ class Supervisor:
                     return None
             except StreamingQueryException as error:
                 failure = str(error)
+            self._give_up_hung(running)
             loss = self._add_lost_hosts(loss)
             # A newer run, maybe of another application, has taken over: this one must not take the query back.
             if loss is None or FencedError.code in failure:
@@ -140,6 +146,17 @@ class Supervisor:
                 loss = None  # the run fails by itself
             except MillpondError as error:
                 log.debug("whether the state of lost hosts is durable is not known: %s", error)
+
+    def _give_up_hung(self, running: StreamingQuery) -> None:
+        if self._hung is None:
+            return
+        try:
+            for address in self._hung.remove():
+                log.warning("the executor at %s does not answer: its tasks run elsewhere from now on", address)
+            if killed := self._hung.kill_waiting_tasks(str(running.runId)):
+                log.info("%s repeated, which may have waited for it", counted(killed, "task"))
+        except Py4JError as error:  # asked again soon
+            log.debug("whether executors hang is not known: %s", error)
 
     def _add_lost_hosts(self, loss: Loss | None) -> Loss | None:
         hosts, partitions = self._placement.update()
