@@ -21,7 +21,7 @@ from millpond.operators.protocol import AdoptsSparkState, Combining, Times
 from millpond.slot.partition.attempt_lock import Attempt, AttemptLock, query_stopped_error
 from millpond.slot.partition.checksum import InputChecksum
 from millpond.slot.partition.feed import Feed
-from millpond.slot.partition.running import RunningQuery
+from millpond.slot.partition.resources import QueryResources
 from millpond.slot.partition.tables import Tables, attach_context
 from millpond.slot.prefetch.hints import PrefetchHints
 from millpond.spec.operators import GLOBAL_HASH
@@ -74,7 +74,7 @@ class Partition:
         asked_batch: the newest batch that was asked for.
     """
 
-    def __init__(self, query: RunningQuery, task: OperatorTask, number: int) -> None:
+    def __init__(self, query: QueryResources, task: OperatorTask, number: int) -> None:
         self.query = query
         self.task = task
         self.number = number

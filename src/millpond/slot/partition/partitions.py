@@ -23,7 +23,7 @@ from millpond.layout import Words
 from millpond.operators.processors.calls import Caller
 from millpond.slot.partition.attempt_lock import Attempt
 from millpond.slot.partition.partition import Partition
-from millpond.slot.partition.running import RunningQuery, SlotResources
+from millpond.slot.partition.resources import QueryResources, SlotResources
 from millpond.slot.process.messages import Done, Run
 from millpond.slot.process.server import Answer
 from millpond.stores.memory.budget import MemoryBudget
@@ -44,7 +44,7 @@ class _Query:
     """
 
     lock: threading.Lock = field(default_factory=threading.Lock)
-    running: RunningQuery | None = None
+    running: QueryResources | None = None
     ended: int = -1
     partitions: dict[tuple[int, int], Partition] = field(default_factory=dict)
 
@@ -275,7 +275,7 @@ class PartitionServer:
                 query.release()
                 running = None
             if running is None:
-                running = query.running = RunningQuery(task, self._slot_resources(task))
+                running = query.running = QueryResources(task, self._slot_resources(task))
             if place not in query.partitions:
                 query.partitions[place] = Partition(running, task, number)
             partition = query.partitions[place]

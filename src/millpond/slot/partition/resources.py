@@ -1,4 +1,4 @@
-"""One run of a query in a slot: its checkpoint, committer, sealed files, caches and compactor."""
+"""Resources of a slot, and of one run of a query in it: checkpoint, committer, sealed files, caches and compactor."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ class SlotResources:
 
 
 @dataclass
-class RunningQuery:
-    """State that the partitions of one generation of a query share in a slot.
+class QueryResources:
+    """Resources that the partitions of one generation of a query share in a slot.
 
     Opening it takes over versions that dead slots of this host had sealed but not made durable.
 
