@@ -9,9 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
+import millpond.query.running.handle as handle
 import millpond.query.running.supervisor as supervision
 from millpond.errors import MillpondError, StateDamagedError, TransientError
 from millpond.query.running.handle import RunningQuery
@@ -24,6 +26,9 @@ class Java:
     def __init__(self) -> None:
         self.over = threading.Event()
         self.error: str | None = None
+
+    def id(self) -> Any:
+        return SimpleNamespace(toString=lambda: "0f3c")
 
     def isActive(self) -> bool:
         return not self.over.is_set()
@@ -58,8 +63,11 @@ class Placing:
 
     def __init__(self) -> None:
         self.lost: list[tuple[str, set[int]]] = []
+        self.error: Exception | None = None
 
     def update(self) -> tuple[frozenset[str], frozenset[int]]:
+        if self.error is not None:
+            raise self.error
         if not self.lost:
             return frozenset(), frozenset()
         host, partitions = self.lost.pop()
@@ -231,7 +239,10 @@ def test_a_restart_that_fails_counts_or_ends_the_query(worlds: Any, error: Excep
         world.query.awaitTermination()
 
 
-def test_a_stop_while_it_is_started_again_ends_the_next_run(worlds: Any) -> None:
+def test_a_stop_while_it_is_started_again_ends_the_next_run(
+    worlds: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(handle, "_SILENT_SECONDS", 0.05)
     world = worlds()
     world.gate.clear()
     world.placing.lost.append(("b", {1}))
@@ -240,9 +251,28 @@ def test_a_stop_while_it_is_started_again_ends_the_next_run(worlds: Any) -> None
     stopping.start()
     stopping.join(0.2)
     assert stopping.is_alive()
+    assert "query 0f3c is being started again after a lost host: stop() waits" in caplog.text
     world.gate.set()
     stopping.join(10)
     assert not stopping.is_alive()
     assert not world.query.isActive
     assert len(world.java) == 2
     assert not world.java[1].isActive()
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), Py4JError("the JVM is gone")])
+def test_a_query_outlives_its_supervision(worlds: Any, caplog: pytest.LogCaptureFixture, error: Exception) -> None:
+    world = worlds()
+    world.placing.error = error
+    deadline = time.monotonic() + 30
+    while not world.query._over:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert world.query.isActive
+    assert world.query.exception() is None
+    warned = [record for record in caplog.records if "supervision failed" in record.message]
+    assert [record.exc_info[1] for record in warned if record.exc_info] == (
+        [error] if isinstance(error, ZeroDivisionError) else []
+    )
+    world.java[0].over.set()
+    assert not world.query.isActive

@@ -13,8 +13,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from py4j.protocol import Py4JError
 from pyspark import InheritableThread
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.checkpoint.checkpoint import Checkpoint
@@ -108,8 +109,14 @@ class Supervisor:
         except MillpondError as error:
             failure = None if self._query.stopping else error
             self._stop()
-        except Exception as error:  # the JVM is gone
+        except (Py4JError, PySparkException, ConnectionError) as error:  # the session or the JVM is gone
             log.debug("the query is not supervised any more: %s", error)
+        except Exception:
+            log.warning(
+                "query %s goes on, but is not started again after a lost host any more: its supervision failed",
+                self._tasks[0].query,
+                exc_info=True,
+            )
         finally:
             self._query.end(failure)
 
