@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,10 +14,15 @@ from pathlib import Path
 import pytest
 
 from millpond.query.progress.reader import ProgressReader
+from millpond.spec.kinds.deduplicate import DeduplicateSpec
+from millpond.spec.operators import Field
 from millpond.state_reader.reader import StateReader
+from millpond.tasks.operator_task import OperatorTask, SlotSettings
 from tests.chaos.truth import EXPECTED, expected_updates, read_file_sink, read_updates, write_input
 from tests.cluster import Hosts, hosts
 from tests.s3 import s3
+from tests.slot.conftest import with_tests_on_path
+from tests.slot.test_spark import FAILURES
 
 JOB = Path(__file__).parents[1] / "chaos" / "job.py"
 
@@ -156,3 +163,30 @@ def test_hosts_come_and_go(tmp_path: Path) -> None:
     with s3() as bucket, hosts(tmp_path, 2) as cluster:
         run(tmp_path, cluster, change, f"{bucket}/state", pause=2.0)
         assert read_updates(tmp_path / "out") == expected_updates(rows, tmp_path / "checkpoint")
+
+
+_FAILING = """
+import pickle, sys
+from pyspark.sql import SparkSession
+from tests.slot.test_spark import FAILURES, commanded
+spark = SparkSession.builder.master(sys.argv[1]).config("spark.ui.enabled", "false").getOrCreate()
+task = pickle.loads(sys.stdin.buffer.read())
+print(commanded(spark, task, FAILURES[0][0]))
+"""
+
+
+def test_the_log_of_a_killed_slot_reaches_the_driver(tmp_path: Path) -> None:
+    slot = SlotSettings(silence_timeout=15.0, start_timeout=60.0)
+    spec = DeduplicateSpec(columns=(Field("k", "bigint"),), keys=(0,))
+    task = OperatorTask("failing", "query-1", "run-1", 0, spec, 1, 1, str(tmp_path), 1, str(tmp_path), slot)
+    with hosts(tmp_path, 1) as cluster:
+        driver = subprocess.run(
+            [sys.executable, "-c", _FAILING, cluster.url],
+            input=pickle.dumps(task),
+            capture_output=True,
+            env=with_tests_on_path(),
+            timeout=300,
+            check=False,
+        )
+    assert driver.returncode == 0, driver.stderr.decode()[-6000:]
+    assert re.search(FAILURES[0][1], driver.stdout.decode())

@@ -55,7 +55,8 @@ _MAX_SWEEPS = 100
 """Number of times that the directory may be swept during one registration. Each sweep is by another application."""
 _REMOVED = ".removed-"
 """Name prefix of directories that are no longer used."""
-_LOG_TAIL_LINES = 20
+_LOG_TAIL_LINES = 40
+_LOG_TAIL_BYTES = 16 << 10
 
 
 class SlotDirectory:
@@ -189,13 +190,16 @@ class SlotDirectory:
         return self.path / "compiling"
 
     def log_tail(self) -> str:
-        """Return the path of the log and its last lines, which show why a process died."""
+        """Return the place of the slots' log and its last lines, which show why a process died or a task failed."""
         path = self.path / "log"
+        place = f"See {path} on host {os.uname().nodename}."
         try:
-            lines = path.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+            with path.open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
+                lines = log.read().decode(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
         except OSError:
             lines = []
-        return f"See {path}." + (" It ends:\n" + "\n".join(lines) if lines else "")
+        return f"{place} It ends:\n" + "\n".join(lines) if lines else place
 
     # sockets --------------------------------------------------------------------------------------------------
 
