@@ -154,7 +154,9 @@ class OperatorSlot:
         sealed.mkdir(parents=True, exist_ok=True)
         self.sealed = SealedFiles(str(sealed), self.name, self._folder)
         budget = MemoryBudget(world.memory)
-        resources = SlotResources(self.name, index, directory, budget, budget.open(), self.later, self.later, Later())
+        resources = SlotResources(
+            self.name, index, "", directory, budget, budget.open(), self.later, self.later, Later()
+        )
         try:
             self.query = Query(world.task(generation), resources, self)
         except BaseException:

@@ -81,6 +81,8 @@ def test_partitions_stay_on_their_hosts(tmp_path: Path) -> None:
     with s3() as bucket, hosts(tmp_path, 2) as cluster:
         run(tmp_path, cluster, lambda batch: None, f"{bucket}/state", **PATIENT)
         assert moved(tmp_path / "checkpoint") == 0
+        progress = ProgressReader(str(tmp_path / "checkpoint")).read()
+        assert (progress.hosts, progress.restart) == ({cluster.address(0): 3, cluster.address(1): 3}, None)
         assert read_updates(tmp_path / "out") == expected_updates(rows, tmp_path / "checkpoint")
 
 
@@ -114,6 +116,10 @@ def test_hosts_are_lost_with_commits_that_were_not_durable(tmp_path: Path) -> No
     with hosts(tmp_path, 3) as cluster:
         log = run(tmp_path, cluster, on_batch, f"faults+file:{tmp_path}/state?hold={held}")
         assert log.count("the query is started again, and repeats the batch") == 2
+        progress = ProgressReader(str(tmp_path / "checkpoint")).read()
+        assert progress.hosts == {cluster.address(0): 6}
+        assert progress.restart is not None
+        assert (progress.restart.number, progress.restart.hosts) == (2, (cluster.address(2),))
         assert read_updates(tmp_path / "out") == expected_updates(rows, tmp_path / "checkpoint")
 
 
@@ -169,7 +175,9 @@ _FAILING = """
 import pickle, sys
 from pyspark.sql import SparkSession
 from tests.slot.test_spark import FAILURES, commanded
-spark = SparkSession.builder.master(sys.argv[1]).config("spark.ui.enabled", "false").getOrCreate()
+spark = (SparkSession.builder.master(sys.argv[1]).config("spark.ui.enabled", "false")
+    .config("spark.executor.memory", "600m")
+    .config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1").getOrCreate())
 task = pickle.loads(sys.stdin.buffer.read())
 print(commanded(spark, task, FAILURES[0][0]))
 """

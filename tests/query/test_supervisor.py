@@ -15,6 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import millpond.query.running.handle as handle
 import millpond.query.running.supervisor as supervision
+from millpond.checkpoint.generation import Restart
 from millpond.errors import MillpondError, StateDamagedError, TransientError
 from millpond.query.running.handle import RunningQuery
 from millpond.query.running.supervisor import Supervisor
@@ -83,6 +84,7 @@ class World:
         self.gate = threading.Event()
         self.gate.set()
         self.errors: list[Exception] = []
+        self.restarts: list[Restart] = []
         self.query = RunningQuery(self.java[0], supervised=True)
         logs = SimpleNamespace(last=lambda log: self.committed)
         task = SimpleNamespace(query="0f3c", partitions=4)
@@ -90,7 +92,8 @@ class World:
         supervisor._is_durable = lambda partitions, version: self.durable  # type: ignore[method-assign]
         supervisor.start()
 
-    def restart(self) -> Any:
+    def restart(self, restart: Restart) -> Any:
+        self.restarts.append(restart)
         self.java[-1].over.set()  # a start stops the run before
         assert self.gate.wait(10)
         if self.errors:
@@ -139,6 +142,7 @@ def test_a_loss_that_is_not_durable_restarts_behind_the_same_handle(worlds: Any)
     assert not world.query.isActive
     assert world.query.exception() is None
     assert len(world.java) == 2
+    assert world.restarts == [Restart(1, "state_lost", ("b",))]
 
 
 def test_a_loss_whose_versions_are_durable_leaves_the_run_alone(worlds: Any) -> None:
@@ -200,6 +204,7 @@ def test_a_run_that_fails_after_a_loss_is_started_again(worlds: Any) -> None:
     world.placing.lost.append(("b", {1}))
     world.java[0].fail("a task failed four times")
     world.runs(2)
+    assert world.restarts == [Restart(1, "run_failed", ("b",))]
     assert world.query.exception() is None
     assert world.query.isActive
 
@@ -219,6 +224,7 @@ def test_restarts_are_bounded(worlds: Any) -> None:
         world.placing.lost.append(("b", {1}))
         world.runs(runs)
     world.placing.lost.append(("c", {0}))
+    assert [restart.number for restart in world.restarts] == [1, 2]
     with pytest.raises(StreamingQueryException, match=r"Hosts \(c\) were lost .* restarted 2 times within ten minutes"):
         world.query.awaitTermination()
     assert not world.query.isActive
@@ -233,6 +239,7 @@ def test_a_restart_that_fails_counts_or_ends_the_query(worlds: Any, error: Excep
     world.placing.lost.append(("b", {1}))
     if isinstance(error, MillpondError):
         world.runs(2)
+        assert [restart.number for restart in world.restarts] == [1, 1]  # only one has begun
         assert world.query.isActive
         return
     with pytest.raises(StreamingQueryException, match="could not be started again: the driver has no memory"):

@@ -29,7 +29,7 @@ def slots(tmp_path: Path) -> Iterator[list[PartitionServer]]:
     servers = []
     for host in "ab":
         (tmp_path / host).mkdir()
-        servers.append(PartitionServer(tmp_path / host))
+        servers.append(PartitionServer(tmp_path / host, host=host))
     yield servers
     for server in servers:
         server.close()
@@ -64,8 +64,9 @@ def test_a_partition_that_moved_is_closed_and_may_come_back(
             assert open_partitions(here, located) == {0}
     checkpoint = Checkpoint(open_state(located.location), located.generation)
     versions = range(1, len(places))
-    moved = [checkpoint.open_partition(0, 1, version).metrics["moved_partitions"] for version in versions]
-    assert moved == [0, 0, 1, 0, 0, 1, 0]
+    manifests = [checkpoint.open_partition(0, 1, version) for version in versions]
+    assert [manifest.metrics["moved_partitions"] for manifest in manifests] == [0, 0, 1, 0, 0, 1, 0]
+    assert "".join(manifest.host for manifest in manifests) == "aabbbaa"
 
 
 def test_without_placement_nothing_is_closed(slots: list[PartitionServer], located: OperatorTask) -> None:

@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from millpond.checkpoint.generation import Restart
 from millpond.conf import Settings
 from millpond.files.locations.opening import on_disk, open_filesystem
 from millpond.metrics import COMPACTION_METRICS, HINT_METRICS, HOST_METRICS, OBJECT_STORE_METRICS, OPERATOR_METRICS
@@ -63,6 +64,7 @@ class Launch:
         path: the sink's path, if the user has set one.
         start_writer: starts Spark's writer with these calls: `start` or `toTable`.
         tasks: the operators as they were last started.
+        restarts: the starts after lost hosts.
     """
 
     df: DataFrame
@@ -74,6 +76,7 @@ class Launch:
     path: str | None
     start_writer: Callable[[DataStreamWriter], StreamingQuery]
     tasks: list[OperatorTask] = field(init=False, default_factory=list)
+    restarts: list[Restart] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self.spark: SparkSession = self.df.sparkSession
@@ -115,19 +118,21 @@ class Launch:
         Supervisor(running, self._placement, self.tasks, logs, self.run, restarts).start()
         return running
 
-    def run(self) -> StreamingQuery:
-        """Start the query once; raise the errors of `Start.run`."""
+    def run(self, restart: Restart | None = None) -> StreamingQuery:
+        """Start the query once, after lost hosts for the reason `restart`; raise the errors of `Start.run`."""
         with endpoint_of(self.settings) as endpoint:
             try:
-                query = self._start.run(self._start_rewritten)
+                query = self._start.run(self._start_rewritten, restart)
             except BaseException:
                 if forms := self._forms():
                     remove_forms(forms, self.tasks)
                 raise
+            if restart is not None:
+                self.restarts.append(restart)
             if endpoint is not None:
                 titles = [operator.title for operator in self.decision.on_millpond]
                 checkpoint = Catalyst(self.spark).qualified(self.checkpoint.path)
-                endpoint.show(query, self.spark, checkpoint, self.tasks, titles)
+                endpoint.show(query, self.spark, checkpoint, self.tasks, titles, self.restarts)
         if forms := self._forms():
             watch_forms(query, self.spark, forms, self.tasks, always=self.settings.combine == "on")
         return query

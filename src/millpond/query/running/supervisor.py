@@ -20,6 +20,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.checkpoint.checkpoint import Checkpoint
 from millpond.checkpoint.forks.parents import open_state
+from millpond.checkpoint.generation import Restart, RestartReason
 from millpond.errors import FencedError, MillpondError, TransientError
 from millpond.files.backends.retry import SHORT_RETRY
 from millpond.humanize import counted
@@ -54,6 +55,7 @@ class Loss:
             been read.
         version: the version that the current batch reads, while it is not durable.
         deadline: when it has to be durable, by the monotonic clock.
+        failed: whether the run has failed, instead of waiting for the version in vain.
     """
 
     hosts: frozenset[str]
@@ -61,6 +63,7 @@ class Loss:
     last: int | None = None
     version: int | None = None
     deadline: float = 0.0
+    failed: bool = False
 
 
 class Supervisor:
@@ -71,7 +74,7 @@ class Supervisor:
         placement: of its partitions.
         tasks: the operators of the run that goes on; `restart` changes them.
         query_logs: Spark's logs of the query.
-        restart: starts the query again and returns Spark's new query.
+        restart: starts the query again, for this reason, and returns Spark's new query.
         limit: restarts within ten minutes.
     """
 
@@ -81,7 +84,7 @@ class Supervisor:
         placement: Placement,
         tasks: Sequence[OperatorTask],
         query_logs: QueryLogs,
-        restart: Callable[[], StreamingQuery],
+        restart: Callable[[Restart], StreamingQuery],
         limit: int,
     ) -> None:
         self._query = query
@@ -91,6 +94,7 @@ class Supervisor:
         self._restart = restart
         self._limit = limit
         self._restarted: deque[float] = deque()
+        self._restarts = 0
 
     def start(self) -> None:
         """Follow the query, in a thread with the local properties of this one, until it has ended."""
@@ -137,6 +141,7 @@ class Supervisor:
                     return None
                 continue
             if failure:
+                loss.failed = True
                 return loss
             try:
                 if self._is_over(loss):
@@ -184,6 +189,8 @@ class Supervisor:
     def _start_again(self, loss: Loss) -> StreamingQuery | None:
         """Start the query again; return None if the user stops it meanwhile."""
         hosts = ", ".join(sorted(loss.hosts))
+        reason: RestartReason = "run_failed" if loss.failed else "state_lost"
+        restart = Restart(self._restarts + 1, reason, tuple(sorted(loss.hosts)))
         pause = _FIRST_PAUSE_SECONDS
         while not self._query.stopping:
             now = time.monotonic()
@@ -198,12 +205,12 @@ class Supervisor:
                 )
             self._restarted.append(now)
             log.warning(
-                "query %s: hosts were lost (%s) with %s whose last version was not durable; the query is started "
-                "again, and repeats the batch",
-                *(self._tasks[0].query, hosts, counted(len(loss.partitions), "partition")),
+                "query %s: %s; the query is started again, and repeats the batch", self._tasks[0].query, restart
             )
             try:
-                return self._restart()
+                running = self._restart(restart)
+                self._restarts = restart.number
+                return running
             except TransientError as error:
                 log.warning("query %s was not started again: %s", self._tasks[0].query, error)
             except MillpondError:

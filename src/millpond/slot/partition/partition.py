@@ -14,7 +14,7 @@ import pyarrow as pa
 from millpond.checkpoint.formats.manifest import PartitionManifest, seal
 from millpond.errors import TransientError
 from millpond.layout import HashRange, Words
-from millpond.metrics import DURABLE_METRICS, reducer
+from millpond.metrics import DURABLE_METRICS, MOVED, reducer
 from millpond.operators.kinds.registry import open_operator
 from millpond.operators.processors.calls import CallsUserCode, HasInitialState
 from millpond.operators.protocol import AdoptsSparkState, Combining, Times
@@ -292,6 +292,7 @@ class Partition:
             rows={name: delta.rows for name, delta in deltas.items()},
             metrics={name: round(figures[name]) for name in DURABLE_METRICS if name in figures},
             shape=self.query.checkpoint.base.shape,
+            host=self.query.resources.host,
         )
         # Written before it is submitted: the file survives this process, and the next slot adopts and commits it.
         sealed = self.query.sealed.write(sealed, self.task.generation)
@@ -372,7 +373,8 @@ class Partition:
             figures[name] = figures.get(name, 0.0) + value
         moved, self._moved = self._moved, False
         return figures | {
-            "moved_partitions": float(moved),
+            MOVED: float(moved),
+            "restarts": float(self.task.restarts),
             "state_rows": figures.get("keys", 0.0),
             "state_bytes": figures.get("bytes", 0.0),
             "memory_bytes": figures.get("hot_bytes", 0.0) + figures.get("buffer_bytes", 0.0),

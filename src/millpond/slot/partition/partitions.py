@@ -97,11 +97,13 @@ class PartitionServer:
     Args:
         directory: the application's private directory on this host.
         number: number of this slot on the host.
+        host: the host as Spark names it; empty under a local master.
     """
 
-    def __init__(self, directory: Path, number: int = 0) -> None:
+    def __init__(self, directory: Path, number: int = 0, host: str = "") -> None:
         self.slot = uuid.uuid4().hex
         self._number = number
+        self._host = host
         self._directory = directory
         self._merges = ThreadPoolExecutor(1, thread_name_prefix="millpond-merge")
         self._writers = ThreadPoolExecutor(1, thread_name_prefix="millpond-write")
@@ -292,6 +294,7 @@ class PartitionServer:
                 self._resources = SlotResources(
                     self.slot,
                     self._number,
+                    self._host,
                     self._directory,
                     budget,
                     budget.open(),

@@ -45,6 +45,7 @@ class SlotResources:
     Attributes:
         slot: uuid of the slot.
         number: number of the slot on the host.
+        host: the host as Spark names it; empty under a local master.
         directory: the application's private directory on this host.
         budget: the slot's memory.
         arrow: account of the memory that record batches take.
@@ -55,6 +56,7 @@ class SlotResources:
 
     slot: str
     number: int
+    host: str
     directory: Path
     budget: MemoryBudget
     arrow: Account

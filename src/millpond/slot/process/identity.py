@@ -128,6 +128,15 @@ def _is_executor(pid: int) -> bool:
         return False
 
 
+def executor_host(jvm: Process) -> str:
+    """Return the host of a Spark executor, as Spark names it; empty for other JVMs, as under a local master."""
+    try:
+        arguments = Path(f"/proc/{jvm.pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        return arguments[arguments.index("--hostname") + 1]
+    except (OSError, ValueError, IndexError):
+        return ""
+
+
 def namespace() -> str:
     """Return the scope in which process ids are comparable: the host and its process namespace."""
     return f"{os.uname().nodename}/{os.readlink('/proc/self/ns/pid')}"

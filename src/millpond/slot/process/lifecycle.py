@@ -41,7 +41,7 @@ import msgspec
 
 from millpond.errors import SettingError, TransientError
 from millpond.files.disk import reason, remedy
-from millpond.slot.process.identity import Process, identify, namespace
+from millpond.slot.process.identity import Process, executor_host, identify, namespace
 from millpond.tasks.operator_task import OperatorTask
 
 POLL_SECONDS = 0.5
@@ -136,6 +136,11 @@ class SlotDirectory:
         except OSError:  # too many open files, for example: if in doubt, keep running
             return True
         return alive
+
+    def host(self) -> str:
+        """Return this host as Spark names it; empty under a local master."""
+        users = (Process(*map(int, entry.name.split("-"))) for entry in self._entries("owners"))
+        return next(filter(None, map(executor_host, users)), "")
 
     # processes -----------------------------------------------------------------------------------------------
 
