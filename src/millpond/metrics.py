@@ -56,6 +56,7 @@ GROUPS = {
 LAG, COMMIT, FETCH = "commit_lag_ms", "commit_ms", "fetch_ms"
 LOOKAHEAD, PREFETCH, SLACK = "lookahead", "prefetch_ms", "slack_ms"
 WAITING = "waiting_compactions"
+MOVED = "moved_partitions"
 
 LOOKAHEADS = ("off", "exchange", "source, exchange", "stage, exchange")
 """Values of the metric `lookahead`; a stage is one of the user's plan (`millpond.lookahead`)."""
@@ -97,11 +98,12 @@ METRICS = (
     Metric("remote_compacted_bytes", "compactions", "files that compactors made", "bytes", durable=True),
     Metric("compaction_ms", "compactions", "processor time of compactions in slots", "ms", durable=True),
     Metric(
-        "moved_partitions",
+        MOVED,
         "hosts",
         "partitions that were opened while the query ran: their tasks moved to another host, or their slot had died",
         durable=True,
     ),
+    Metric("restarts", "hosts", "how often the application has started the query again after lost hosts", reducer=max),
     Metric("called_keys", "processors", "keys with rows that the processor was called for"),
     Metric("due_timers", "processors", "timers that were due"),
     Metric("prefetched_keys", "hints", "keys that were not in memory and were read before their rows", durable=True),

@@ -129,8 +129,13 @@ def _batches(progress: Progress, timed: list[BatchProgress], health: CommitHealt
         table.add_row("", "".join(_BARS[round(rate / (max(rates) or 1.0) * (len(_BARS) - 1))] for rate in rates))
     failed = f", {counted(health.failed, 'failed try', 'failed tries')}" if health is not None else ""
     table.add_row("commit lag", f"{counted(progress.commit_lag, 'version')}{failed}")
+    if progress.hosts:
+        table.add_row("hosts", ", ".join(f"{host}: {count}" for host, count in progress.hosts.items()) + " partitions")
     if moved := sum(operator.moved_partitions for batch in recent for operator in batch.operators):
         table.add_row("moved", f"{counted(moved, 'partition')} in {counted(len(recent), 'batch', 'batches')}")
+    if progress.restart is not None:
+        ago = _time(max(0.0, time.time() - progress.started))
+        table.add_row("restarts", f"{progress.restart.number}, the last {ago} ago: {progress.restart}")
     if recent and recent[-1].requests:
         table.add_row("requests", _requests(recent))
     if line := _tiers(recent):

@@ -35,7 +35,7 @@ from millpond.operators.processors import input as processor_input
 from millpond.slot.partition.attempt_lock import Attempt
 from millpond.slot.partition.partition import Partition
 from millpond.slot.partition.remote_compaction import RemoteCompaction
-from millpond.slot.partition.running import RunningQuery, SlotResources
+from millpond.slot.partition.resources import QueryResources, SlotResources
 from millpond.slot.partition.timed import TimedExecutor
 from millpond.spec.kinds.join import JoinSpec
 from millpond.stores import append_files, event_time_slices
@@ -98,7 +98,7 @@ def small(most_deltas: int = 2, many_slices: int = 32) -> Iterator[None]:
         yield
 
 
-class Query(RunningQuery):
+class Query(QueryResources):
     """Resources that a slot's partitions share, over the world's stores; `later` does the work of threads."""
 
     def __init__(self, task: OperatorTask, resources: SlotResources, slot: OperatorSlot) -> None:
@@ -154,7 +154,9 @@ class OperatorSlot:
         sealed.mkdir(parents=True, exist_ok=True)
         self.sealed = SealedFiles(str(sealed), self.name, self._folder)
         budget = MemoryBudget(world.memory)
-        resources = SlotResources(self.name, index, directory, budget, budget.open(), self.later, self.later, Later())
+        resources = SlotResources(
+            self.name, index, "", directory, budget, budget.open(), self.later, self.later, Later()
+        )
         try:
             self.query = Query(world.task(generation), resources, self)
         except BaseException:

@@ -213,7 +213,7 @@ def test_a_start_that_fails_leaves_no_form_behind(
         started.append(set(forms._forms.keySet()) - before)
         raise RuntimeError("the plan is odd")
 
-    monkeypatch.setattr("millpond.query.writer.rewrite_plan", fail)
+    monkeypatch.setattr("millpond.query.launch.rewrite_plan", fail)
     rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load().groupBy("value").count()
     writer = millpond.writeStream(rows).outputMode("update").format("noop")
     with pytest.raises(RuntimeError, match="the plan is odd"):
@@ -380,8 +380,8 @@ def test_forms_change_from_batch_to_batch(spark: SparkSession, tmp_path: Path, m
         forms[:], started[:] = [chosen], tasks
         chosen.choose(exchange_id(tasks[0]), "combined")
 
-    monkeypatch.setattr("millpond.query.writer.choose_first_forms", begin)
-    monkeypatch.setattr("millpond.query.writer.watch_forms", lambda *arguments, **more: None)
+    monkeypatch.setattr("millpond.query.launch.choose_first_forms", begin)
+    monkeypatch.setattr("millpond.query.launch.watch_forms", lambda *arguments, **more: None)
     rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1000).load()
     rows.createOrReplaceTempView("numbers")
     query = spark.sql(

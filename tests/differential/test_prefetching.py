@@ -21,7 +21,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-import millpond.query.writer as writer
+import millpond.query.launch as launch
 from millpond.query.progress.reader import ProgressReader
 from tests.differential.data import write
 from tests.differential.harness import Batches, assert_equal, on_millpond, order, plain, run, stream
@@ -209,9 +209,9 @@ def test_rows_are_the_same_whatever_is_announced(
         on_millpond(df, case.mode)
         with monkeypatch.context() as patch, Switching() if hints == "switched" else nullcontext():
             if hints == "wrong":
-                patch.setattr(writer, "ExchangeWrite", WrongExchangeWrite)
+                patch.setattr(launch, "ExchangeWrite", WrongExchangeWrite)
                 # Small batches whose keys are in memory would go without it.
-                patch.setattr(writer, "watch_forms", lambda *arguments, **more: None)
+                patch.setattr(launch, "watch_forms", lambda *arguments, **more: None)
             run(df, case.mode, checkpoint, ours=True, into=actual)
         told = [batch.operators[-1] for batch in ProgressReader(str(checkpoint)).read().batches][-batches:]
         missed += sum(one.cache_misses for one in told)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -13,10 +15,15 @@ from pathlib import Path
 import pytest
 
 from millpond.query.progress.reader import ProgressReader
+from millpond.spec.kinds.deduplicate import DeduplicateSpec
+from millpond.spec.operators import Field
 from millpond.state_reader.reader import StateReader
+from millpond.tasks.operator_task import OperatorTask, SlotSettings
 from tests.chaos.truth import EXPECTED, expected_updates, read_file_sink, read_updates, write_input
 from tests.cluster import Hosts, hosts
 from tests.s3 import s3
+from tests.slot.conftest import with_tests_on_path
+from tests.slot.test_spark import FAILURES
 
 JOB = Path(__file__).parents[1] / "chaos" / "job.py"
 
@@ -75,6 +82,8 @@ def test_partitions_stay_on_their_hosts(tmp_path: Path) -> None:
     with s3() as bucket, hosts(tmp_path, 2) as cluster:
         run(tmp_path, cluster, lambda batch: None, f"{bucket}/state", **PATIENT)
         assert moved(tmp_path / "checkpoint") == 0
+        progress = ProgressReader(str(tmp_path / "checkpoint")).read()
+        assert (progress.hosts, progress.restart) == ({cluster.address(0): 3, cluster.address(1): 3}, None)
         assert read_updates(tmp_path / "out") == expected_updates(rows, tmp_path / "checkpoint")
 
 
@@ -108,6 +117,10 @@ def test_hosts_are_lost_with_commits_that_were_not_durable(tmp_path: Path) -> No
     with hosts(tmp_path, 3) as cluster:
         log = run(tmp_path, cluster, on_batch, f"faults+file:{tmp_path}/state?hold={held}")
         assert log.count("the query is started again, and repeats the batch") == 2
+        progress = ProgressReader(str(tmp_path / "checkpoint")).read()
+        assert progress.hosts == {cluster.address(0): 6}
+        assert progress.restart is not None
+        assert (progress.restart.number, progress.restart.hosts) == (2, (cluster.address(2),))
         assert read_updates(tmp_path / "out") == expected_updates(rows, tmp_path / "checkpoint")
 
 
@@ -173,3 +186,32 @@ def test_hosts_come_and_go(tmp_path: Path) -> None:
     with s3() as bucket, hosts(tmp_path, 2) as cluster:
         run(tmp_path, cluster, change, f"{bucket}/state", pause=2.0)
         assert read_updates(tmp_path / "out") == expected_updates(rows, tmp_path / "checkpoint")
+
+
+_FAILING = """
+import pickle, sys
+from pyspark.sql import SparkSession
+from tests.slot.test_spark import FAILURES, commanded
+spark = (SparkSession.builder.master(sys.argv[1]).config("spark.ui.enabled", "false")
+    .config("spark.executor.memory", "600m")
+    .config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1").getOrCreate())
+task = pickle.loads(sys.stdin.buffer.read())
+print(commanded(spark, task, FAILURES[0][0]))
+"""
+
+
+def test_the_log_of_a_killed_slot_reaches_the_driver(tmp_path: Path) -> None:
+    slot = SlotSettings(silence_timeout=15.0, start_timeout=60.0)
+    spec = DeduplicateSpec(columns=(Field("k", "bigint"),), keys=(0,))
+    task = OperatorTask("failing", "query-1", "run-1", 0, spec, 1, 1, str(tmp_path), 1, str(tmp_path), slot)
+    with hosts(tmp_path, 1) as cluster:
+        driver = subprocess.run(
+            [sys.executable, "-c", _FAILING, cluster.url],
+            input=pickle.dumps(task),
+            capture_output=True,
+            env=with_tests_on_path(),
+            timeout=300,
+            check=False,
+        )
+    assert driver.returncode == 0, driver.stderr.decode()[-6000:]
+    assert re.search(FAILURES[0][1], driver.stdout.decode())

@@ -110,6 +110,7 @@ def test_figures_are_reported() -> None:
     from millpond.metrics import (
         ADAPTIVE_METRICS,
         COMPACTION_METRICS,
+        HOST_METRICS,
         LIST_METRICS,
         LOOKUP_METRICS,
         OPERATOR_METRICS,
@@ -126,6 +127,7 @@ def test_figures_are_reported() -> None:
         *ADAPTIVE_METRICS,
         *TIER_METRICS,
         *COMPACTION_METRICS,
+        *HOST_METRICS,
     }
 
 

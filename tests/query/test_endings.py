@@ -5,17 +5,21 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark import SparkContext
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
+from pyspark.sql.streaming import StatefulProcessor
 
 import millpond
 from millpond.query.running.handle import RunningQuery, _interruptible
+from millpond.slot.process.lifecycle import SlotDirectory
 from tests.slot.conftest import wait_until
 
 
@@ -128,3 +132,40 @@ def test_ctrl_c_in_the_quickstart_prints_few_lines(tmp_path: Path) -> None:
     assert not re.search(r"^\tat |py4j|pyspark", said, re.MULTILINE)
     assert len(lines) < 16, said
     wait_until(lambda: not directory.exists())
+
+
+class KillsSlots(StatefulProcessor):  # type: ignore[misc]
+    """Kills the slots of its application while one of them waits for it."""
+
+    def __init__(self, directory: SlotDirectory) -> None:
+        self.directory = directory
+
+    def init(self, handle: Any) -> None:
+        """No state."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        for name, process in self.directory.running().items():
+            if name != "template":
+                process.kill()
+        yield Row(k=1)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_the_error_of_a_query_has_the_end_of_the_slots_log(session: SparkSession, tmp_path: Path) -> None:
+    directory = SlotDirectory.named(tempfile.gettempdir(), session.sparkContext.applicationId)
+    rows = session.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load().groupBy("value")
+    killing = rows.transformWithState(KillsSlots(directory), "k int", "append", "none")
+    query = millpond.writeStream(killing).start(format="noop", checkpointLocation=str(tmp_path))
+    try:
+        with pytest.raises(StreamingQueryException) as caught:
+            query.awaitTermination()
+    finally:
+        query.stop()
+    for error in (caught.value, query.exception()):
+        assert re.search(
+            rf"(?s)Slot process (\d+) died.*See {directory.path}/log on host .* It ends:\n"
+            r".*slot-\d+ \(process \1\) died of signal 9 \(Killed\)",
+            str(error),
+        )

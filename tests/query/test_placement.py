@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.query.running.placement import spread
+import millpond.query.running.placement as placing
+from millpond.plan.catalyst.exchange.hosts import host_of
+from millpond.query.running.placement import Placement, spread
 
 NAMES = st.lists(st.sampled_from([f"host{n}" for n in range(7)]), min_size=1, unique=True)
 
@@ -37,3 +42,23 @@ def test_partitions_are_even_and_few_move(partitions: int, slots: int, changes: 
 def test_the_same_hosts_change_nothing() -> None:
     placed = spread(10, 3, ["a", "b", "c"], {})
     assert spread(10, 3, ["c", "a", "b"], placed) == placed
+
+
+def test_a_host_that_is_lost_while_the_query_starts_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses = {"a:1", "b:1"}
+    executors = SimpleNamespace(
+        addresses=lambda: frozenset(addresses), take_tasks=lambda addresses: sorted(map(host_of, addresses))
+    )
+    located: Any = SimpleNamespace(keys=range(4), prefer=lambda catalyst, moved: None)
+    monkeypatch.setattr(placing, "Catalyst", lambda spark: None)
+    monkeypatch.setattr(placing, "ExecutorHosts", lambda catalyst: executors)
+    monkeypatch.setattr(placing, "LocatedPartitions", lambda catalyst, partitions: located)
+    placement = Placement(None)  # type: ignore[arg-type]
+    placement.located(4, 1)
+    assert placement.update() == (frozenset(), frozenset())
+    addresses.remove("b:1")
+    placement.located(4, 1)
+    addresses.add("b:2")
+    placement.located(4, 1)  # a start rewrites the query several times
+    assert placement.update() == (frozenset("b"), frozenset({1, 3}))
+    assert placement.update() == (frozenset(), frozenset())

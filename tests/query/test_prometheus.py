@@ -22,6 +22,7 @@ from millpond.metrics import COMPACTION_METRICS, REQUEST_METRICS, TIER_METRICS, 
 from millpond.query.progress import endpoint as endpoints
 from millpond.query.progress.counts import Counts
 from millpond.query.progress.families import ScrapedQuery, families
+from millpond.query.progress.reader import BatchProgress, OperatorProgress, Progress
 
 HOST = "127.0.0.1"
 
@@ -240,6 +241,25 @@ def test_who_compacts() -> None:
         ("millpond_remote_compacted_bytes_total", None): 2000,
         ("millpond_compaction_seconds_total", None): 1,
     }
+
+
+def test_hosts_moves_and_restarts() -> None:
+    counts = Counts(2, {"run_failed": 1})
+    for batch in range(2):
+        row = Row(moved_partitions=batch + 1, state_rows=7, commit_lag_ms=0)
+        figures = {"millpond": row, "millpond-1": row}
+        counts.add(SimpleNamespace(batchId=batch, observedMetrics=figures, durationMs={"triggerExecution": 500}))
+    operators = tuple(OperatorProgress(title, hosts={"a": 3, "b": 1}) for title in "xy")
+    progress = Progress("s3://b/c", 3, 4, 1, 1, 2, None, (BatchProgress(1, None, operators),))
+    said = {
+        (sample.name, sample.labels.get("host") or sample.labels.get("reason")): sample.value
+        for family in families([ScrapedQuery(("id", "name"), ["x", "y"], counts, progress, None)])
+        for sample in family.samples
+    }
+    assert said["millpond_moved_partitions_total", None] == 6
+    assert (said["millpond_host_partitions", "a"], said["millpond_host_partitions", "b"]) == (3, 1)
+    assert said["millpond_restarts_total", "run_failed"] == 1
+    assert said["millpond_restarts_total", "state_lost"] == 0
 
 
 @pytest.mark.parametrize("wrong", ["0", "65536", "http", ""])

@@ -115,7 +115,7 @@ def job(spark: SparkSession, tmp_path: Path) -> Job:
 @pytest.fixture
 def doubtful_sink(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is known of the sink: it may skip a planned batch that it has."""
-    monkeypatch.setattr("millpond.query.writer.runs_planned", lambda *_: False)
+    monkeypatch.setattr("millpond.query.launch.runs_planned", lambda *_: False)
 
 
 @pytest.fixture

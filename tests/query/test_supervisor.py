@@ -9,10 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
+import millpond.query.running.handle as handle
 import millpond.query.running.supervisor as supervision
+from millpond.checkpoint.generation import Restart
 from millpond.errors import MillpondError, StateDamagedError, TransientError
 from millpond.query.running.handle import RunningQuery
 from millpond.query.running.supervisor import Supervisor
@@ -24,6 +27,9 @@ class Java:
     def __init__(self) -> None:
         self.over = threading.Event()
         self.error: str | None = None
+
+    def id(self) -> Any:
+        return SimpleNamespace(toString=lambda: "0f3c")
 
     def isActive(self) -> bool:
         return not self.over.is_set()
@@ -49,6 +55,9 @@ class Java:
     def exception(self) -> Any:
         return SimpleNamespace(isDefined=lambda: False)
 
+    def lastProgress(self) -> None:
+        return None
+
     def recentProgress(self) -> list[Any]:
         return []
 
@@ -58,31 +67,53 @@ class Placing:
 
     def __init__(self) -> None:
         self.lost: list[tuple[str, set[int]]] = []
+        self.error: Exception | None = None
 
     def update(self) -> tuple[frozenset[str], frozenset[int]]:
+        if self.error is not None:
+            raise self.error
         if not self.lost:
             return frozenset(), frozenset()
         host, partitions = self.lost.pop()
         return frozenset([host]), frozenset(partitions)
 
 
+class Hanging:
+    """Executors that a test lets hang."""
+
+    def __init__(self) -> None:
+        self.addresses: list[str] = []
+
+    def remove(self) -> list[str]:
+        addresses, self.addresses = self.addresses, []
+        return addresses
+
+
 class World:
     """A supervised query whose commits, hosts and restarts are the test's."""
 
     def __init__(self, limit: int = 3) -> None:
-        self.placing, self.java, self.committed = Placing(), [Java()], 4
+        self.placing, self.hanging, self.java, self.committed = Placing(), Hanging(), [Java()], 4
         self.durable = False
         self.gate = threading.Event()
         self.gate.set()
         self.errors: list[Exception] = []
+        self.restarts: list[Restart] = []
         self.query = RunningQuery(self.java[0], supervised=True)
-        logs = SimpleNamespace(last=lambda log: self.committed)
+        self.asked = threading.Event()
+        logs = SimpleNamespace(last=self.last)
         task = SimpleNamespace(query="0f3c", partitions=4)
-        supervisor = Supervisor(self.query, self.placing, None, [task], logs, self.restart, limit)  # type: ignore[arg-type]
+        supervisor = Supervisor(self.query, self.placing, self.hanging, [task], logs, self.restart, limit)  # type: ignore[arg-type]
         supervisor._is_durable = lambda partitions, version: self.durable  # type: ignore[method-assign]
         supervisor.start()
 
-    def restart(self) -> Any:
+    def last(self, log: str) -> int:
+        committed = self.committed
+        self.asked.set()
+        return committed
+
+    def restart(self, restart: Restart) -> Any:
+        self.restarts.append(restart)
         self.java[-1].over.set()  # a start stops the run before
         assert self.gate.wait(10)
         if self.errors:
@@ -102,6 +133,7 @@ class World:
 def worlds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(supervision, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(supervision, "_COMMIT_SECONDS", 0.2)
+    monkeypatch.setattr(supervision, "_STUCK_SECONDS", 0.5)
     monkeypatch.setattr(supervision, "_FIRST_PAUSE_SECONDS", 0.01)
     made: list[World] = []
 
@@ -131,6 +163,7 @@ def test_a_loss_that_is_not_durable_restarts_behind_the_same_handle(worlds: Any)
     assert not world.query.isActive
     assert world.query.exception() is None
     assert len(world.java) == 2
+    assert world.restarts == [Restart(1, "state_lost", ("b",))]
 
 
 def test_a_loss_whose_versions_are_durable_leaves_the_run_alone(worlds: Any) -> None:
@@ -192,8 +225,32 @@ def test_a_run_that_fails_after_a_loss_is_started_again(worlds: Any) -> None:
     world.placing.lost.append(("b", {1}))
     world.java[0].fail("a task failed four times")
     world.runs(2)
+    assert world.restarts == [Restart(1, "run_failed", ("b",))]
     assert world.query.exception() is None
     assert world.query.isActive
+
+
+def test_a_batch_that_waits_for_a_host_that_hangs_is_repeated(worlds: Any) -> None:
+    world = worlds()
+    world.durable = True
+    world.hanging.addresses.append("b:1")
+    world.placing.lost.append(("b", {1}))
+    world.runs(2)
+    assert world.restarts == [Restart(1, "batch_stuck", ("b",))]
+
+
+def test_a_batch_that_ends_without_the_host_that_hangs_is_not_repeated(
+    worlds: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervision, "_STUCK_SECONDS", 2.0)
+    world = worlds()
+    world.durable = True
+    world.hanging.addresses.append("b:1")
+    world.placing.lost.append(("b", {1}))
+    assert world.asked.wait(30)
+    world.committed += 1
+    time.sleep(2.5)
+    assert not world.restarts
 
 
 def test_a_run_that_fails_by_itself_stays_failed(worlds: Any) -> None:
@@ -211,7 +268,8 @@ def test_restarts_are_bounded(worlds: Any) -> None:
         world.placing.lost.append(("b", {1}))
         world.runs(runs)
     world.placing.lost.append(("c", {0}))
-    with pytest.raises(StreamingQueryException, match=r"Hosts \(c\) were lost .* restarted 2 times within ten minutes"):
+    assert [restart.number for restart in world.restarts] == [1, 2]
+    with pytest.raises(StreamingQueryException, match=r"hosts were lost \(c\) .* 2 times within ten minutes"):
         world.query.awaitTermination()
     assert not world.query.isActive
     assert not world.java[2].isActive()
@@ -225,13 +283,17 @@ def test_a_restart_that_fails_counts_or_ends_the_query(worlds: Any, error: Excep
     world.placing.lost.append(("b", {1}))
     if isinstance(error, MillpondError):
         world.runs(2)
+        assert [restart.number for restart in world.restarts] == [1, 1]  # only one has begun
         assert world.query.isActive
         return
     with pytest.raises(StreamingQueryException, match="could not be started again: the driver has no memory"):
         world.query.awaitTermination()
 
 
-def test_a_stop_while_it_is_started_again_ends_the_next_run(worlds: Any) -> None:
+def test_a_stop_while_it_is_started_again_ends_the_next_run(
+    worlds: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(handle, "_SILENT_SECONDS", 0.05)
     world = worlds()
     world.gate.clear()
     world.placing.lost.append(("b", {1}))
@@ -240,9 +302,28 @@ def test_a_stop_while_it_is_started_again_ends_the_next_run(worlds: Any) -> None
     stopping.start()
     stopping.join(0.2)
     assert stopping.is_alive()
+    assert "query 0f3c is being started again after a lost host: stop() waits" in caplog.text
     world.gate.set()
     stopping.join(10)
     assert not stopping.is_alive()
     assert not world.query.isActive
     assert len(world.java) == 2
     assert not world.java[1].isActive()
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), Py4JError("the JVM is gone")])
+def test_a_query_outlives_its_supervision(worlds: Any, caplog: pytest.LogCaptureFixture, error: Exception) -> None:
+    world = worlds()
+    world.placing.error = error
+    deadline = time.monotonic() + 30
+    while not world.query._over:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert world.query.isActive
+    assert world.query.exception() is None
+    warned = [record for record in caplog.records if "supervision failed" in record.message]
+    assert [record.exc_info[1] for record in warned if record.exc_info] == (
+        [error] if isinstance(error, ZeroDivisionError) else []
+    )
+    world.java[0].over.set()
+    assert not world.query.isActive

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import subprocess
@@ -15,6 +16,7 @@ from pyspark.sql import functions as F
 from rich.console import Console
 
 import millpond
+from millpond.checkpoint.generation import Restart
 from millpond.query.progress.reader import BatchProgress, OperatorProgress, Progress, ProgressReader
 from millpond.slot.process.client import CommitHealth
 from millpond.slot.process.queries import find_running_query
@@ -156,6 +158,24 @@ def test_a_frame() -> None:
         ["0: dedup", "2,000", "50", "0", "0", "999 B", "2.5 MB", "75.0%", "0 ms"],
         ["1: count", "1,000", "25", "1", "12,345", "0 B", "0 B", "–", "1.5 min"],
     ]
+
+
+def test_hosts_moves_and_restarts() -> None:
+    def ran(number: int, moved: int, **hosts: int) -> BatchProgress:
+        return BatchProgress(number, 1.0, (OperatorProgress("count", moved_partitions=moved, hosts=hosts),))
+
+    restart = Restart(2, "state_lost", ("b", "c"))
+    restarted = dataclasses.replace(
+        progress_of(ran(5, 0, a=2, b=2), ran(6, 2, a=4)), started=time.time() - 120, restart=restart
+    )
+    said = shown(restarted)
+    assert "a: 4 partitions" in said
+    assert "2 partitions in 2 batches" in said
+    assert "2, the last 2.0 min ago: hosts were lost (b, c) with state that was not durable" in said
+    assert str(Restart(1, "run_failed", ("b",))) == "the run failed after hosts were lost (b)"
+    said = shown(progress_of(batch(5, 2.0, 1000)))
+    assert "hosts" not in said
+    assert "restarts" not in said
 
 
 def test_requests_and_what_they_cost() -> None:

@@ -1,6 +1,7 @@
 """A template whose slots do nothing but hand rows back, after all of them are in; commands come as column names."""
 
 import ctypes
+import logging
 import os
 import signal
 import socket
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 
-from millpond.errors import StateDamagedError
+from millpond.errors import StateDamagedError, TransientError
 from millpond.operators.processors.calls import Caller
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.slot.process.messages import Done, Run
@@ -31,6 +32,10 @@ class Echo:
             command = batch.schema.names[-1]
             if command == "fail":
                 raise StateDamagedError("made to fail", file="x.run")
+            if command == "busy":
+                for number in range(100):
+                    logging.getLogger("millpond").warning("try %d failed", number)
+                raise TransientError("The store is busy.")
             if command == "crash":
                 raise ZeroDivisionError("made to crash")
             if command == "die":

@@ -17,7 +17,7 @@ from millpond.files.formats.blocks import sort_rows
 from millpond.files.tiers.local_copies import CachedSource
 from millpond.slot.partition.copies import KEPT_SECONDS, claim_copies, remove_old_copies
 from millpond.slot.partition.partitions import PartitionServer
-from millpond.slot.partition.running import RunningQuery
+from millpond.slot.partition.resources import QueryResources
 from millpond.stores.runs.run import Run
 from millpond.stores.runs.run_set import RunSet
 from millpond.tasks.operator_task import OperatorTask
@@ -26,7 +26,7 @@ from tests.rows import FIXED, random_rows
 from .conftest import begin
 
 ROWS = sort_rows(random_rows(50_000, FIXED, 1), FIXED)
-Opens = Callable[[OperatorTask, str], RunningQuery]
+Opens = Callable[[OperatorTask, str], QueryResources]
 
 
 @pytest.fixture
@@ -41,11 +41,11 @@ def opens(folder: Path) -> Iterator[Opens]:
     """Opens a query in a slot of an application."""
     servers = []
 
-    def make(task: OperatorTask, application: str) -> RunningQuery:
+    def make(task: OperatorTask, application: str) -> QueryResources:
         directory = folder / application
         directory.mkdir(exist_ok=True)
         servers.append(PartitionServer(directory))
-        return RunningQuery(task, servers[-1]._slot_resources(task))
+        return QueryResources(task, servers[-1]._slot_resources(task))
 
     yield make
     for server in servers:
@@ -187,7 +187,7 @@ def test_a_query_that_cannot_be_opened_leaves_the_folder_to_the_next(
     far: OperatorTask, opens: Opens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("millpond.slot.partition.running.SealedFiles", Mock(side_effect=OSError("no space left")))
+        patch.setattr("millpond.slot.partition.resources.SealedFiles", Mock(side_effect=OSError("no space left")))
         with pytest.raises(OSError, match="no space left"):
             opens(far, "first")
     query = opens(far, "first")

@@ -113,8 +113,29 @@ def test_the_slots_error_is_raised_in_the_pipe_with_its_place(task, command, kin
 
 
 def test_the_error_of_a_crashed_slot_shows_where_it_crashed(task):
-    with pytest.raises(TransientError, match=r"(?s)died.*log\. It ends:.*Segmentation fault.*echo\.py"):
+    with pytest.raises(TransientError, match=r"(?s)died.*log on host .*\. It ends:.*Segmentation fault.*echo\.py"):
         _run(task, rows(0, name="segfault"))
+
+
+def test_the_error_of_a_killed_slot_shows_the_signal(task):
+    with pytest.raises(TransientError, match=r"(?s)died.*slot-0 \(process \d+\) died of signal 9 \(Killed\)") as caught:
+        _run(task, rows(0, name="die"))
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_a_failure_of_a_slot_comes_with_the_end_of_its_log(task):
+    """Other errors say what the user has to do: the log adds nothing to them."""
+    with pytest.raises(
+        TransientError, match=r"(?s)operator 0, partition 0, version 3.*It ends:\n.* slot-0: "
+    ) as caught:
+        _run(task, rows(0, name="busy"))
+    lines = caught.value.action.partition("It ends:\n")[2].splitlines()
+    assert len(lines) == 40
+    assert lines[-1].endswith("slot-0: try 99 failed")
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+    with pytest.raises(StateDamagedError) as damaged:
+        _run(task, rows(0, name="fail"))
+    assert not damaged.value.action
 
 
 def test_a_template_that_cannot_start_says_why(task):

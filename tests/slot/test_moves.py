@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from millpond.checkpoint.checkpoint import Checkpoint
 from millpond.checkpoint.forks.parents import open_state
+from millpond.slot.partition import partitions
 from millpond.slot.partition.partitions import PartitionServer
 from millpond.slot.process.messages import Run
 from millpond.tasks.operator_task import OperatorTask
@@ -29,7 +31,7 @@ def slots(tmp_path: Path) -> Iterator[list[PartitionServer]]:
     servers = []
     for host in "ab":
         (tmp_path / host).mkdir()
-        servers.append(PartitionServer(tmp_path / host))
+        servers.append(PartitionServer(tmp_path / host, host=host))
     yield servers
     for server in servers:
         server.close()
@@ -64,8 +66,36 @@ def test_a_partition_that_moved_is_closed_and_may_come_back(
             assert open_partitions(here, located) == {0}
     checkpoint = Checkpoint(open_state(located.location), located.generation)
     versions = range(1, len(places))
-    moved = [checkpoint.open_partition(0, 1, version).metrics["moved_partitions"] for version in versions]
-    assert moved == [0, 0, 1, 0, 0, 1, 0]
+    manifests = [checkpoint.open_partition(0, 1, version) for version in versions]
+    assert [manifest.metrics["moved_partitions"] for manifest in manifests] == [0, 0, 1, 0, 0, 1, 0]
+    assert "".join(manifest.host for manifest in manifests) == "aabbbaa"
+
+
+def test_a_slot_whose_partitions_have_all_moved_releases_the_query(
+    slots: list[PartitionServer], located: OperatorTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partitions, "_IDLE_SECONDS", 0.05)
+    here, there = slots
+    held = here._query(located.key)
+    for batch in range(2):
+        run(there, located, 0, batch)
+        run(here, located, 1, batch)
+    # Version 3 of the other partition is no proof that batch 2 has ended.
+    run(there, located, 0, 2)
+    running = there._query(located.key).running
+    assert running is not None
+    wait_until(lambda: running.checkpoint.has_commits_from(3))
+    time.sleep(0.5)
+    assert open_partitions(here, located) == {1}
+    run(there, located, 1, 2)
+    for partition in range(2):
+        run(there, located, partition, 3)
+    wait_until(lambda: held.running is None)
+    assert not held.partitions
+    time.sleep(0.5)
+    assert open_partitions(there, located) == {0, 1}  # the query is idle, and nothing runs elsewhere
+    run(there, located, 0, 4)
+    assert run(here, located, 1, 4) == {2 * n + 1: (5, 10) for n in range(50)}
 
 
 def test_without_placement_nothing_is_closed(slots: list[PartitionServer], located: OperatorTask) -> None:

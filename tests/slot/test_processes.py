@@ -9,7 +9,7 @@ import pytest
 
 import millpond.slot.process.identity as identity
 from millpond.errors import TransientError
-from millpond.slot.process.identity import Process, namespace, owner
+from millpond.slot.process.identity import Process, executor_host, namespace, owner
 
 from .conftest import wait_until
 
@@ -87,6 +87,14 @@ def tree(monkeypatch):
 
 EXECUTOR = b"java\0org.apache.spark.executor.CoarseGrainedExecutorBackend\0--app-id\0app-1"
 STANDALONE_WORKER = b"java\0org.apache.spark.deploy.worker.Worker\0spark://host:7077"
+
+
+def test_the_host_is_that_of_the_executor(monkeypatch):
+    commands = {"/proc/7/cmdline": EXECUTOR + b"\0--hostname\x0010.0.0.7\0--cores\x004\0"}
+    monkeypatch.setattr(Path, "read_bytes", lambda path: commands[str(path)])
+    assert executor_host(Process(7, 1007)) == "10.0.0.7"
+    commands["/proc/7/cmdline"] = b"java\0org.apache.spark.deploy.SparkSubmit\0--hostname"
+    assert executor_host(Process(7, 1007)) == ""
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from pyspark.errors import PySparkException
 
 from millpond.slot.process.client import drain
 from millpond.slot.process.identity import Process
@@ -114,6 +116,32 @@ def test_the_slots_error_reaches_the_driver(spark, task):
     with pytest.raises(Exception, match=r"not durable.*query-1, operator 0, partition") as caught:
         run(spark, piped(spark, lost), 7)
     assert "Restart the query" in str(caught.value)
+
+
+def commanded(spark, task, command):
+    """Run a batch whose slot does what `tests.slot.echo` has for a command; return the error that the driver raises."""
+    marker = "shiftleft(id, 63) | 1700000000000 as __hash", "true as __mark", f"id as {command}"
+    frame = spark.range(1).selectExpr(*marker).coalesce(1)
+    echoed = frame.mapInArrow(
+        SlotStage(msgspec.structs.replace(task, template="tests.slot.echo")),
+        f"__hash bigint, __mark boolean, {command} bigint",
+    )
+    with pytest.raises(PySparkException) as caught:
+        echoed.collect()
+    return str(caught.value)
+
+
+FAILURES = [
+    ("die", r"(?s)Slot process (\d+) died.*See .*/log on host .* It ends:.*slot-0 \(process \1\) died of signal 9"),
+    ("busy", r"(?s)The store is busy.*See .*/log on host .* It ends:.* slot-0: try 99 failed"),
+    ("crash", r"(?s)A slot failed unexpectedly.*ZeroDivisionError: made to crash"),
+]
+"""Commands of `tests.slot.echo`, and what the driver's error says of them."""
+
+
+@pytest.mark.parametrize(("command", "text"), FAILURES)
+def test_the_end_of_the_slots_log_reaches_the_driver(spark, task, command, text):
+    assert re.search(text, commanded(spark, task, command))
 
 
 _DRIVER = """

@@ -90,7 +90,7 @@ class OnMillpond(unittest.TestCase):
             return mkdtemp(suffix, prefix, dir or self.folder)
 
         patch = pytest.MonkeyPatch()
-        patch.setattr("millpond.query.writer.rewrite_plan", counted)
+        patch.setattr("millpond.query.launch.rewrite_plan", counted)
         patch.setattr(tempfile, "mkdtemp", kept)
         self.addCleanup(patch.undo)
 

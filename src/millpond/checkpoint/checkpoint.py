@@ -121,6 +121,11 @@ class Checkpoint:
         """Return this generation's intact manifests of a partition and version, each `id` once."""
         return self._intact_manifests(operator, partition, self._listing(version, fresh=True))
 
+    def has_commits_from(self, version: int) -> bool:
+        """Return whether this version or a later one has a commit, of this generation or a newer one."""
+        later = self.files.list("commits/", after=commit_prefix(version, 0))
+        return any(parse_commit_name(info.name)[1] >= self.generation for info in later)
+
     def _listing(self, version: int, fresh: bool) -> list[FileInfo]:
         """List this generation's commits of a version, and check the fence.
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
+from typing import Literal
 
 import msgspec
 
@@ -43,6 +44,32 @@ KeyGroups = tuple[tuple[int, int], ...]
 """The key groups [first, stop) of each partition, in order."""
 
 
+RestartReason = Literal["state_lost", "run_failed", "batch_stuck"]
+
+
+class Restart(msgspec.Struct, frozen=True):
+    """A start of a query by its own application, after hosts were lost.
+
+    Attributes:
+        number: 1 for the first one in the application.
+        reason: `state_lost`: the hosts had state that was not durable; `run_failed`: the run failed after the loss;
+            `batch_stuck`: they hung, and the batch did not end.
+        hosts: the lost hosts.
+    """
+
+    number: int
+    reason: RestartReason
+    hosts: tuple[str, ...]
+
+    def __str__(self) -> str:
+        hosts = ", ".join(self.hosts)
+        if self.reason == "state_lost":
+            return f"hosts were lost ({hosts}) with state that was not durable"
+        if self.reason == "run_failed":
+            return f"the run failed after hosts were lost ({hosts})"
+        return f"hosts hang ({hosts}), and the batch does not end without them"
+
+
 class Generation(msgspec.Struct, frozen=True):
     """A run's claim of a generation.
 
@@ -53,6 +80,7 @@ class Generation(msgspec.Struct, frozen=True):
         ranges: key groups [first, stop) of each of its partitions.
         created: seconds since the epoch.
         format: format version of the checkpoint.
+        restart: why the application has started the query again; None for a start by the user.
     """
 
     number: int
@@ -61,6 +89,7 @@ class Generation(msgspec.Struct, frozen=True):
     ranges: KeyGroups
     created: float
     format: int = FORMAT
+    restart: Restart | None = None
 
     @property
     def partitions(self) -> int:
@@ -135,7 +164,15 @@ def split_key_groups(key_groups: int, partitions: int) -> tuple[tuple[int, int],
     return tuple(pairwise(bounds))
 
 
-def claim(files: FileSystem, *, run: str, partitions: int, key_groups: int = 1 << 15, minimum: int = 1) -> Generation:
+def claim(
+    files: FileSystem,
+    *,
+    run: str,
+    partitions: int,
+    key_groups: int = 1 << 15,
+    minimum: int = 1,
+    restart: Restart | None = None,
+) -> Generation:
     """Claim the next generation. Once it returns, every older run is fenced: it cannot finish a commit.
 
     Args:
@@ -143,6 +180,7 @@ def claim(files: FileSystem, *, run: str, partitions: int, key_groups: int = 1 <
         run: name of the run.
         partitions, key_groups: their numbers for the query.
         minimum: smallest number to claim. The time in milliseconds also fences runs whose checkpoint was deleted.
+        restart: why the application starts the query again, if it does.
 
     Raises:
         SettingError: the store does not honour put-if-absent.
@@ -151,7 +189,8 @@ def claim(files: FileSystem, *, run: str, partitions: int, key_groups: int = 1 <
     number = max(minimum, max(claimed_generations(files), default=0) + 1)
     failures = 5
     while True:
-        generation = Generation(number, run, key_groups, split_key_groups(key_groups, partitions), time.time())
+        ranges = split_key_groups(key_groups, partitions)
+        generation = Generation(number, run, key_groups, ranges, time.time(), restart=restart)
         try:
             write_document_once(files, claim_name(number), generation)
         except AlreadyExistsError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from pyspark.errors import AnalysisException
@@ -18,33 +18,13 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from millpond.conf import Settings, read_settings
 from millpond.errors import UnsupportedError
-from millpond.files.locations.opening import on_disk, open_filesystem
-from millpond.metrics import COMPACTION_METRICS, HINT_METRICS, HOST_METRICS, OBJECT_STORE_METRICS, OPERATOR_METRICS
-from millpond.plan.catalyst.exchange.forms import ExchangeForms, prepare
-from millpond.plan.catalyst.exchange.hung import HungExecutors
+from millpond.plan.catalyst.exchange.forms import prepare
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.decide import decide
-from millpond.plan.exchange.combining import Combination, Combinations
-from millpond.plan.exchange.map_side import MapSides
-from millpond.plan.exchange.workers import on_one_host
 from millpond.plan.explain import as_text
 from millpond.plan.reading.decision import Decision, Operator
 from millpond.plan.reading.reasons import Reason
-from millpond.plan.replay.repeatable import needs_sync
-from millpond.plan.rewriter import rewrite_plan
-from millpond.query.logs.query_logs import QueryLogs
-from millpond.query.progress.endpoint import endpoint_of
-from millpond.query.running.batches import CompleteBatch
-from millpond.query.running.forms import choose_first_forms, exchange_id, remove_forms, watch_forms
-from millpond.query.running.handle import RunningQuery
-from millpond.query.running.placement import Placement
-from millpond.query.running.session_settings import (
-    first_store_count,
-    running_settings,
-    settings_of_user,
-    starting_settings,
-)
-from millpond.query.running.supervisor import Supervisor
+from millpond.query.launch import Launch, WriterCall
 from millpond.query.starting.checks import (
     check_name,
     check_session,
@@ -54,11 +34,8 @@ from millpond.query.starting.checks import (
     check_wrong_in_spark,
     unsupported_anywhere,
 )
-from millpond.query.starting.locations import choose_checkpoint, delete_when_stopped, named_checkpoint, runs_planned
-from millpond.query.starting.start import Start, refuse_own_state
-from millpond.tasks.operator_task import OperatorTask
-from millpond.worker.exchange import ExchangeWrite
-from millpond.worker.slot_stage import Coverage, SlotStage
+from millpond.query.starting.locations import choose_checkpoint, named_checkpoint
+from millpond.query.starting.start import refuse_own_state
 
 log = logging.getLogger("millpond")
 
@@ -98,7 +75,7 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         check_session(df)
         super().__init__(df)
         prepare(self._spark)
-        self._calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        self._calls: list[WriterCall] = []
         self._path: str | None = None
         self._table = False
 
@@ -199,101 +176,16 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         )
         if checkpoint is None:
             return launch(self)  # Spark raises its own error for a missing checkpoint location
-        foreach_batch = self._argument("foreachBatch")
-        coverage = self._spark.sparkContext.accumulator([], Coverage()) if self._was_called("foreachBatch") else None
-        initial_settings = Catalyst(self._spark).settings
-        session_settings = running_settings(settings, decision.specs, initial_settings)
-        user_settings = settings_of_user(session_settings, initial_settings)
-        calls, path = list(self._calls), self._path or self._option("path")  # the writer may be used again
-        started: list[OperatorTask] = []
-        forms = functools.cache(lambda: ExchangeForms.install(self._spark))  # compiled while the query is checked
-        combinations = Combinations(decision.root, lambda: settings.combine != "off" and forms() is not None)
-        placed = settings.placement == "auto" and not on_one_host(self._spark.sparkContext)
-        placement = Placement.of(self._spark) if placed else None
-
-        def rewritten(tasks: list[OperatorTask], stores: int | None, combined: Mapping[int, Combination]) -> DataFrame:
-            # Recorded here, as a start may rewrite the query several times; the last tasks are those that run.
-            started[:] = tasks
-            stages = [SlotStage(task, coverage, metrics=True) for task in tasks]
-            writes = [ExchangeWrite(task) for task in tasks] if tasks[0].exchange == "local" else []
-            ids = [exchange_id(task) for task in tasks]
-            located = None if placement is None else placement.located(tasks[0].partitions, tasks[0].slots)
-            if chosen := forms():
-                choose_first_forms(chosen, tasks)
-            metrics: tuple[str, ...] = (
-                OPERATOR_METRICS if on_disk(tasks[0].location) else OPERATOR_METRICS + OBJECT_STORE_METRICS
-            )
-            metrics += HINT_METRICS if tasks[0].lookaheads else ()
-            metrics += COMPACTION_METRICS if settings.compaction == "remote" else ()
-            metrics += HOST_METRICS if located is not None else ()
-            return rewrite_plan(
-                self._df,
-                decision,
-                tasks[0].partitions,
-                stages,
-                MapSides(writes, forms(), ids, combined, located),
-                metrics,
-                tasks,
-                stores or first_store_count(initial_settings | session_settings),
-            )
-
-        def start_rewritten(frame: DataFrame) -> StreamingQuery:
-            writer = DataStreamWriter(frame)
-            for name, args, kwargs in calls:
-                if name == "foreachBatch" and coverage is not None:
-                    running_values = {setting: session_settings[setting] for setting in user_settings}
-                    function = CompleteBatch(foreach_batch, list(started), coverage, running_values, user_settings)
-                    args, kwargs = (function,), {}
-                getattr(writer, name)(*args, **kwargs)
-            # Set last: the user may have set none, or a base folder by a setting.
-            writer.option("checkpointLocation", checkpoint.path)
-            with starting_settings(self._spark, session_settings):
-                return launch(writer)
-
-        def planned(batch: int) -> bool:
-            return runs_planned(self._spark, self._sink(), path, batch)
-
-        start = Start(
-            self._spark,
+        return Launch(
+            self._df,
             decision,
             settings,
-            checkpoint.path,
-            needs_sync(decision),
+            checkpoint,
+            list(self._calls),  # the writer may be used again
             self._sink(),
-            rewritten,
-            combinations,
-            session_settings,
-            planned,
-            located=placement is not None,
-        )
-
-        def run() -> StreamingQuery:
-            with endpoint_of(settings) as endpoint:
-                try:
-                    query = start.run(start_rewritten)
-                except BaseException:
-                    if chosen := forms():
-                        remove_forms(chosen, started)
-                    raise
-                if endpoint is not None:
-                    titles = [operator.title for operator in decision.on_millpond]
-                    endpoint.show(query, self._spark, Catalyst(self._spark).qualified(checkpoint.path), started, titles)
-            if chosen := forms():
-                watch_forms(query, self._spark, chosen, started, always=settings.combine == "on")
-            return query
-
-        query = run()
-        if checkpoint.temporary:
-            delete_when_stopped(query, self._spark, checkpoint.path, started[0])
-        if placement is None:
-            return RunningQuery.of(query)
-        logs = QueryLogs(open_filesystem(Catalyst(self._spark).qualified(checkpoint.path)))
-        running = RunningQuery.of(query, supervised=True)
-        hung = HungExecutors.of(Catalyst(self._spark), settings.executor_timeout)
-        # A temporary checkpoint is deleted when the first run ends.
-        limit = 0 if checkpoint.temporary else settings.restarts
-        Supervisor(running, placement, hung, started, logs, run, limit).start()
-        return running
+            self._path or self._option("path"),
+            launch,
+        ).supervise()
 
     def _launch_natively(
         self, launch: Callable[[DataStreamWriter], StreamingQuery], settings: Settings
@@ -346,9 +238,6 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         if not names:
             return ""
         return str(self._argument("format")) if names[-1] == "format" else names[-1]
-
-    def _was_called(self, method: str) -> bool:
-        return any(name == method for name, _, _ in self._calls)
 
     def _argument(self, method: str) -> Any:
         """Return the argument of the last call of a one-argument method; None without a call."""

@@ -26,7 +26,7 @@ pa.array(np.empty(0))  # Arrow imports pandas, if installed, when it converts it
 def serve(directory: SlotDirectory, number: int, listener: socket.socket) -> None:
     """Run slot `number` until the application has ended."""
     share_one_heap()
-    Slot(directory, listener, PartitionServer(directory.path, number)).run()
+    Slot(directory, listener, PartitionServer(directory.path, number, directory.host())).run()
 
 
 def compile_ahead(directory: SlotDirectory) -> None:

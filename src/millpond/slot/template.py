@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import faulthandler
 import gc
+import logging
 import os
 import select
 import signal
@@ -24,6 +25,11 @@ from millpond.slot.process.connection import Connection
 from millpond.slot.process.identity import Process, identify
 from millpond.slot.process.lifecycle import LOCK_SECONDS, POLL_SECONDS, SlotDirectory
 from millpond.slot.process.messages import RequestSlot, SlotStarted
+
+log = logging.getLogger("millpond")
+
+_LOG_FORMAT = "%(asctime)s {name}: %(message)s"
+"""Template and slots of a host share one log."""
 
 Serve = Callable[[SlotDirectory, int, socket.socket], None]
 """Runs a slot until it ends; takes its directory, its number and its listening socket."""
@@ -45,6 +51,7 @@ class Template:
         self.directory = directory
         self.listener = listener
         self.serve = serve
+        self._slots: dict[int, str] = {}  # names of the forked slots, by process id
         self._stopping = False
 
     def run(self) -> None:
@@ -56,7 +63,7 @@ class Template:
         self.directory.record_process("template", identify())
         threads = len(os.listdir("/proc/self/task"))
         if threads > 1:
-            print(f"The template has {threads} threads: what it forks may hang.", file=sys.stderr, flush=True)
+            log.warning("The template has %d threads: what it forks may hang.", threads)
         self.directory.sweep_siblings()
         poller = select.poll()  # `select` cannot watch descriptors above 1,023
         poller.register(self.listener, select.POLLIN)
@@ -84,12 +91,23 @@ class Template:
                 process.kill()
 
     def _reap(self) -> bool:
+        """Collect the slots that have ended, and log why they died; return whether any slot is left."""
         try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                self._log_end(ended)
+                # Collected only now: once the process is gone, its callers find the reason in the log.
+                os.waitpid(ended.si_pid, 0)
         except ChildProcessError:
             return False
         return True
+
+    def _log_end(self, ended: os.waitid_result) -> None:
+        name = self._slots.pop(ended.si_pid, "a child")
+        if ended.si_code in (os.CLD_KILLED, os.CLD_DUMPED):
+            signal_name = signal.strsignal(ended.si_status)
+            log.warning("%s (process %d) died of signal %d (%s)", name, ended.si_pid, ended.si_status, signal_name)
+        elif ended.si_status:
+            log.warning("%s (process %d) exited with status %d", name, ended.si_pid, ended.si_status)
 
     def _answer(self) -> None:
         sock, _ = self.listener.accept()
@@ -127,6 +145,7 @@ class Template:
             connection.close()
             self._become_slot(request.slot, listener)
         listener.close()
+        self._slots[pid] = name
         process = identify(pid)
         self.directory.record_process(name, process)
         return process
@@ -134,6 +153,7 @@ class Template:
     def _become_slot(self, number: int, listener: socket.socket) -> None:
         code = 1
         try:
+            logging.basicConfig(format=_LOG_FORMAT.format(name=f"slot-{number}"), force=True)
             self.listener.close()
             # The handler of the template does not concern the slot, which sets its own.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -163,6 +183,7 @@ def main(serve: Serve, prepare: Prepare = lambda _: None) -> None:
     directory = SlotDirectory(Path(sys.argv[1]))
     listener = socket.socket(fileno=int(sys.argv[2]))
     os.chdir("/")
+    logging.basicConfig(format=_LOG_FORMAT.format(name="template"))
     faulthandler.enable(all_threads=False)  # a crashing slot writes its stack trace to the log
     prepare(directory)
     gc.collect()

@@ -89,6 +89,7 @@ class OperatorTask(msgspec.Struct, frozen=True):
         combined: columns that rows have in addition if they were combined before the exchange; empty if rows never are.
         located: whether each task of a slot stage begins with the marker of its partition, and Spark's partitioning key
             is the third column.
+        restarts: how often the application has started the query again after lost hosts.
     """
 
     application: str
@@ -110,6 +111,7 @@ class OperatorTask(msgspec.Struct, frozen=True):
     jvm: tuple[int, int] | None = None
     combined: tuple[Field, ...] = ()
     located: bool = False
+    restarts: int = 0
 
     @property
     def key(self) -> str:

@@ -16,6 +16,7 @@ from pyspark.accumulators import AccumulatorParam
 from millpond.errors import MillpondError, TransientError
 from millpond.slot.process.client import SlotFinder
 from millpond.slot.process.connection import Connection, Kind, PeerGone, PeerSilent
+from millpond.slot.process.lifecycle import POLL_SECONDS
 from millpond.slot.process.messages import Call, Done, Run
 from millpond.spec.types import parse_type
 from millpond.tasks.metric_rows import metric_rows, with_metric_column
@@ -165,18 +166,23 @@ class SlotStage:
         try:
             yield from self._converse(connection, run, batches)
         except MillpondError as error:
+            if isinstance(error, TransientError):
+                error.action = f"{error.action} {finder.directory.log_tail()}".lstrip()
             raise self._at_place(error, run) from None
         except PeerSilent as error:
             # A hung slot must not resume and commit: the next attempt's slot starts from the sealed files.
             finder.replace(partition % self.task.slots, process)
             hung = TransientError(
                 f"Slot process {process.pid} hung and was killed: {error}.",
-                action=_RETRY_ADVICE,
+                action=f"{_RETRY_ADVICE} {finder.directory.log_tail()}",
             )
             raise self._at_place(hung, run) from error
         except PeerGone as error:
+            # The template logs why a slot has died before it collects the process.
+            process.wait_reaped(2 * POLL_SECONDS)
+            what = "cut this attempt off" if process.alive() else "died"
             died = TransientError(
-                f"Slot process {process.pid} died: {error}.",
+                f"Slot process {process.pid} {what}: {error}.",
                 action=f"{_RETRY_ADVICE} {finder.directory.log_tail()}",
             )
             raise self._at_place(died, run) from error

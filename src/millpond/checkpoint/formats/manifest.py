@@ -57,6 +57,7 @@ class PartitionManifest(msgspec.Struct, frozen=True):
         tables: the state at this version, by table name.
         metrics: metrics of batch `version - 1`, by name (see `millpond.metrics.DURABLE_METRICS`).
         shape: number of the state schema of the query that computed it (see `checkpoint.state_schema`).
+        host: host that computed it, as Spark names it; empty under a local master.
     """
 
     operator: int
@@ -70,6 +71,7 @@ class PartitionManifest(msgspec.Struct, frozen=True):
     tables: dict[str, TableState] = {}
     metrics: dict[str, int] = {}
     shape: int = 0
+    host: str = ""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -110,6 +112,7 @@ def seal(
     rows: Mapping[str, int] | None = None,
     metrics: Mapping[str, int] | None = None,
     shape: int = 0,
+    host: str = "",
 ) -> Sealed:
     """Build the next version of a partition.
 
@@ -121,6 +124,7 @@ def seal(
         input_checksum, input_rows: order-independent checksum (unsigned 64 bits) and number of the batch's input rows.
         metrics: metrics of the batch to keep in the manifest.
         shape: number of the state schema of the query that computed it.
+        host: host that computed it.
     """
     version = parent.version + 1
     manifest = PartitionManifest(
@@ -136,6 +140,7 @@ def seal(
         tables={name: TableState(runs) for name, (runs, _) in tables.items()},
         metrics=dict(metrics or {}),
         shape=shape,
+        host=host,
     )
     return Sealed(
         manifest,

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from millpond.metrics import ADDED_METRICS, COMPACTION_METRICS, REQUEST_METRICS, TIER_METRICS, WAITING, observation_name
+from millpond.metrics import (
+    ADDED_METRICS,
+    COMPACTION_METRICS,
+    MOVED,
+    REQUEST_METRICS,
+    TIER_METRICS,
+    WAITING,
+    observation_name,
+)
+
+_SUMMED = {*REQUEST_METRICS, *TIER_METRICS, *COMPACTION_METRICS, MOVED}
 
 
 @dataclass
@@ -17,17 +28,19 @@ class Counts:
 
     Attributes:
         operators: the number of operators of the query.
+        restarts: the starts after lost hosts that led to this run, by reason (`checkpoint.generation.Restart`).
         batches: the number of finished batches.
         seconds: the total time of these batches.
         last_seconds: the time of the last batch.
         totals: for each operator, the sums of its metrics over batches.
         last: for each operator, the metrics of the last batch.
-        requests: the sums of the metrics of requests, tiers and compactions over batches and operators; empty for state
-            on a disk without `compaction=remote`.
+        requests: the sums of the metrics of requests, tiers, compactions and moves over batches and operators; empty
+            for state on a disk without `compaction=remote` on one host.
         waiting: compactions that wait for a compactor after the last batch.
     """
 
     operators: int
+    restarts: Mapping[str, int] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
     batches: int = 0
     seconds: float = 0.0
@@ -59,7 +72,7 @@ class Counts:
                 self.last[index] = metrics
                 for name in ADDED_METRICS:
                     totals[name] += metrics.get(name, 0.0)
-                for name in metrics.keys() & set(REQUEST_METRICS + TIER_METRICS + COMPACTION_METRICS):
+                for name in metrics.keys() & _SUMMED:
                     self.requests[name] = self.requests.get(name, 0.0) + metrics[name]
                 self.waiting += metrics.get(WAITING, 0.0)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from millpond.checkpoint.generation import Restart
 from millpond.conf import Settings
 from millpond.errors import MillpondError, SettingError
 from millpond.query.progress.counts import CountingListener, Counts
@@ -90,6 +92,7 @@ class Endpoint:
         checkpoint: str,
         tasks: Sequence[OperatorTask],
         titles: Sequence[str],
+        restarts: Sequence[Restart],
     ) -> None:
         """Show a query until it ends.
 
@@ -99,8 +102,9 @@ class Endpoint:
             checkpoint: URL of its checkpoint.
             tasks: its operators.
             titles: their titles, in the same order.
+            restarts: its starts after lost hosts until now.
         """
-        counts = Counts(len(tasks))
+        counts = Counts(len(tasks), Counter(restart.reason for restart in restarts))
         listener = CountingListener(str(query.id), counts)
         with counts.lock:  # count earlier batches before those that the listener gets
             spark.streams.addListener(listener)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 
-from millpond.metrics import ADDED_METRICS, REQUEST_PRICES, WAITING, description
+from millpond.checkpoint.generation import RestartReason
+from millpond.metrics import ADDED_METRICS, MOVED, REQUEST_PRICES, WAITING, description
 from millpond.query.progress.counts import Counts
 from millpond.query.progress.reader import Progress
 from millpond.slot.process.client import CommitHealth
@@ -74,8 +76,23 @@ def families(queries: Sequence[ScrapedQuery]) -> Iterator[Metric]:
     compacting = CounterMetricFamily(
         "millpond_compaction_seconds", "Processor time of compactions in slots.", labels=_QUERY
     )
+    moved = CounterMetricFamily("millpond_moved_partitions", description(MOVED), labels=_QUERY)
+    hosts = GaugeMetricFamily(
+        "millpond_host_partitions",
+        "Partitions that ran on the host, of the newest durable version.",
+        labels=(*_QUERY, "host"),
+    )
+    restarts = CounterMetricFamily(
+        "millpond_restarts",
+        "Starts of the query by its application after lost hosts, by reason.",
+        labels=(*_QUERY, "reason"),
+    )
     for query in queries:
         with query.counts.lock:
+            if MOVED in query.counts.requests:
+                moved.add_metric(query.labels, query.counts.requests[MOVED])
+                for reason in get_args(RestartReason):
+                    restarts.add_metric((*query.labels, reason), query.counts.restarts.get(reason, 0))
             if WAITING in query.counts.requests:
                 waiting.add_metric(query.labels, query.counts.waiting)
                 compactions.add_metric((*query.labels, "compactor"), query.counts.requests["remote_compactions"])
@@ -96,10 +113,12 @@ def families(queries: Sequence[ScrapedQuery]) -> Iterator[Metric]:
                 last.add_metric(query.labels, query.counts.last_seconds)
         if query.progress is not None:
             lag.add_metric(query.labels, query.progress.commit_lag)
+            for host, partitions in query.progress.hosts.items():
+                hosts.add_metric((*query.labels, host), partitions)
         if query.health is not None:
             failed.add_metric(query.labels, query.health.failed)
     yield from (batches, last, lag, failed, requests, sent, hedges, blocks, copied)
-    yield from (waiting, compactions, compacted, compacting)
+    yield from (waiting, compactions, compacted, compacting, moved, hosts, restarts)
     yield from _of_operators(queries)
 
 

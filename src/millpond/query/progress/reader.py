@@ -5,10 +5,12 @@ Commits hold the metrics of their batch. Spark's offset log and commit log hold 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from millpond.checkpoint.formats.manifest import PartitionManifest
+from millpond.checkpoint.generation import Restart
 from millpond.errors import UsageError
 from millpond.files.backends.filesystem import FileSystem
 from millpond.files.locations.opening import open_filesystem
@@ -17,6 +19,7 @@ from millpond.metrics import (
     HINT_METRICS,
     LOOKAHEAD,
     LOOKUP_METRICS,
+    MOVED,
     REQUEST_PRICES,
     TIER_METRICS,
     reducer,
@@ -50,6 +53,7 @@ class OperatorProgress:
         tiers: likewise, blocks by tier, and copied bytes (`millpond.metrics.TIER_METRICS`).
         compactions: likewise, also on a disk, the metrics of compactions (`millpond.metrics.COMPACTION_METRICS`).
         moved_partitions: its partitions that were opened in mid-run: their tasks moved, or their slot had died.
+        hosts: number of partitions by the host that ran them, as Spark names it; empty under a local master.
     """
 
     title: str
@@ -67,6 +71,7 @@ class OperatorProgress:
     tiers: Mapping[str, int] = field(default_factory=dict)
     compactions: Mapping[str, int] = field(default_factory=dict)
     moved_partitions: int = 0
+    hosts: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -120,6 +125,8 @@ class Progress:
         durable: the newest version that every partition has; 0: no version yet.
         last: when Spark last wrote to its logs, in seconds since the epoch; None: never.
         batches: the last batches with their metrics, oldest first.
+        started: when that run was started, in seconds since the epoch.
+        restart: why its application has started it after lost hosts; None if the user has.
     """
 
     state: str
@@ -130,6 +137,13 @@ class Progress:
     durable: int
     last: float | None
     batches: tuple[BatchProgress, ...]
+    started: float = 0.0
+    restart: Restart | None = None
+
+    @property
+    def hosts(self) -> Mapping[str, int]:
+        """Partitions by host in the newest durable batch, of the first operator: all operators have one placement."""
+        return self.batches[-1].operators[0].hosts if self.batches else {}
 
     @property
     def commit_lag(self) -> int:
@@ -193,6 +207,8 @@ class ProgressReader:
             durable=versions[0] if versions else 0,
             last=max([*planned.values(), *committed.values()], default=None),
             batches=tuple(batches),
+            started=reader.claim.created,
+            restart=reader.claim.restart,
         )
 
     def _figures(self, reader: StateReader, version: int) -> tuple[OperatorProgress, ...]:
@@ -239,7 +255,8 @@ def _operator_progress(operator: StateOperator, manifests: Sequence[PartitionMan
         requests=totals(REQUEST_PRICES),
         tiers=totals(TIER_METRICS),
         compactions=totals(COMPACTION_METRICS),
-        moved_partitions=total("moved_partitions"),
+        moved_partitions=total(MOVED),
+        hosts=dict(sorted(Counter(manifest.host for manifest in manifests if manifest.host).items())),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import signal
 import threading
 import time
@@ -30,6 +31,11 @@ _KEPT_PROGRESS = 100
 
 _SHORTEST_WAIT_SECONDS = 0.001
 """Spark refuses a wait of zero."""
+
+_SILENT_SECONDS = 5.0
+"""Seconds for which `stop` waits for a start under way before it says so."""
+
+log = logging.getLogger("millpond")
 
 _T = TypeVar("_T")
 _running: list[RunningQuery] = []
@@ -148,7 +154,13 @@ class RunningQuery(StreamingQuery):  # type: ignore[misc]
         self.stopping = True
         StreamingQuery(self._jsq).stop()
         with self._changed:
-            self._changed.wait_for(lambda: self._over)
+            if not self._changed.wait_for(lambda: self._over, _SILENT_SECONDS):
+                log.warning(
+                    "query %s is being started again after a lost host: stop() waits until that start has ended, and "
+                    "then stops it",
+                    self.id,
+                )
+                self._changed.wait_for(lambda: self._over)
 
     def exception(self) -> StreamingQueryException | None:
         """Return the error that ended the query, as `StreamingQuery.exception` does."""

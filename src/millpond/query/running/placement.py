@@ -67,6 +67,8 @@ class Placement:
         self._addresses: frozenset[str] = frozenset()
         self._held: dict[str, set[int]] = {}  # by host with executors: the partitions that have been placed there
         self._hosts: list[str] = []
+        self._lost_hosts: set[str] = set()  # since the last update, with the partitions that were placed there
+        self._lost_partitions: set[int] = set()
 
     @classmethod
     def of(cls, spark: SparkSession) -> Placement | None:
@@ -85,15 +87,22 @@ class Placement:
         if self._located is None or len(self._located.keys) != partitions:
             self._located = LocatedPartitions(self._catalyst, partitions)
             self._hosts, self._placed = [], {}
-        self.update()
+        self._look()  # what it finds lost concerns the run that starts: the next update reports it
         return self._located
 
     def update(self) -> tuple[frozenset[str], frozenset[int]]:
         """Spread the partitions again if the hosts have changed.
 
         Returns:
-            The hosts that have lost an executor, and the partitions that were placed there.
+            The hosts that have lost an executor since the last call, and the partitions that were placed there.
         """
+        self._look()
+        lost = frozenset(self._lost_hosts), frozenset(self._lost_partitions)
+        self._lost_hosts.clear()
+        self._lost_partitions.clear()
+        return lost
+
+    def _look(self) -> None:
         assert self._located is not None
         try:
             addresses = self._executors.addresses()
@@ -103,14 +112,14 @@ class Placement:
                 self._spread(self._located, hosts)
         except Py4JError as error:  # asked again soon
             log.debug("the hosts are not known: %s", error)
-            return frozenset(), frozenset()
-        lost = frozenset(map(host_of, self._addresses - addresses))
+            return
+        for host in set(map(host_of, self._addresses - addresses)):
+            self._lost_hosts.add(host)
+            self._lost_partitions |= self._held.pop(host, set())
         self._addresses = addresses
-        partitions = frozenset(partition for host in lost for partition in self._held.pop(host, ()))
         # A host that is being decommissioned keeps what it had, until its executor is gone.
         for host in self._hosts:
             self._held[host] = {partition for partition, other in self._placed.items() if other == host}
-        return lost, partitions
 
     def _spread(self, located: LocatedPartitions, hosts: list[str]) -> None:
         placed = spread(len(located.keys), self._slots, hosts, self._placed)

@@ -8,6 +8,7 @@ supervisor starts the query again, in a new generation, behind the handle that t
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -15,11 +16,12 @@ from dataclasses import dataclass
 
 from py4j.protocol import Py4JError
 from pyspark import InheritableThread
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.checkpoint.checkpoint import Checkpoint
 from millpond.checkpoint.forks.parents import open_state
+from millpond.checkpoint.generation import Restart, RestartReason
 from millpond.errors import FencedError, MillpondError, TransientError
 from millpond.files.backends.retry import SHORT_RETRY
 from millpond.humanize import counted
@@ -35,6 +37,9 @@ POLL_SECONDS = 0.3
 """Seconds between two looks at the hosts. While a lost host is preferred, Spark waits 3 s for it in each stage."""
 _COMMIT_SECONDS = 3.0
 """Seconds that the commits of a lost host may take: its slots may outlive the executor, and finish them."""
+_STUCK_SECONDS = 10.0
+_STUCK_BATCHES = 2.0
+"""Duration of a batch, in seconds and in durations of the last one, beyond which it is stuck after hosts have hung."""
 _FIRST_PAUSE_SECONDS = 2.0
 """Seconds between a start that failed and the next one; four times as long before each further one."""
 _WINDOW_SECONDS = 600.0
@@ -55,6 +60,9 @@ class Loss:
             been read.
         version: the version that the current batch reads, while it is not durable.
         deadline: when it has to be durable, by the monotonic clock.
+        stuck_at: when the batch that ran then counts as stuck, by the monotonic clock: tasks of other hosts wait for
+            minutes for blocks of a host that hangs.
+        reason: why the query is started again, if it is.
     """
 
     hosts: frozenset[str]
@@ -62,6 +70,8 @@ class Loss:
     last: int | None = None
     version: int | None = None
     deadline: float = 0.0
+    stuck_at: float = math.inf
+    reason: RestartReason = "state_lost"
 
 
 class Supervisor:
@@ -73,7 +83,7 @@ class Supervisor:
         hung: the executors that hang; None if only Spark looks for them.
         tasks: the operators of the run that goes on; `restart` changes them.
         query_logs: Spark's logs of the query.
-        restart: starts the query again and returns Spark's new query.
+        restart: starts the query again, for this reason, and returns Spark's new query.
         limit: restarts within ten minutes.
     """
 
@@ -84,7 +94,7 @@ class Supervisor:
         hung: HungExecutors | None,
         tasks: Sequence[OperatorTask],
         query_logs: QueryLogs,
-        restart: Callable[[], StreamingQuery],
+        restart: Callable[[Restart], StreamingQuery],
         limit: int,
     ) -> None:
         self._query = query
@@ -95,6 +105,7 @@ class Supervisor:
         self._restart = restart
         self._limit = limit
         self._restarted: deque[float] = deque()
+        self._restarts = 0
 
     def start(self) -> None:
         """Follow the query, in a thread with the local properties of this one, until it has ended."""
@@ -113,14 +124,21 @@ class Supervisor:
         except MillpondError as error:
             failure = None if self._query.stopping else error
             self._stop()
-        except Exception as error:  # the JVM is gone
+        except (Py4JError, PySparkException, ConnectionError) as error:  # the session or the JVM is gone
             log.debug("the query is not supervised any more: %s", error)
+        except Exception:
+            log.warning(
+                "query %s goes on, but is not started again after a lost host any more: its supervision failed",
+                self._tasks[0].query,
+                exc_info=True,
+            )
         finally:
             self._query.end(failure)
 
     def _follow(self, running: StreamingQuery) -> Loss | None:
         """Return when the run has ended, or has to end: the loss that ended it, or None."""
         loss: Loss | None = None
+        stuck_at = math.inf
         while True:
             failure = ""
             try:
@@ -128,47 +146,56 @@ class Supervisor:
                     return None
             except StreamingQueryException as error:
                 failure = str(error)
-            self._give_up_hung(running)
-            loss = self._add_lost_hosts(loss)
+            stuck_at = self._give_up_hung(running, stuck_at)
+            loss = self._add_lost_hosts(loss, stuck_at)
             # A newer run, maybe of another application, has taken over: this one must not take the query back.
             if loss is None or FencedError.code in failure:
                 if failure:
                     return None
                 continue
             if failure:
+                loss.reason = "run_failed"
                 return loss
             try:
                 if self._is_over(loss):
-                    loss = None
+                    loss, stuck_at = None, math.inf
                 elif loss.version is not None and time.monotonic() > loss.deadline:
+                    return loss
+                elif time.monotonic() > loss.stuck_at:
+                    loss.reason = "batch_stuck"
                     return loss
             except FencedError:
                 loss = None  # the run fails by itself
             except MillpondError as error:
                 log.debug("whether the state of lost hosts is durable is not known: %s", error)
 
-    def _give_up_hung(self, running: StreamingQuery) -> None:
-        if self._hung is None:
-            return
+    def _give_up_hung(self, running: StreamingQuery, stuck_at: float) -> float:
+        """Give up executors that hang; return when the batch that runs counts as stuck."""
         try:
-            for address in self._hung.remove():
+            for address in self._hung.remove() if self._hung is not None else ():
                 log.warning("the executor at %s does not answer: its tasks run elsewhere from now on", address)
-            if killed := self._hung.kill_waiting_tasks(str(running.runId)):
-                log.info("%s repeated, which may have waited for it", counted(killed, "task"))
+                progress = running.lastProgress
+                batch_seconds = progress["durationMs"].get("triggerExecution", 0) / 1000 if progress else 0.0
+                stuck_at = time.monotonic() + max(_STUCK_SECONDS, _STUCK_BATCHES * batch_seconds)
         except Py4JError as error:  # asked again soon
             log.debug("whether executors hang is not known: %s", error)
+        return stuck_at
 
-    def _add_lost_hosts(self, loss: Loss | None) -> Loss | None:
+    def _add_lost_hosts(self, loss: Loss | None, stuck_at: float) -> Loss | None:
         hosts, partitions = self._placement.update()
         if not partitions:
             return loss
-        return Loss(hosts | loss.hosts, partitions | loss.partitions) if loss else Loss(hosts, partitions)
+        if loss is not None:
+            hosts, partitions = hosts | loss.hosts, partitions | loss.partitions
+        return Loss(hosts, partitions, stuck_at=stuck_at)
 
     def _is_over(self, loss: Loss) -> bool:
         """Return whether all batches that need state of the lost hosts have found it, or will find it."""
         version = self._query_logs.last("commits") + 1
         if loss.last is None:
             loss.last = version + 1
+        if version >= loss.last:
+            loss.stuck_at = math.inf
         if version > loss.last:
             return True
         durable = self._is_durable(loss.partitions, version)
@@ -193,7 +220,7 @@ class Supervisor:
 
     def _start_again(self, loss: Loss) -> StreamingQuery | None:
         """Start the query again; return None if the user stops it meanwhile."""
-        hosts = ", ".join(sorted(loss.hosts))
+        restart = Restart(self._restarts + 1, loss.reason, tuple(sorted(loss.hosts)))
         pause = _FIRST_PAUSE_SECONDS
         while not self._query.stopping:
             now = time.monotonic()
@@ -201,19 +228,19 @@ class Supervisor:
                 self._restarted.popleft()
             if len(self._restarted) >= self._limit:
                 raise TransientError(
-                    f"Hosts ({hosts}) were lost with state that was not durable, and the query has been restarted "
+                    f"The query cannot go on: {restart}. It has been started again "
                     f"{counted(self._limit, 'time')} within ten minutes, as often as spark.millpond.restarts allows.",
                     action="Start the query again: it repeats the batch.",
                     query=self._tasks[0].query,
                 )
             self._restarted.append(now)
             log.warning(
-                "query %s: hosts were lost (%s) with %s whose last version was not durable; the query is started "
-                "again, and repeats the batch",
-                *(self._tasks[0].query, hosts, counted(len(loss.partitions), "partition")),
+                "query %s: %s; the query is started again, and repeats the batch", self._tasks[0].query, restart
             )
             try:
-                return self._restart()
+                running = self._restart(restart)
+                self._restarts = restart.number
+                return running
             except TransientError as error:
                 log.warning("query %s was not started again: %s", self._tasks[0].query, error)
             except MillpondError:

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.checkpoint.forks.parents import open_state
-from millpond.checkpoint.generation import claim, newest_claim
+from millpond.checkpoint.generation import Restart, claim, newest_claim
 from millpond.checkpoint.recovery import Recovery
 from millpond.checkpoint.state_schema import QUERY_FILE, overwrite_schema
 from millpond.conf import Settings
@@ -89,15 +89,19 @@ class Start:
     runs_planned: Callable[[int], bool]
     located: bool = False
 
-    def run(self, launch: Callable[[DataFrame], StreamingQuery]) -> StreamingQuery:
+    def run(self, launch: Callable[[DataFrame], StreamingQuery], restart: Restart | None = None) -> StreamingQuery:
         """Recover, then start the rewritten query with `launch`.
+
+        Args:
+            launch: starts Spark's query.
+            restart: why the application starts the query again; None for a start by the user.
 
         Raises:
             StateIncompatibleError: the checkpoint belongs to another query, or to Spark's own state store.
             StateDamagedError: state that Spark's offset log and commit log require is missing.
         """
         with ExitStack() as undo:
-            startup = _Startup(self, undo)
+            startup = _Startup(self, undo, restart)
             startup.end_earlier_run()
             startup.claim()
             startup.recover()
@@ -114,10 +118,11 @@ class _Startup:
     Args:
         start: the start.
         undo: callbacks that run if a step fails.
+        restart: why the application starts the query again.
     """
 
-    def __init__(self, start: Start, undo: ExitStack) -> None:
-        self.start, self.undo = start, undo
+    def __init__(self, start: Start, undo: ExitStack, restart: Restart | None) -> None:
+        self.start, self.undo, self.restart = start, undo, restart
         self.spark, self.decision, self.settings = start.spark, start.decision, start.settings
         self.context = self.spark.sparkContext
         self.catalyst = Catalyst(self.spark)
@@ -272,6 +277,7 @@ class _Startup:
             run=self.task.run,
             partitions=self.task.partitions,
             minimum=time.time_ns() // 1_000_000,  # the time also fences runs whose checkpoint was deleted
+            restart=self.restart,
         )
         if self.owner is not None:
             # Before the generation has a base: see `Ownership`.
@@ -308,6 +314,7 @@ class _Startup:
             operators=len(self.decision.specs),
             hinted=bool(self.decision.stages),
             located=self.start.located,
+            restarts=self.restart.number if self.restart is not None else 0,
         )
 
     def _partitions(self) -> int:

@@ -38,6 +38,7 @@ def operator_task(
     operators: int = 1,
     hinted: bool = False,
     located: bool = False,
+    restarts: int = 0,
 ) -> OperatorTask:
     """Return the task of a run's first operator, without a generation.
 
@@ -53,6 +54,7 @@ def operator_task(
         operators: the number of the query's operators.
         hinted: whether the query calls `millpond.lookahead`.
         located: whether the rewritten query has markers with preferred hosts.
+        restarts: how often the application has started the query again.
 
     Raises:
         SettingError: the local exchange is set, and tasks run on several hosts; or the executors' containers have no
@@ -79,6 +81,7 @@ def operator_task(
         exchange=exchange,
         jvm=_jvm(spark) if on_one_host(spark.sparkContext) else None,
         located=located,
+        restarts=restarts,
         lookaheads=("source", "exchange") if prefetching and exchange == "local" else (),
         settings=SlotSettings(
             memory=settings.slot_memory,

@@ -14,14 +14,14 @@ import pyarrow as pa
 from millpond.checkpoint.formats.manifest import PartitionManifest, seal
 from millpond.errors import TransientError
 from millpond.layout import HashRange, Words
-from millpond.metrics import DURABLE_METRICS, reducer
+from millpond.metrics import DURABLE_METRICS, MOVED, reducer
 from millpond.operators.kinds.registry import open_operator
 from millpond.operators.processors.calls import CallsUserCode, HasInitialState
 from millpond.operators.protocol import AdoptsSparkState, Combining, Times
 from millpond.slot.partition.attempt_lock import Attempt, AttemptLock, query_stopped_error
 from millpond.slot.partition.checksum import InputChecksum
 from millpond.slot.partition.feed import Feed
-from millpond.slot.partition.running import RunningQuery
+from millpond.slot.partition.resources import QueryResources
 from millpond.slot.partition.tables import Tables, attach_context
 from millpond.slot.prefetch.hints import PrefetchHints
 from millpond.spec.operators import GLOBAL_HASH
@@ -74,7 +74,7 @@ class Partition:
         asked_batch: the newest batch that was asked for.
     """
 
-    def __init__(self, query: RunningQuery, task: OperatorTask, number: int) -> None:
+    def __init__(self, query: QueryResources, task: OperatorTask, number: int) -> None:
         self.query = query
         self.task = task
         self.number = number
@@ -292,6 +292,7 @@ class Partition:
             rows={name: delta.rows for name, delta in deltas.items()},
             metrics={name: round(figures[name]) for name in DURABLE_METRICS if name in figures},
             shape=self.query.checkpoint.base.shape,
+            host=self.query.resources.host,
         )
         # Written before it is submitted: the file survives this process, and the next slot adopts and commits it.
         sealed = self.query.sealed.write(sealed, self.task.generation)
@@ -372,7 +373,8 @@ class Partition:
             figures[name] = figures.get(name, 0.0) + value
         moved, self._moved = self._moved, False
         return figures | {
-            "moved_partitions": float(moved),
+            MOVED: float(moved),
+            "restarts": float(self.task.restarts),
             "state_rows": figures.get("keys", 0.0),
             "state_bytes": figures.get("bytes", 0.0),
             "memory_bytes": figures.get("hot_bytes", 0.0) + figures.get("buffer_bytes", 0.0),

@@ -6,6 +6,7 @@ import gc
 import importlib
 import sys
 import threading
+import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,7 @@ from millpond.layout import Words
 from millpond.operators.processors.calls import Caller
 from millpond.slot.partition.attempt_lock import Attempt
 from millpond.slot.partition.partition import Partition
-from millpond.slot.partition.running import RunningQuery, SlotResources
+from millpond.slot.partition.resources import QueryResources, SlotResources
 from millpond.slot.process.messages import Done, Run
 from millpond.slot.process.server import Answer
 from millpond.stores.memory.budget import MemoryBudget
@@ -35,18 +36,24 @@ _TRIM_SHARE = 256
 """The allocator returns freed blocks larger than 1/256 of the budget to the system at once. That is slower, but
 rare."""
 
+_IDLE_SECONDS = 60.0
+"""Seconds without a request after which a slot asks the store whether a query goes on without it; a request a minute
+while the query is idle."""
+
 
 @dataclass
 class _Query:
     """A query in the slot: its current run, if any, and that run's partitions; `lock` guards changes.
 
-    All runs up to generation `ended` have ended: a late task of theirs must not reopen anything.
+    All runs up to generation `ended` have ended: a late task of theirs must not reopen anything. `asked_at` is when a
+    partition was last asked for, by the monotonic clock.
     """
 
     lock: threading.Lock = field(default_factory=threading.Lock)
-    running: RunningQuery | None = None
+    running: QueryResources | None = None
     ended: int = -1
     partitions: dict[tuple[int, int], Partition] = field(default_factory=dict)
+    asked_at: float = 0.0
 
     def versions(self) -> list[tuple[int, int, int]]:
         """Return operator, partition and version of all open partitions."""
@@ -78,6 +85,27 @@ class _Query:
             if durable:
                 self.partitions.pop(place).close()
 
+    def release_if_moved(self) -> None:
+        """Release an idle query all of whose partitions run on other hosts: no batch here would drop them.
+
+        Raises:
+            MillpondError: the store does not answer.
+        """
+        running, asked_at, versions = self.running, self.asked_at, self.versions()
+        if running is None or not running.task.located or not versions:
+            return
+        if time.monotonic() - asked_at < _IDLE_SECONDS:
+            return
+        newest = max(version for _, _, version in versions)
+        # The next version may have been committed by partitions that are ahead of ours in one batch.
+        if not running.checkpoint.has_commits_from(newest + 2):
+            return
+        with self.lock:
+            if self.running is running and self.asked_at == asked_at:
+                self.drop_moved(newest + 2)
+                if not self.partitions:
+                    self.release()
+
     def release(self) -> None:
         """Close everything; running attempts fail."""
         for partition in self.partitions.values():
@@ -97,11 +125,13 @@ class PartitionServer:
     Args:
         directory: the application's private directory on this host.
         number: number of this slot on the host.
+        host: the host as Spark names it; empty under a local master.
     """
 
-    def __init__(self, directory: Path, number: int = 0) -> None:
+    def __init__(self, directory: Path, number: int = 0, host: str = "") -> None:
         self.slot = uuid.uuid4().hex
         self._number = number
+        self._host = host
         self._directory = directory
         self._merges = ThreadPoolExecutor(1, thread_name_prefix="millpond-merge")
         self._writers = ThreadPoolExecutor(1, thread_name_prefix="millpond-write")
@@ -109,6 +139,7 @@ class PartitionServer:
         self._lock = threading.Lock()
         self._resources: SlotResources | None = None
         self._queries: dict[str, _Query] = {}
+        self._closed = threading.Event()
 
     def run(
         self,
@@ -239,6 +270,7 @@ class PartitionServer:
 
     def close(self) -> None:
         """Finish pending commits, each query within its exit timeout, and release everything."""
+        self._closed.set()
         with self._lock:
             queries = list(self._queries.values())
         for query in queries:
@@ -275,14 +307,23 @@ class PartitionServer:
                 query.release()
                 running = None
             if running is None:
-                running = query.running = RunningQuery(task, self._slot_resources(task))
+                running = query.running = QueryResources(task, self._slot_resources(task))
             if place not in query.partitions:
                 query.partitions[place] = Partition(running, task, number)
             partition = query.partitions[place]
             partition.asked_batch = max(partition.asked_batch, batch)
+            query.asked_at = time.monotonic()
             if task.located:
                 query.drop_moved(batch)
             return partition
+
+    def _watch_moves(self) -> None:
+        while not self._closed.wait(_IDLE_SECONDS / 2):
+            with self._lock:
+                queries = list(self._queries.values())
+            for query in queries:
+                with suppress(MillpondError, OSError):  # asked again soon
+                    query.release_if_moved()
 
     def _slot_resources(self, task: OperatorTask) -> SlotResources:
         with self._lock:
@@ -292,6 +333,7 @@ class PartitionServer:
                 self._resources = SlotResources(
                     self.slot,
                     self._number,
+                    self._host,
                     self._directory,
                     budget,
                     budget.open(),
@@ -299,6 +341,7 @@ class PartitionServer:
                     self._writers,
                     self._readers,
                 )
+                threading.Thread(target=self._watch_moves, name="millpond-moves", daemon=True).start()
             return self._resources
 
 

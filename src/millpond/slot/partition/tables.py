@@ -28,7 +28,7 @@ from millpond.time_slices import base_name
 if TYPE_CHECKING:
     from millpond.checkpoint.formats.manifest import PartitionManifest, TableState
     from millpond.checkpoint.state_schema import StateSchema
-    from millpond.slot.partition.running import RunningQuery
+    from millpond.slot.partition.resources import QueryResources
     from millpond.spec.protocol import Spec
     from millpond.tasks.operator_task import OperatorTask
 
@@ -52,7 +52,7 @@ class Tables:
         manifest: contents of the tables. A table that it does not list is new.
     """
 
-    def __init__(self, query: RunningQuery, task: OperatorTask, number: int, manifest: PartitionManifest) -> None:
+    def __init__(self, query: QueryResources, task: OperatorTask, number: int, manifest: PartitionManifest) -> None:
         self._query = query
         self._spec = task.spec
         self._settings = task.settings

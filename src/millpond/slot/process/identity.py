@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -46,12 +47,20 @@ class Process(msgspec.Struct, frozen=True):
             return True
         except PermissionError:
             return False
-        deadline = time.monotonic() + timeout
-        while self.alive():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.002)
-        return True
+        return _wait(lambda: not self.alive(), timeout)
+
+    def wait_reaped(self, timeout: float) -> bool:
+        """Wait until its parent has collected its exit status; False if that takes longer than `timeout` seconds."""
+        return _wait(lambda: (stat := _stat(self.pid)) is None or stat.start != self.start, timeout)
+
+
+def _wait(condition: Callable[[], bool], timeout: float) -> bool:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.002)
+    return True
 
 
 class _Stat(msgspec.Struct, frozen=True):
@@ -117,6 +126,15 @@ def _is_executor(pid: int) -> bool:
         return b"ExecutorBackend" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
+
+
+def executor_host(jvm: Process) -> str:
+    """Return the host of a Spark executor, as Spark names it; empty for other JVMs, as under a local master."""
+    try:
+        arguments = Path(f"/proc/{jvm.pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        return arguments[arguments.index("--hostname") + 1]
+    except (OSError, ValueError, IndexError):
+        return ""
 
 
 def namespace() -> str:

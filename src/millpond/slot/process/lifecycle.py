@@ -41,7 +41,7 @@ import msgspec
 
 from millpond.errors import SettingError, TransientError
 from millpond.files.disk import reason, remedy
-from millpond.slot.process.identity import Process, identify, namespace
+from millpond.slot.process.identity import Process, executor_host, identify, namespace
 from millpond.tasks.operator_task import OperatorTask
 
 POLL_SECONDS = 0.5
@@ -55,7 +55,8 @@ _MAX_SWEEPS = 100
 """Number of times that the directory may be swept during one registration. Each sweep is by another application."""
 _REMOVED = ".removed-"
 """Name prefix of directories that are no longer used."""
-_LOG_TAIL_LINES = 20
+_LOG_TAIL_LINES = 40
+_LOG_TAIL_BYTES = 16 << 10
 
 
 class SlotDirectory:
@@ -136,6 +137,11 @@ class SlotDirectory:
             return True
         return alive
 
+    def host(self) -> str:
+        """Return this host as Spark names it; empty under a local master."""
+        users = (Process(*map(int, entry.name.split("-"))) for entry in self._entries("owners"))
+        return next(filter(None, map(executor_host, users)), "")
+
     # processes -----------------------------------------------------------------------------------------------
 
     def record_process(self, name: str, process: Process) -> None:
@@ -189,13 +195,16 @@ class SlotDirectory:
         return self.path / "compiling"
 
     def log_tail(self) -> str:
-        """Return the path of the log and its last lines, which show why a process died."""
+        """Return the place of the slots' log and its last lines, which show why a process died or a task failed."""
         path = self.path / "log"
+        place = f"See {path} on host {os.uname().nodename}."
         try:
-            lines = path.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+            with path.open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
+                lines = log.read().decode(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
         except OSError:
             lines = []
-        return f"See {path}." + (" It ends:\n" + "\n".join(lines) if lines else "")
+        return f"{place} It ends:\n" + "\n".join(lines) if lines else place
 
     # sockets --------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""One run of a query in a slot: its checkpoint, committer, sealed files, caches and compactor."""
+"""Resources of a slot, and of one run of a query in it: checkpoint, committer, sealed files, caches and compactor."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ class SlotResources:
     Attributes:
         slot: uuid of the slot.
         number: number of the slot on the host.
+        host: the host as Spark names it; empty under a local master.
         directory: the application's private directory on this host.
         budget: the slot's memory.
         arrow: account of the memory that record batches take.
@@ -55,6 +56,7 @@ class SlotResources:
 
     slot: str
     number: int
+    host: str
     directory: Path
     budget: MemoryBudget
     arrow: Account
@@ -69,8 +71,8 @@ class SlotResources:
 
 
 @dataclass
-class RunningQuery:
-    """State that the partitions of one generation of a query share in a slot.
+class QueryResources:
+    """Resources that the partitions of one generation of a query share in a slot.
 
     Opening it takes over versions that dead slots of this host had sealed but not made durable.
 
