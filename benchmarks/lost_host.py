@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         slot_memory=options.slot_memory,
         store_latency_ms=options.latency,
         store_hold=str(held or ""),
-        settings={"spark.millpond.executor.timeout": f"{options.timeout:g}"},
+        settings={"spark.millpond.executor.timeout": f"{options.timeout:g}", "spark.millpond.restarts": "100"},
     )
     try:
         with cluster_of(config) as hosts:

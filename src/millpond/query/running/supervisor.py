@@ -37,7 +37,7 @@ POLL_SECONDS = 0.3
 """Seconds between two looks at the hosts. While a lost host is preferred, Spark waits 3 s for it in each stage."""
 _COMMIT_SECONDS = 3.0
 """Seconds that the commits of a lost host may take: its slots may outlive the executor, and finish them."""
-_STUCK_SECONDS = 10.0
+_STUCK_SECONDS = 5.0
 _STUCK_BATCHES = 2.0
 """Duration of a batch, in seconds and in durations of the last one, beyond which it is stuck after hosts have hung."""
 _FIRST_PAUSE_SECONDS = 2.0
