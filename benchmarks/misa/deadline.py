@@ -1,4 +1,4 @@
-"""Batches that are cut so that they meet a deadline, as zStream's dynamic buffering does (MiSA, section 5.1).
+"""Batches that are cut so that they meet a deadline, as zStream's dynamic buffering does (MiSA §5.1).
 
 Spark reads the largest size of a batch (`maxFilesPerTrigger`, `maxOffsetsPerTrigger`) only when a query starts. So
 files wait outside the source, and a loop beside the query releases those of one batch at a time.

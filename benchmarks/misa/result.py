@@ -23,10 +23,11 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
         rows: records that it read. row_ms, row_max_ms: how late they were when it ended, on average and at most,
             from when their file came; None where the engine got as many as it takes.
         log_ms: Spark's offset log and commit log.
-        commit_ms: wait for state to be committed. Spark: per task; Millpond: for the commit of the batch before,
-            in sync mode for its own.
-        durable_ms: from sealed state to durable state, whether the batch waits or not; Millpond's only.
-        read_ms: reads of state, per task; None if the engine does not report it.
+        commit_ms: wait for state to be committed. Spark: its own, per task that runs at a time; Millpond: that of the
+            batch before, in sync mode its own, too.
+        durable_ms: from sealed to durable state of Millpond's last commit, which a batch need not wait for; None
+            unless state is on an object store.
+        read_ms: reads of state, per task that runs at a time; None if the engine does not report it.
         cpu_seconds: of all processes, while it ran. memory_bytes: theirs at the last sample before its end.
     """
 
@@ -50,7 +51,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Observed(msgspec.Struct, kw_only=True):
-    """What an engine's process reports.
+    """Report of an engine's process.
 
     Attributes:
         version: Spark's. batches: all of them. refused: why the engine does not run the query, in its own words.
@@ -70,7 +71,7 @@ class Result(msgspec.Struct, kw_only=True):
         batches: those that were measured. batch_ms: their execution times. row_ms: latencies of batches' latest rows.
         slope_ms: change of the execution time from batch to batch, by a line through all of them.
         rows_per_second: rows ÷ wall time from the first batch's start to the last one's end.
-        batch_rows_per_second: rows ÷ execution time, averaged over batches, as in the paper (figure 13).
+        batch_rows_per_second: rows ÷ execution time, averaged over batches, as in the paper (MiSA, figure 13).
         kept_up: whether rows were taken as fast as they came; None if all were there.
         cores: CPU seconds ÷ wall time. memory_peak_bytes: proportional set size of all processes.
         refused: why the engine does not run this query, in its own words. error: why there are no figures.
@@ -119,7 +120,7 @@ def summarize(result: Result, batches: Sequence[Batch], arrived: float, cpu_seco
 
 
 def cdf(batches: Sequence[Batch]) -> list[tuple[float, float]]:
-    """Return the share of batches that took no longer than each execution time, which is in ms (figures 11 and 12)."""
+    """Return pairs of an execution time in ms and the share of batches that took no longer (MiSA, figures 11 and 12)."""
     return [(ms, (place + 1) / len(batches)) for place, ms in enumerate(sorted(batch.ms for batch in batches))]
 
 

@@ -32,9 +32,19 @@ if TYPE_CHECKING:
 HUNG_SECONDS = 600.0
 """An engine that ends no batch for so long has hung, or cannot run the query at this rate."""
 _LATE = 2.0
-"""A run takes at most so many times the seconds in which its records come, however much is left to read."""
+"""A run ends after this multiple of the seconds in which its records come, even if some are still to be read."""
 _KEPT_BATCHES = 3
 """Last batches whose files stay in the source; it has fewer to list without the others."""
+
+
+def names_of(progress: Mapping[str, Any], checkpoint: Path) -> list[str]:
+    """Return the names of the files that a batch has read.
+
+    The source's log numbers only batches with files, and the query also runs batches without, which close windows.
+    """
+    source = progress["sources"][0]
+    before = -1 if source["startOffset"] is None else source["startOffset"]["logOffset"]
+    return [n for entry in range(before + 1, source["endOffset"]["logOffset"] + 1) for n in read_by(checkpoint, entry)]
 
 
 def batch_of(progress: Mapping[str, Any], names: Sequence[str], at: Mapping[str, float], settings: Settings) -> Batch:
@@ -51,8 +61,7 @@ def batch_of(progress: Mapping[str, Any], names: Sequence[str], at: Mapping[str,
     figures = progress.get("observedMetrics", {}).get("millpond", {})
     commit, durable, read = None, None, None
     if settings.on_millpond:
-        durable = figures.get("commit_ms")
-        commit = durable if settings.engine == "millpond-sync" else figures.get("commit_lag_ms")
+        commit, durable = figures.get("commit_lag_ms"), figures.get("commit_ms")
     else:
         operators = progress["stateOperators"]
         # Spark adds up over tasks, of which as many run side by side as there are cores.
@@ -104,7 +113,7 @@ class Observer:
         for progress in (json.loads(one.json) for one in self._query.recentProgress):
             number = progress["batchId"]
             if number > self._last and progress["numInputRows"] > 0:
-                names = read_by(self._checkpoint, number)
+                names = names_of(progress, self._checkpoint)
                 self.files += len(names)
                 self._arrivals.forget(self._kept[0] if len(self._kept) == _KEPT_BATCHES else [])
                 self._kept.append(names)

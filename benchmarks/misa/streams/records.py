@@ -12,7 +12,7 @@ START = 1_700_000_000
 """Event time of a stream's first second, in seconds since the epoch."""
 TIME = pa.timestamp("us", tz="UTC")
 RECORD_BYTES = 65
-"""Size of a record in the paper; eight columns of eight bytes are about as many."""
+"""Size of a record in MiSA §5.1; the columns of SegSpeedStr have 64."""
 SPREAD = 0.1
 """Standard deviation of the number of records in a second, as a share of their rate."""
 
@@ -28,7 +28,7 @@ class Stream(Protocol):
 
 
 def counts(rate: float, seconds: int, seed: int) -> NDArray[np.int64]:
-    """Draw the number of records in each second, from a normal distribution around the rate (MiSA, section 5.1)."""
+    """Draw the number of records in each second, from a normal distribution around the rate (MiSA §5.1)."""
     drawn = np.random.default_rng([seed, 0]).normal(rate, SPREAD * rate, seconds)
     return np.maximum(1, np.rint(drawn)).astype(np.int64)
 
