@@ -15,8 +15,10 @@ import numpy as np
 
 _REMEMBERED = 8
 """Last batches from which the time of the next is estimated."""
-_DIFFERENT = 1.1
-"""From this ratio of the largest to the smallest batch on, their sizes say what a row costs."""
+_DIFFERENT = 1.5
+"""From this ratio of the largest to the smallest batch on, a line through them gives the time of one without rows."""
+_MOST_FIXED = 0.9
+"""Share of the batches' mean time that counts as fixed at most, if they have become faster."""
 
 
 class Deadline:
@@ -30,11 +32,18 @@ class Deadline:
     def __init__(self, seconds: float, first_rows: int) -> None:
         self._seconds = seconds
         self._first_rows = first_rows
+        # Until sizes differ, half of the time counts as fixed: then batches grow while they end early.
+        self._fixed: float | None = None
         self._batches: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED)
 
     def learn(self, rows: int, seconds: float) -> None:
         """Record how long a batch took."""
         self._batches.append((rows, seconds))
+        sizes, took = np.array(self._batches, float).T
+        if sizes.max() >= _DIFFERENT * sizes.min():
+            row, fixed = np.polyfit(sizes, took, 1)
+            if row > 0:
+                self._fixed = max(0.0, float(fixed))
 
     def most_rows(self) -> float:
         """Return how many rows are processed within the deadline.
@@ -63,13 +72,10 @@ class Deadline:
         return max(1, int(np.searchsorted(rows, self.most_rows(), "right")))
 
     def _costs(self) -> tuple[float, float]:
-        """Seconds of a batch without rows, and seconds for each row: a line through the last batches."""
-        rows, seconds = np.array(self._batches, float).T
-        if rows.max() >= _DIFFERENT * rows.min():
-            row, fixed = np.polyfit(rows, seconds, 1)
-            if row > 0 and fixed >= 0:
-                return float(fixed), float(row)
-        return 0.0, float(seconds.sum() / rows.sum())
+        """Return the seconds of a batch without rows, and the seconds for each row."""
+        rows, seconds = np.array(self._batches, float).mean(axis=0).tolist()
+        fixed = seconds / 2 if self._fixed is None else min(self._fixed, _MOST_FIXED * seconds)
+        return fixed, (seconds - fixed) / rows
 
 
 class Gate:

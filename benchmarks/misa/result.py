@@ -120,7 +120,7 @@ def summarize(result: Result, batches: Sequence[Batch], arrived: float, cpu_seco
 
 
 def cdf(batches: Sequence[Batch]) -> list[tuple[float, float]]:
-    """Return pairs of an execution time in ms and the share of batches that took no longer (MiSA, figures 11 and 12)."""
+    """Return execution times in ms, each with the share of batches that took no longer (MiSA, figures 11 and 12)."""
     return [(ms, (place + 1) / len(batches)) for place, ms in enumerate(sorted(batch.ms for batch in batches))]
 
 

@@ -95,6 +95,7 @@ class Observer:
         self._arrivals = arrivals
         self._settings = settings
         self._last = -1
+        self._seen = ""
         self._kept: deque[list[str]] = deque(maxlen=_KEPT_BATCHES)
         self.batches: list[Batch] = []
         self.files = 0
@@ -108,17 +109,19 @@ class Observer:
         if (failure := self._query.exception()) is not None:
             raise failure
         before, latest = len(self.batches), self._query.lastProgress
-        if latest is None or latest.batchId <= self._last:
+        if latest is None or latest.timestamp == self._seen:
             return []
+        self._seen = latest.timestamp
         for progress in (json.loads(one.json) for one in self._query.recentProgress):
             number = progress["batchId"]
+            # An idle query reports the batch that comes next, without rows.
             if number > self._last and progress["numInputRows"] > 0:
+                self._last = number
                 names = names_of(progress, self._checkpoint)
                 self.files += len(names)
                 self._arrivals.forget(self._kept[0] if len(self._kept) == _KEPT_BATCHES else [])
                 self._kept.append(names)
                 self.batches.append(batch_of(progress, names, self._arrivals.at, self._settings))
-            self._last = max(self._last, number)
         return self.batches[before:]
 
 
@@ -138,7 +141,8 @@ class Cutter:
             ended: batches that have ended since the last look. batches: how many have ended so far.
         """
         for batch in ended:
-            self._deadline.learn(batch.rows, batch.ms / 1000)
+            if batch.number:  # a JVM's first batch says nothing of the others
+                self._deadline.learn(batch.rows, batch.ms / 1000)
         if batches < self._gate.released:
             return
         waiting = list(self._arrivals.at.items())[self._files :]

@@ -141,11 +141,23 @@ class TestDeadline:
         assert deadline.due([100] * 4, 3.0) == 4
         assert deadline.due([100] * 40, 3.0) == 10
 
-    def test_batches_of_one_size_say_nothing_of_their_fixed_time(self) -> None:
-        deadline = Deadline(3.0, 1000)
-        for _ in range(3):
-            deadline.learn(500, 1.0)
-        assert deadline.most_rows() == pytest.approx(1500)
+    def test_batches_of_one_size_grow_while_they_end_early(self) -> None:
+        deadline, rows = Deadline(3.0, 1000), 100
+        sizes = []
+        for _ in range(6):
+            deadline.learn(rows, 0.5 + 0.001 * rows)
+            sizes.append(rows := int(deadline.most_rows()))
+        assert sizes[0] == pytest.approx(900)  # of 0.6 s half is taken for fixed
+        assert sizes[-1] == pytest.approx(2500, rel=0.01)
+        for _ in range(20):  # sizes differ no longer
+            deadline.learn(2500, 3.0)
+        assert deadline.most_rows() == pytest.approx(2500, rel=0.01)
+
+    def test_faster_batches_grow(self) -> None:
+        deadline = self.learned()
+        for _ in range(8):
+            deadline.learn(2500, 0.4)
+        assert deadline.most_rows() > 2500
 
     def test_a_deadline_that_no_batch_meets(self) -> None:
         assert self.learned(seconds=0.4).due([100] * 40, 1.0) == 40
