@@ -28,16 +28,18 @@ def files(folder: Path, query: str, rate: int, seconds: int, seed: int) -> list[
         folder: where streams are kept. query: the one that reads them. rate: records a second. seconds: of event time.
     """
     made = QUERIES[query].stream(rate, seed)
-    kept = folder / f"{type(made).__name__}-{rate}-{seconds}-{seed}"
-    if not kept.exists():
-        half = kept.with_suffix(".half")
-        shutil.rmtree(half, ignore_errors=True)
-        half.mkdir(parents=True)
-        for second, count in enumerate(counts(rate, seconds, seed).tolist()):
-            records = made.second(second, count)
-            bounds = np.linspace(0, count, FILES + 1).astype(int).tolist()
-            for part, (start, stop) in enumerate(itertools.pairwise(bounds)):
-                name = f"{second * FILES + part:08}-{stop - start}.parquet"
-                pq.write_table(records.slice(start, stop - start), half / name, compression="lz4")
-        half.rename(kept)
-    return sorted(kept.iterdir())
+    name = f"{type(made).__name__}-{rate}-{seed}"
+    # A longer stream begins with the same records.
+    for kept in folder.glob(f"{name}-*[0-9]"):
+        if int(kept.name.rpartition("-")[2]) >= seconds:
+            return sorted(kept.iterdir())[: seconds * FILES]
+    half = folder / f"{name}-{seconds}.half"
+    shutil.rmtree(half, ignore_errors=True)
+    half.mkdir(parents=True)
+    for second, count in enumerate(counts(rate, seconds, seed).tolist()):
+        records = made.second(second, count)
+        bounds = np.linspace(0, count, FILES + 1).astype(int).tolist()
+        for part, (start, stop) in enumerate(itertools.pairwise(bounds)):
+            path = half / f"{second * FILES + part:08}-{stop - start}.parquet"
+            pq.write_table(records.slice(start, stop - start), path, compression="lz4")
+    return sorted(half.rename(half.with_suffix("")).iterdir())

@@ -18,7 +18,7 @@ SHIPPED = {
     f"{_STORE}.providerClass": PEER_SETTINGS[f"{_STORE}.providerClass"],
     f"{_STORE}.rocksdb.changelogCheckpointing.enabled": "false",
 }
-"""RocksDB with a snapshot for each batch, and Spark's defaults for all else."""
+"""RocksDB with a snapshot for each batch, and Spark's defaults for all else of state and logs."""
 STORES: Mapping[str, Mapping[str, str]] = {
     "spark-shipped": SHIPPED,
     "spark-best": PEER_SETTINGS,

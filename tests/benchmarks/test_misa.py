@@ -110,6 +110,9 @@ def test_files_have_the_streams_records_in_order(tmp_path: Path) -> None:
     assert pa.concat_tables(pq.read_table(file) for file in made).equals(wanted)
     written = made[0].stat().st_mtime_ns
     assert files(tmp_path, "LR4", 200, 3, 1) == made
+    assert files(tmp_path, "LR4", 200, 2, 1) == made[: 2 * FILES]
+    longer = files(tmp_path, "LR4", 200, 4, 1)
+    assert [file.read_bytes() for file in longer[: len(made)]] == [file.read_bytes() for file in made]
     assert made[0].stat().st_mtime_ns == written
     assert files(tmp_path, "LR2", 200, 3, 2) != made
 
