@@ -11,6 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 from benchmarks.config import RunConfig
+from benchmarks.misa.result import Batch as MisaBatch
+from benchmarks.misa.result import Result as MisaResult
+from benchmarks.misa.result import summarize
+from benchmarks.misa.settings import Settings as MisaSettings
 from benchmarks.papers import cli as papers
 from benchmarks.papers import run as running
 from benchmarks.papers.html import html
@@ -73,6 +77,18 @@ def fake_latencies(folder: Path, variant: str, options: Any, changes: dict[str, 
     )
 
 
+def fake_misa(settings: MisaSettings) -> MisaResult:
+    """Return the figures of a run that was not made; Spark keeps up with 2,500 records a second."""
+    ms = 100.0 if settings.on_millpond else 500.0
+    batches = [
+        MisaBatch(number=n, start=n * 3.0, ms=ms + n % 2, rows=1_000, row_max_ms=ms, commit_ms=1.0) for n in range(5)
+    ]
+    result = MisaResult(settings=settings, machine=MACHINE)
+    summarize(result, batches, 0.0, 5.0, 1_000_000_000)
+    result.kept_up = settings.rate <= 2_500
+    return result
+
+
 @pytest.fixture
 def no_engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Replace all that starts engines and servers; the commands' arguments, loops and files stay."""
@@ -97,7 +113,10 @@ def in_process(command: Command, line: list[str], deadline: Deadline) -> list[Fi
     written = Path("figures.json")
     written.unlink(missing_ok=True)
     toy = TOY if module.endswith("append_stores") else []
-    importlib.import_module(name).main([*arguments, *toy, "--json", str(written)])
+    fakes = {"run": fake_misa} if module.endswith("misa") else {}
+    importlib.import_module(name + (".__main__" if fakes else "")).main(
+        [*arguments, *toy, "--json", str(written)], **fakes
+    )
     return list(READERS[module](command, written.read_bytes()))
 
 
@@ -126,9 +145,10 @@ def test_each_headline_of_a_row_finds_its_figures(name: str, quick: bool, tmp_pa
         assert headline.where.startswith(PAPERS[row.paper])
         assert headline.metric in METRICS
         assert headline.ratio or headline.most or headline.least
-        assert reached.passed is not None, reached.verdict
+        assert reached.passed is not None or (quick and reached.verdict.endswith("not in a quick run")), reached.verdict
         for engine in (*headline.peers, *headline.beside):
             assert engine in saved.absent or quick or any(one.engine == engine for one in saved.figures), engine
+    assert any(reached.passed is not None for reached in outcomes(row, saved))
     drawn = html([row], {name: saved})
     assert drawn.count("<svg") == 1
     assert not re.search(r"<(?:link|script|img)[^>]+(?:src|href)=", drawn)
@@ -142,6 +162,7 @@ def test_each_headline_of_a_row_finds_its_figures(name: str, quick: bool, tmp_pa
             *("apsys-read-write", 0),
             "--engines millpond --keys 2k --rows-per-batch 2k --max-batches 3 --warmup-batches 2 --slot-memory 64m",
         ),
+        ("misa-lr4", 0, "--batches 2 --warmup 1 --rates 200 --engines millpond"),
         (
             *("prefetch-q18", 0),
             "--in-flight 1000 --people 1000 --variants prefetching --seconds 4 --warmup 2 --rate 3000",

@@ -9,11 +9,15 @@ import numpy as np
 
 from benchmarks.append_stores import SEED, Run
 from benchmarks.disaggregated import cores_in_use
+from benchmarks.misa.result import Result as MisaResult
+from benchmarks.papers.rows.misa import HIGHEST
 from benchmarks.papers.rows.row import Command
 from benchmarks.prefetch.figures import place_of
 from benchmarks.prefetch.run import Measured
 from benchmarks.result import Result
 
+_SHORTEST_COMMIT_MS = 1.0
+"""Commits are counted in whole milliseconds: none is taken for shorter."""
 _STARTS_DIFFER = 0.1
 """Seconds by which two starts differ without any reason: a recovery is not taken for shorter."""
 
@@ -29,15 +33,20 @@ class Metric(msgspec.Struct, frozen=True):
 
 METRICS = {
     "rows_per_second": Metric("rows a second", "rows/s", more=True),
+    "batch_rows_per_second": Metric("rows by batch time", "rows/s", more=True),
+    "batch_mean_ms": Metric("batch time, average", "ms"),
     "batch_p50_ms": Metric("batch time, median", "ms"),
     "batch_p95_ms": Metric("batch time, p95", "ms"),
     "batch_p99_ms": Metric("batch time, p99", "ms"),
+    "commit_p99_ms": Metric("wait for a commit, p99", "ms"),
+    "growth": Metric("growth of batch times, of their median", "%", 1),
     "checkpoint_p99_ms": Metric("checkpoint, p99", "ms"),
     "checkpoint_max_ms": Metric("longest checkpoint", "ms"),
     "recovery_s": Metric("what state adds to a restart", "s", 1),
     "compute_unit_s": Metric("compute-unit seconds for a million rows", "CU·s", 2),
     "cpu_s": Metric("CPU seconds for a million rows", "s", 2),
     "memory_gb_s": Metric("GB-seconds for a million rows", "GB·s", 2),
+    "memory_mb": Metric("memory of all processes at most", "MB"),
     "cores": Metric("cores in use", "cores", 2),
     "cores_deviation": Metric("deviation of the cores in use, of their mean", "", 2),
     "row_p50_ms": Metric("row latency, median", "ms"),
@@ -162,11 +171,50 @@ def of_sweeps(command: Command, data: bytes) -> Iterator[Figures]:
             yield Figures(engine="millpond", place=f"{value:g}", values=values, seed=SEED)
 
 
+def of_misa(command: Command, data: bytes) -> Iterator[Figures]:
+    """Results of `benchmarks.misa`: by rate, and once more at the highest rate that Spark as shipped keeps up with."""
+    results = msgspec.json.decode(data, type=list[MisaResult])
+    several = len({result.settings.query for result in results}) > 1
+    kept = [r.settings.rate for r in results if r.settings.engine == "spark-shipped" and r.kept_up]
+    for result in results:
+        settings = result.settings
+        step = command.place or f"{settings.rate:,}/s"
+        figures = Figures(
+            engine=settings.engine,
+            place=f"{settings.query}, {step}" if several else step,
+            values=dict(_misa_values(result)) if result.batch_ms is not None else {},
+            series=[batch.ms for batch in result.batches],
+            version=result.version,
+            seed=settings.seed,
+            error=result.error,
+            refused=result.refused,
+        )
+        yield figures
+        if kept and settings.rate == max(kept) and not several:
+            yield msgspec.structs.replace(figures, place=HIGHEST, series=[])
+
+
+def _misa_values(result: MisaResult) -> Iterator[tuple[str, float]]:
+    assert result.batch_ms is not None
+    yield "rows_per_second", result.rows_per_second
+    yield "batch_rows_per_second", result.batch_rows_per_second
+    yield "batch_mean_ms", sum(batch.ms for batch in result.batches) / len(result.batches)
+    yield "batch_p50_ms", result.batch_ms.p50
+    yield "batch_p99_ms", result.batch_ms.p99
+    yield "growth", 100 * result.slope_ms * len(result.batches) / result.batch_ms.p50
+    yield "cores", result.cores
+    yield "memory_mb", result.memory_peak_bytes / 1e6
+    commits = [batch.commit_ms for batch in result.batches if batch.commit_ms is not None]
+    if commits:
+        yield "commit_p99_ms", max(_SHORTEST_COMMIT_MS, float(np.percentile(commits, 99)))
+
+
 READERS: dict[str, Callable[[Command, bytes], Iterator[Figures]]] = {
     "benchmarks": of_results,
     "benchmarks.disaggregated": of_results,
     "benchmarks.prefetch": of_latencies,
     "benchmarks.enrichment": of_lookups,
     "benchmarks.append_stores": of_sweeps,
+    "benchmarks.misa": of_misa,
 }
 """How the results of each benchmark become figures."""
