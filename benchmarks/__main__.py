@@ -2,7 +2,8 @@
 
 import sys
 
-from benchmarks.cli import main
+from benchmarks import cli
+from benchmarks.papers import cli as papers
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(papers.main(sys.argv[2:]) if sys.argv[1:2] == ["papers"] else cli.main())

@@ -15,8 +15,10 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from millpond.files.formats.append_file import MappedBytes
@@ -33,6 +35,7 @@ SCHEMA = TableSchema(
     tuple(Column(f"v{n}", _WORD) for n in range(8)),  # type: ignore[arg-type]
 )
 _MIX = np.uint64(0x9E3779B97F4A7C15)
+SEED = 17
 STEP = 100
 """Milliseconds of event time between two batches."""
 
@@ -54,7 +57,7 @@ def sessions(url: str, folder: str, *, keys: int, active: int, gap: int, rows: i
         rows: rows of a session, on average. cold: drop the page cache before windows are taken.
         options: of the table.
     """
-    rng = np.random.default_rng(17)
+    rng = np.random.default_rng(SEED)
     starts, length = rng.integers(0, 2 * active, keys), rng.integers(1, 2 * active, keys)
     last = starts + length
     budget = MemoryBudget(64 << 20)
@@ -153,6 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--latency", type=float, default=0.0, help="milliseconds a request of the store; 0: local disk")
     parser.add_argument("--sweep", choices=[*SWEEPS], action="append", help="which; all if not given")
     parser.add_argument("--plot", default="append_stores.png", help="where the plots go; empty for none")
+    parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the figures there")
     options = parser.parse_args(arguments)
 
     def run(**settings: Any) -> Run:
@@ -170,6 +174,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             )
 
     results = {name: sweep(name, run) for name in options.sweep or SWEEPS}
+    if options.json is not None:
+        options.json.write_bytes(msgspec.json.encode(results))
     if options.plot:
         plot(results, options.plot)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -92,18 +93,28 @@ def draw_cpu(axis: Axes, results: Sequence[Result]) -> None:
     for r in results:
         start = r.batches[0].start
         p99 = f"batch p99 {r.batch_ms.p99:,.0f} ms" if r.batch_ms is not None else ""
-        all_ = np.array([sample for sample in r.cpu if sample[0] >= start])
-        times, used = _rate(all_)
         if r.compactors_cpu:
-            theirs = np.array(r.compactors_cpu)
-            alone = all_.copy()
-            alone[:, 1] -= np.interp(all_[:, 0], theirs[:, 0], theirs[:, 1], left=0.0)
+            times, used = cores_in_use(r, compactors=True)
             axis.plot(times - start, used, ":", label=f"{r.extra['variant']}, with it")
-            times, used = _rate(alone)
+        times, used = cores_in_use(r)
         axis.plot(times - start, used, label=f"{r.extra['variant']}: {p99}")
     axis.set_xlabel("s")
     axis.set_ylabel("cores in use")
     axis.set_ylim(bottom=0)
+
+
+def cores_in_use(result: Result, *, compactors: bool = False) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return moments from the first measured batch on, in seconds since the epoch, and the cores in use at each.
+
+    Args:
+        result: one engine's figures.
+        compactors: whether compactors count.
+    """
+    samples = np.array([sample for sample in result.cpu if sample[0] >= result.batches[0].start])
+    if result.compactors_cpu and not compactors:
+        theirs = np.array(result.compactors_cpu)
+        samples[:, 1] -= np.interp(samples[:, 0], theirs[:, 0], theirs[:, 1], left=0.0)
+    return _rate(samples)
 
 
 def _rate(samples: NDArray[np.float64], every: float = 2.0) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -198,7 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--slot-memory", default="32m", help="for cpu and caches: memory per slot, which the state has to exceed")
     add("--set", type=setting, action="append", default=[], metavar="KEY=VALUE", help="a setting of the engines")
     add("--json", type=Path, default=None, metavar="FILE", help="write the figures there; drawn from it if it is there")
-    add("--work", type=Path, required=True, metavar="DIR", help="where checkpoints and logs go meanwhile")
+    add("--work", type=Path, default=None, metavar="DIR", help="for checkpoints and logs; default: a temporary folder")
     add("--plot", type=Path, default=None, metavar="FILE", help="draw it there; default: FIGURE.png")
     options = p.parse_args(argv)
     path = options.plot or Path(f"{options.figure}.png")
@@ -206,7 +217,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         plot(options.figure, read(options.json), path)
         return 0
     results: list[Result] = []
-    with s3_server() as endpoint:
+    with tempfile.TemporaryDirectory(prefix="millpond-disaggregated-") as folder, s3_server() as endpoint:
+        work = (options.work or Path(folder)).resolve()
 
         def measure(engine: str, variant: str, workload: str, **changes: Any) -> Result:
             print(f"{variant}:", end=" ", file=sys.stderr)
@@ -214,7 +226,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             base = RunConfig(
                 engine=engine,
                 workload=workload,
-                work=str(options.work.resolve() / f"{len(results)}-{engine}"),
+                work=str(work / f"{len(results)}-{engine}"),
                 rows_per_batch=options.rows_per_batch,
                 seconds=options.seconds,
                 s3=endpoint,

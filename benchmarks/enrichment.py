@@ -264,6 +264,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--two-thirds", action="store_true", help="latencies of rows (see above)")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--cores", type=int, default=2)
+    parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write one engine's figures there")
     options = parser.parse_args(argv)
     given = argv if argv is not None else sys.argv[1:]
     if options.two_thirds and not options.alone:
@@ -273,6 +274,8 @@ def main(argv: list[str] | None = None) -> int:
     engines = options.engines.split(",")
     if unknown := set(engines) - set(ENGINES):
         parser.error(f"there is no engine {', '.join(sorted(unknown))}")
+    if options.json is not None and len(engines) > 1:
+        parser.error("--json is for one of --engines")
     if len(engines) > 1:  # each in a process of its own: none finds the JVM warm
         command = [sys.executable, "-m", "benchmarks.enrichment", *given, "--engines"]
         return max(subprocess.run([*command, engine], check=False).returncode for engine in engines)
@@ -284,7 +287,10 @@ def main(argv: list[str] | None = None) -> int:
             for engine in engines:
                 work = Path(folder) / engine
                 work.mkdir()
-                print(json.dumps(measure(engine, spark, f"redis://127.0.0.1:{slow.port}/0", options, work)), flush=True)
+                figures = measure(engine, spark, f"redis://127.0.0.1:{slow.port}/0", options, work)
+                print(json.dumps(figures), flush=True)
+                if options.json is not None:
+                    options.json.write_text(json.dumps(figures))
             spark.stop()
     return 0
 

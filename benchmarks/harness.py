@@ -344,6 +344,7 @@ def _use(result: Result, run: EngineRun, start: float, end: float) -> None:
     result.cpu_seconds_per_million_rows = round(run.tree.cpu_between(start, end) / result.rows * 1e6, 3)
     result.memory_peak_bytes = max((s.memory for s in run.tree.samples), default=0)
     result.memory_anonymous_peak_bytes = max((s.anonymous for s in run.tree.samples), default=0)
+    result.memory_mean_bytes = run.tree.mean_memory(start, end)
 
 
 def to_batch(progress: dict[str, Any], config: RunConfig) -> Batch:

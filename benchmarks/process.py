@@ -99,6 +99,13 @@ class ProcessTree(processes.ProcessTree):
             before = sample
         return before.cpu
 
+    def mean_memory(self, start: float, end: float) -> int:
+        """Return the mean of the memory samples between two wall-clock times, in bytes; without any, of all samples."""
+        sampled = [sample for sample in self.samples if sample.memory]
+        between = [sample.memory for sample in sampled if start <= sample.time <= end]
+        values = between or [sample.memory for sample in sampled]
+        return round(sum(values) / len(values)) if values else 0
+
     def close(self, linger: float = 0.0) -> None:
         """Stop sampling, after waiting up to `linger` seconds for detached members to end."""
         super().close(linger)

@@ -112,6 +112,7 @@ class Result(msgspec.Struct, kw_only=True):
         cpu_seconds_per_million_rows: of all processes.
         memory_peak_bytes: proportional set size of all processes, mapped files included, sampled.
         memory_anonymous_peak_bytes: the same without what is backed by files.
+        memory_mean_bytes: the mean over the measured time; times seconds, what the memory costs.
         memory_group_peak_bytes: with `--memory-limit`: as the kernel counted it, page cache included.
         state_disk_bytes, state_store_bytes: working files on local disk; files in the checkpoint or store.
         puts: objects written to the store during the measured batches (new names seen).
@@ -143,6 +144,7 @@ class Result(msgspec.Struct, kw_only=True):
     cpu_seconds_per_million_rows: float | None = None
     memory_peak_bytes: int = 0
     memory_anonymous_peak_bytes: int = 0
+    memory_mean_bytes: int = 0
     memory_group_peak_bytes: int = 0
     memory_limit_bytes: int = 0
     state_disk_bytes: int = 0

@@ -75,14 +75,18 @@ class Arrivals:
             (self._source / name).unlink(missing_ok=True)
 
     @contextmanager
-    def clocked(self, files: list[Path], rate: float) -> Iterator[threading.Event]:
-        """Let files come one by one at a rate in events a second, on a thread; the event is set when all have come."""
+    def clocked(self, files: list[Path], seconds: float) -> Iterator[threading.Event]:
+        """Let files come one by one on a thread, `seconds` after each other.
+
+        Yields:
+            An event that is set when all files have come.
+        """
         over, stop = threading.Event(), threading.Event()
         start = time.monotonic()
 
         def run() -> None:
             for number, file in enumerate(files):
-                if stop.wait(max(0.0, start + (number + 1) * ARRIVING / rate - time.monotonic())):
+                if stop.wait(max(0.0, start + (number + 1) * seconds - time.monotonic())):
                     return
                 self.put(file)
             over.set()

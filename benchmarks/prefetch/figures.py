@@ -81,7 +81,8 @@ FIGURES: dict[str, Callable[[argparse.Namespace, Measure], Iterator[Measured]]] 
 }
 
 
-def _place(name: str, found: Measured) -> str:
+def place_of(name: str, found: Measured) -> str:
+    """Return the step of a figure that a run belongs to."""
     config = found.config
     return {
         "latencies": f"{config.query}, {config.latency_ms:g} ms",
@@ -121,11 +122,11 @@ def _over_time(axis: Axes, results: Sequence[Measured]) -> None:
 
 
 def _bars(axis: Axes, name: str, results: Sequence[Measured]) -> None:
-    places = list(dict.fromkeys(_place(name, one) for one in results))
+    places = list(dict.fromkeys(place_of(name, one) for one in results))
     variants = [one for one in VARIANTS if any(found.config.variant == one for found in results)]
     width = 0.8 / len(variants)
     for number, variant in enumerate(variants):
-        mine = {_place(name, one): one for one in results if one.config.variant == variant}
+        mine = {place_of(name, one): one for one in results if one.config.variant == variant}
         at = [place + (number - (len(variants) - 1) / 2) * width for place in range(len(places))]
 
         def height(place: str, of: Callable[[Measured], float], mine: dict[str, Measured] = mine) -> float:

@@ -201,7 +201,7 @@ def run(config: Config) -> Measured:
     started = time.time()
     print("arriving", flush=True)
     begin, used = 0.0, 0.0
-    with arrivals.clocked(files if config.rate else [], config.rate or 1):
+    with arrivals.clocked(files if config.rate else [], ARRIVING / (config.rate or 1)):
         while (now := time.time()) < started + config.warmup + config.seconds:
             time.sleep(0.2)
             if not begin and now >= started + config.warmup:

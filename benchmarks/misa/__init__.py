@@ -1,0 +1,1 @@
+"""MiSA's workloads, Linear Road and Cluster Monitoring: `python -m benchmarks.misa`."""

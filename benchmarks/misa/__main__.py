@@ -1,0 +1,165 @@
+"""The command line: `python -m benchmarks.misa --query LR2,LR4,CM1,CM2 --engines … --rates 1500,2500`.
+
+MiSA's workloads through Spark and Millpond, at each rate and trigger: LR2 and LR4 of Linear Road, CM1 and CM2 of
+Cluster Monitoring. Records come in files by the clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import signal
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.cli import count, setting
+from benchmarks.misa.measure import measure
+from benchmarks.misa.queries import QUERIES
+from benchmarks.misa.result import Batch, Result, write
+from benchmarks.misa.settings import ENGINES, EVENTS, Settings
+
+_PAPER = ["LR2", "LR4", "CM1", "CM2"]
+_ENGINES = ["spark-shipped", "spark-best", "millpond"]
+
+
+def chosen(names: Sequence[str]) -> Callable[[str], list[str]]:
+    """Return a parser of some of these names, separated by commas."""
+
+    def parse(text: str) -> list[str]:
+        asked = [name.strip() for name in text.split(",")]
+        if unknown := [name for name in asked if name not in names]:
+            raise argparse.ArgumentTypeError(f"there is no '{', '.join(unknown)}'; there are {', '.join(names)}")
+        return asked
+
+    return parse
+
+
+def rates(text: str) -> list[int]:
+    """Records a second, separated by commas; 0 for as many as an engine takes."""
+    return [0 if one.strip() == "0" else count(one) for one in text.split(",")]
+
+
+def seconds(text: str) -> list[float]:
+    """Positive numbers of seconds, separated by commas."""
+    found = [float(one) for one in text.split(",")]
+    if min(found) <= 0:
+        raise argparse.ArgumentTypeError(f"'{text}': a trigger takes more than no time")
+    return found
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments, with their defaults."""
+    p = argparse.ArgumentParser(prog="python -m benchmarks.misa", description=(__doc__ or "").split("\n\n")[1])
+    add = p.add_argument
+    add("--query", type=chosen(list(QUERIES)), default=_PAPER, metavar="A,B", help=", ".join(QUERIES))
+    add("--engines", type=chosen(ENGINES), default=_ENGINES, metavar="A,B", help=", ".join(ENGINES))
+    add("--rates", type=rates, default=[1500], metavar="N,N", help="records a second; 0: as many as an engine takes")
+    add("--trigger", type=seconds, default=[3.0], metavar="S,S", help="seconds between batches, or the deadline")
+    add("--batches", type=count, default=100, help="to measure")
+    add("--warmup", type=int, default=5, metavar="N", help="first batches to leave out")
+    add("--rows-per-batch", type=count, default=450_000, metavar="N", help="where an engine gets as many as it takes")
+    add("--seed", type=int, default=1)
+    add("--cores", type=count, default=2)
+    add("--driver-memory", default="4g")
+    add("--slot-memory", default="1g", help="of each of Millpond's slots")
+    add("--set", type=setting, action="append", default=[], metavar="KEY=VALUE", help="of Spark or Millpond")
+    add("--events", type=Path, default=EVENTS, help="where streams of records are kept")
+    add("--json", type=Path, default=None, metavar="FILE", help="write all figures there, run by run")
+    return p
+
+
+def runs(options: argparse.Namespace) -> Iterator[Settings]:
+    """The runs that are asked for; engines one after another at the same rate."""
+    for query, rate, trigger, engine in itertools.product(
+        options.query, options.rates, options.trigger, options.engines
+    ):
+        yield Settings(
+            query=query,
+            engine=engine,
+            rate=rate,
+            trigger=trigger,
+            batches=options.batches,
+            warmup=options.warmup,
+            seed=options.seed,
+            rows_per_batch=options.rows_per_batch,
+            cores=options.cores,
+            driver_memory=options.driver_memory,
+            slot_memory=options.slot_memory,
+            settings=dict(options.set),
+            events=str(options.events),
+        )
+
+
+def line(result: Result) -> dict[str, str]:
+    """A run's figures by the names of the table's columns; times in ms, medians where nothing else is said."""
+    settings = result.settings
+    shown = {
+        "query": settings.query,
+        "engine": settings.engine,
+        "rate": f"{settings.rate:,}" if settings.rate else "all",
+        "trigger": f"{settings.trigger:g} s" if settings.rate or settings.engine == "spark-deadline" else "–",
+    }
+    if result.batch_ms is None:
+        reason = result.refused or (result.error or "").splitlines()[0]
+        return {**shown, "batches": f"{'refused' if result.refused else 'failed'}: {reason}"}
+    spread, rows = result.batch_ms, result.row_ms
+    return {
+        **shown,
+        "batches": str(len(result.batches)),
+        "p50": f"{spread.p50:,.0f}",
+        "p99": f"{spread.p99:,.0f}",
+        "max": f"{spread.max:,.0f}",
+        "slope": f"{result.slope_ms:+.2f}",
+        "row p99": f"{rows.p99:,.0f}" if rows else "–",
+        "rows/s": f"{result.rows_per_second:,.0f}" + (" (behind)" if result.kept_up is False else ""),
+        "KB/s": f"{result.kilobytes_per_second:,.0f}",
+        "logs": _median(result.batches, lambda batch: batch.log_ms),
+        "commit": _median(result.batches, lambda batch: batch.commit_ms),
+        "durable": _median(result.batches, lambda batch: batch.durable_ms),
+        "reads": _median(result.batches, lambda batch: batch.read_ms),
+        "cores": f"{result.cores:.2f}",
+        "memory": f"{result.memory_peak_bytes / 2**20:,.0f} MB",
+    }
+
+
+def _median(batches: Sequence[Batch], of: Callable[[Batch], float | None]) -> str:
+    values = [value for value in map(of, batches) if value is not None]
+    return f"{statistics.median(values):,.0f}" if values else "–"
+
+
+def table(results: Sequence[Result]) -> Table:
+    """All runs as a table."""
+    lines = [line(result) for result in results]
+    drawn = Table()
+    columns = list(dict.fromkeys(name for one in lines for name in one))
+    for name in columns:
+        drawn.add_column(name, justify="left" if name in ("query", "engine") else "right")
+    for one in lines:
+        drawn.add_row(*(one.get(name, "") for name in columns))
+    return drawn
+
+
+def main(arguments: Sequence[str] | None = None, run: Callable[[Settings], Result] = measure) -> int:
+    """Measure run by run, and print the table. 1 if a run failed."""
+    options = parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception ends what this process has started
+    results: list[Result] = []
+    for settings in runs(options):
+        results.append(run(settings))
+        print(", ".join(f"{name} {value}" for name, value in line(results[-1]).items()), file=sys.stderr, flush=True)
+        if options.json is not None:
+            write(options.json, results)
+    Console(width=220).print(table(results))
+    for result in results:
+        if result.error is not None:
+            print(result.error, file=sys.stderr)
+    return int(any(result.error is not None for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

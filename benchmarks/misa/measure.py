@@ -1,0 +1,75 @@
+"""Measures one run from outside its process."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.misa.arrivals import files
+from benchmarks.misa.result import Batch, Observed, Result, summarize
+from benchmarks.misa.settings import Settings
+from benchmarks.process import ProcessTree
+from benchmarks.result import Machine
+
+_LOG_LINES = 25
+_ENDING = 60.0
+"""Seconds for which slots may finish their commits after a run."""
+
+
+def measure(settings: Settings) -> Result:
+    """Run a query on an engine, in a process tree of its own, and measure it.
+
+    Returns:
+        The figures; or why there are none (`refused`, `error`).
+    """
+    files(Path(settings.events), settings.query, settings.event_rate, settings.seconds, settings.seed)
+    result = Result(settings=settings, machine=Machine.here())
+    with tempfile.TemporaryDirectory(prefix="misa-", ignore_cleanup_errors=True) as folder:
+        work = Path(folder)
+        (work / "settings.json").write_bytes(msgspec.json.encode(settings))
+        own = [str(work / "settings.json"), str(work / "observed.json")]
+        command = [sys.executable, "-m", "benchmarks.misa.run", *own]
+        tree = ProcessTree(command, log=work / "log", env={**os.environ, "TMPDIR": folder})
+        try:
+            while tree.running():
+                time.sleep(0.2)
+            tree.close(linger=_ENDING)
+        finally:
+            tree.kill()
+        if tree.process.returncode:
+            lines = (work / "log").read_text(errors="replace").splitlines()[-_LOG_LINES:]
+            result.error = "\n".join([f"the engine's process ended with status {tree.process.returncode}", *lines])
+            return result
+        observed = msgspec.json.decode((work / "observed.json").read_bytes(), type=Observed)
+    fill(result, observed, tree)
+    return result
+
+
+def fill(result: Result, observed: Observed, tree: ProcessTree) -> None:
+    """Fill a result from what the engine's process reports and what its process tree used."""
+    result.version, result.refused = observed.version, observed.refused
+    if observed.refused is not None:
+        return
+    measured = observed.batches[result.settings.warmup :]
+    if not measured:
+        result.error = (
+            f"only {len(observed.batches)} batches ended, and {result.settings.warmup} are left out;"
+            " choose a lower rate, or fewer batches to leave out"
+        )
+        return
+    start, end = measured[0].start, measured[-1].end
+    peak = max((sample.memory for sample in tree.samples if start <= sample.time <= end), default=0)
+    batches = [_used(batch, tree) for batch in measured]
+    summarize(result, batches, observed.arrived, tree.cpu_between(start, end), peak)
+
+
+def _used(batch: Batch, tree: ProcessTree) -> Batch:
+    """Add the CPU and memory that the process tree used."""
+    memory = [sample.memory for sample in tree.samples if sample.memory and sample.time <= batch.end]
+    cpu = round(tree.cpu_between(batch.start, batch.end), 3)
+    return msgspec.structs.replace(batch, cpu_seconds=cpu, memory_bytes=memory[-1] if memory else 0)

@@ -1,0 +1,135 @@
+"""Measurements of a run, written as JSON and read again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from benchmarks.misa.settings import Settings
+from benchmarks.misa.streams.records import RECORD_BYTES
+from benchmarks.result import Machine, Spread
+
+_KEPT_UP = 0.97
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """One batch that had rows.
+
+    Attributes:
+        start: seconds since the epoch. ms: its execution time.
+        rows: records that it read. row_ms, row_max_ms: how late they were when it ended, on average and at most,
+            from when their file came; None where the engine got as many as it takes.
+        log_ms: Spark's offset log and commit log.
+        commit_ms: wait for state to be committed. Spark: its own, per task that runs at a time; Millpond: that of the
+            batch before, in sync mode its own, too.
+        durable_ms: from sealed to durable state of Millpond's last commit, which a batch need not wait for; None
+            unless state is on an object store.
+        read_ms: reads of state, per task that runs at a time; None if the engine does not report it.
+        cpu_seconds: of all processes, while it ran. memory_bytes: theirs at the last sample before its end.
+    """
+
+    number: int
+    start: float
+    ms: float
+    rows: int
+    row_ms: float | None = None
+    row_max_ms: float | None = None
+    log_ms: float = 0.0
+    commit_ms: float | None = None
+    durable_ms: float | None = None
+    read_ms: float | None = None
+    cpu_seconds: float = 0.0
+    memory_bytes: int = 0
+
+    @property
+    def end(self) -> float:
+        """Seconds since the epoch."""
+        return self.start + self.ms / 1000
+
+
+class Observed(msgspec.Struct, kw_only=True):
+    """Report of an engine's process.
+
+    Attributes:
+        version: Spark's. batches: all of them. refused: why the engine does not run the query, in its own words.
+        arrived: records a second that came; 0 where all were there.
+    """
+
+    version: str = ""
+    batches: list[Batch] = []
+    arrived: float = 0.0
+    refused: str | None = None
+
+
+class Result(msgspec.Struct, kw_only=True):
+    """Figures of the measured batches.
+
+    Attributes:
+        batches: those that were measured. batch_ms: their execution times. row_ms: latencies of batches' latest rows.
+        slope_ms: change of the execution time from batch to batch, by a line through all of them.
+        rows_per_second: rows ÷ wall time from the first batch's start to the last one's end.
+        batch_rows_per_second: rows ÷ execution time, averaged over batches, as in the paper (MiSA, figure 13).
+        kept_up: whether rows were taken as fast as they came; None if all were there.
+        cores: CPU seconds ÷ wall time. memory_peak_bytes: proportional set size of all processes.
+        refused: why the engine does not run this query, in its own words. error: why there are no figures.
+    """
+
+    settings: Settings
+    machine: Machine
+    version: str = ""
+    batches: list[Batch] = []
+    batch_ms: Spread | None = None
+    row_ms: Spread | None = None
+    slope_ms: float = 0.0
+    rows_per_second: float = 0.0
+    batch_rows_per_second: float = 0.0
+    kept_up: bool | None = None
+    cores: float = 0.0
+    memory_peak_bytes: int = 0
+    refused: str | None = None
+    error: str | None = None
+
+    @property
+    def kilobytes_per_second(self) -> float:
+        """Throughput in the paper's unit."""
+        return self.batch_rows_per_second * RECORD_BYTES / 1000
+
+
+def summarize(result: Result, batches: Sequence[Batch], arrived: float, cpu_seconds: float, memory_peak: int) -> None:
+    """Compute a result's figures.
+
+    Args:
+        batches: one at least. arrived: records a second that came, or 0.
+        cpu_seconds: of all processes, from the first batch's start to the last one's end.
+    """
+    wall = batches[-1].end - batches[0].start
+    ms, rows = (np.array([getattr(batch, name) for batch in batches], float) for name in ("ms", "rows"))
+    result.batches = list(batches)
+    result.batch_ms = Spread.of(ms.tolist())
+    result.row_ms = Spread.of([batch.row_max_ms for batch in batches if batch.row_max_ms is not None])
+    if len(batches) > 1:
+        result.slope_ms = round(float(np.polyfit(np.arange(len(ms)), ms, 1)[0]), 3)
+    result.rows_per_second = round(float(rows.sum()) / wall, 1)
+    result.batch_rows_per_second = round(float((rows / ms).mean() * 1000), 1)
+    result.kept_up = result.rows_per_second >= _KEPT_UP * arrived if arrived else None
+    result.cores = round(cpu_seconds / wall, 2)
+    result.memory_peak_bytes = memory_peak
+
+
+def cdf(batches: Sequence[Batch]) -> list[tuple[float, float]]:
+    """Return execution times in ms, each with the share of batches that took no longer (MiSA, figures 11 and 12)."""
+    return [(ms, (place + 1) / len(batches)) for place, ms in enumerate(sorted(batch.ms for batch in batches))]
+
+
+def write(path: Path, results: Sequence[Result]) -> None:
+    """Write results as a JSON array."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(list(results)), indent=2) + b"\n")
+
+
+def read(path: Path) -> list[Result]:
+    """Read what `write` wrote."""
+    return msgspec.json.decode(path.read_bytes(), type=list[Result])

@@ -1,0 +1,1 @@
+"""Streams of records: SegSpeedStr of Linear Road, TaskEvents of Cluster Monitoring."""

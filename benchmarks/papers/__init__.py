@@ -1,0 +1,1 @@
+"""The headlines of the papers, measured again: `python -m benchmarks papers`."""

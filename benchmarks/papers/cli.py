@@ -1,0 +1,85 @@
+"""The command line: `python -m benchmarks papers [--only PAPER] [--row NAME] [--quick] [--report]`."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.papers.html import html
+from benchmarks.papers.page import page
+from benchmarks.papers.rows import ROWS
+from benchmarks.papers.rows.row import PAPERS
+from benchmarks.papers.run import QUICK_SECONDS, run
+from benchmarks.papers.saved import RECORD, ROOT, Results, Saved
+
+PAGE = ROOT / "docs" / "papers.md"
+REPORT = ROOT / "build" / "papers.html"
+QUICK = Path("build") / "papers-quick"
+"""Where quick runs go: the results of record are of whole runs."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments, with their defaults."""
+    p = argparse.ArgumentParser(
+        prog="python -m benchmarks papers",
+        description="Measure each headline of the papers again, row after row, and write a page and an HTML report.",
+    )
+    add = p.add_argument
+    add("--only", choices=PAPERS, action="append", help="the rows of this paper; may be given again")
+    add("--row", choices=ROWS, action="append", metavar="NAME", help=f"this row: {', '.join(ROWS)}")
+    add(
+        "--quick",
+        action="store_true",
+        help=f"smaller state, fewer batches, at most {QUICK_SECONDS / 60:.0f} minutes; default of --out: {QUICK}",
+    )
+    add("--again", action="store_true", help="measure what is saved of this commit and these settings, too")
+    add("--report", action="store_true", help="measure nothing: write page and report from what is saved")
+    add(
+        "--out",
+        type=Path,
+        default=None,
+        metavar="DIR",
+        help="for results/, papers.md and papers.html; default: the results of record, docs/ and build/",
+    )
+    return p
+
+
+def saved_rows(folder: Path) -> Mapping[str, Saved]:
+    """Return the saved results in a folder by the row's name."""
+    results = Results(folder)
+    found = {name: results.get(row) for name, row in ROWS.items()}
+    return {name: saved for name, saved in found.items() if saved is not None}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, then write page and report. 1 if a row failed."""
+    p = parser()
+    options = p.parse_args(argv)
+    folder, page_path, report_path = RECORD, PAGE, REPORT
+    if (out := options.out or (QUICK if options.quick else None)) is not None:
+        folder, page_path, report_path = (out / name for name in ("results", "papers.md", "papers.html"))
+    rows = [
+        row
+        for row in ROWS.values()
+        if (not options.only or row.paper in options.only) and (not options.row or row.name in options.row)
+    ]
+    failed = False
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an exception, which ends what was started
+    try:
+        if not options.report:
+            found = run(rows, Results(folder), quick=options.quick, again=options.again, say=_say)
+            failed = any(saved.error is not None for saved in found)
+    finally:
+        every, saved = list(ROWS.values()), saved_rows(folder)
+        for path, text in ((page_path, page(every, saved)), (report_path, html(every, saved))):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            _say(f"wrote {path}")
+    return 1 if failed else 0
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,147 @@
+"""The page `docs/papers.md`, made from saved results alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from benchmarks.papers.outcome import Outcome, outcomes
+from benchmarks.papers.rows.row import PAPERS, Row
+from benchmarks.papers.saved import Saved
+
+COLUMNS = (
+    "where",
+    "what they measured",
+    "their figure",
+    "peer here",
+    "Millpond here",
+    "ratio",
+    "pass or miss",
+    "command",
+)
+NOTES = {
+    "flink": "The paper's baseline is Flink 1.20 with RocksDB on a cluster. Here it is Spark with RocksDB, and Flink"
+    " where it is installed (`make engines`). All processes share one machine, the S3 server with them.",
+    "prefetch": "Without hints a batch reads the keys that it misses side by side. So LRU and Clock here are the"
+    " paper's asynchronous I/O over these caches; no run reads one key at a time. The lookups of Q13 and YSB have"
+    " `pipelines` beside them, a client written by hand that asks for 500 keys at once.",
+    "flowkv": "The paper's baseline is Flink with RocksDB. Here it is Spark with RocksDB at its best settings, and"
+    " Flink where it is installed.",
+    "apsys": "The paper's baseline is Flink with RocksDB. Here it is Spark with RocksDB, and Flink where it is"
+    " installed.",
+    "misa": "The paper's baseline is Spark with RocksDB as it is shipped, and so it is here. Beside it"
+    " stand Spark at its best settings, with asynchronous progress tracking, and with batches cut to a deadline.",
+}
+"""How each paper's baseline and the peers here differ."""
+
+
+def command_of(row: Row, *, quick: bool) -> str:
+    """Return the command that measures a row alone."""
+    return f"python -m benchmarks papers --row {row.name}{' --quick' if quick else ''}"
+
+
+def page(rows: Sequence[Row], saved: Mapping[str, Saved]) -> str:
+    """Return the whole page.
+
+    Args:
+        rows: all rows.
+        saved: results by the row's name.
+    """
+    return "\n".join(_lines(rows, saved)) + "\n"
+
+
+def _lines(rows: Sequence[Row], saved: Mapping[str, Saved]) -> Iterator[str]:
+    yield "# The papers, measured again"
+    yield ""
+    yield "Each headline of the papers that Millpond builds on ([references](references.md)): the paper's figure, the"
+    yield "peer's here, and Millpond's here, whether the claim is reached or not. Made by `python -m benchmarks papers`"
+    yield "from the results in `benchmarks/papers/results/`; a test compares them."
+    yield ""
+    yield "A ratio above 1 says by how many times Millpond is better than the best peer, as a geometric mean where a"
+    yield "headline has several queries or sizes. The command in the last column measures that row alone; with"
+    yield "`--quick` it takes less state and fewer batches. Compare ratios, not rates, because the machines differ."
+    yield ""
+    yield summary(rows, saved)
+    for paper, name in PAPERS.items():
+        yield from _paper(name, paper, [row for row in rows if row.paper == paper], saved)
+    yield from _origins([saved[row.name] for row in rows if row.name in saved])
+
+
+def summary(rows: Sequence[Row], saved: Mapping[str, Saved]) -> str:
+    """Return in a sentence or two how many headlines are reached, and whether results are of a quick run."""
+    found = [outcome for row in rows for outcome in outcomes(row, saved.get(row.name))]
+    reached, missed = (sum(outcome.passed is verdict for outcome in found) for verdict in (True, False))
+    text = f"Of {len(found)} headlines, {reached} are reached, {missed} are missed, and"
+    text += f" {len(found) - reached - missed} are not measured."
+    quick = [row.name for row in rows if row.name in saved and saved[row.name].quick]
+    return f"{text} **Quick runs, with smaller state and fewer batches: {', '.join(quick)}.**" if quick else text
+
+
+def _paper(name: str, paper: str, rows: Sequence[Row], saved: Mapping[str, Saved]) -> Iterator[str]:
+    if not rows:
+        return
+    yield ""
+    yield f"## {name}"
+    yield ""
+    yield NOTES[paper]
+    yield ""
+    yield _row(COLUMNS)
+    yield "|" + "---|" * len(COLUMNS)
+    for row in rows:
+        for cells in cells_of(row, saved.get(row.name)):
+            yield _row([*cells[:-1], f"`{cells[-1]}`"])
+
+
+def cells_of(row: Row, saved: Saved | None) -> Iterator[tuple[str, ...]]:
+    """The cells of a row's headlines, in the order of `COLUMNS`."""
+    for headline, found in zip(row.headlines, outcomes(row, saved), strict=True):
+        yield (
+            headline.where,
+            headline.measured,
+            headline.theirs,
+            found.peers,
+            found.ours,
+            found.ratio,
+            _marked(found, saved),
+            command_of(row, quick=saved is not None and saved.quick),
+        )
+
+
+def _marked(found: Outcome, saved: Saved | None) -> str:
+    return (
+        f"{found.verdict} (quick)" if saved is not None and saved.quick and found.passed is not None else found.verdict
+    )
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+def _origins(all_: Sequence[Saved]) -> Iterator[str]:
+    """Where and of what each row was measured."""
+    if not all_:
+        return
+    yield ""
+    yield "## Measured with"
+    yield ""
+    yield _row(("row", "commit", "day", "run", "seed", "seconds", "machine", "versions"))
+    yield "|" + "---|" * 8
+    for saved in all_:
+        yield _row(origin(saved))
+    yield ""
+    yield "The settings of a row are in its file in `benchmarks/papers/results/`, and in the HTML report."
+
+
+def origin(saved: Saved) -> tuple[str, ...]:
+    """The cells that say how a row was measured."""
+    machine, versions = saved.machine, dict(saved.versions)
+    engines = dict.fromkeys(f"{one.engine} {one.version}" for one in saved.figures if one.version)
+    return (
+        f"`{saved.row}`",
+        saved.commit,
+        saved.day,
+        "quick" if saved.quick else "whole",
+        ", ".join(str(seed) for seed in dict.fromkeys(figures.seed for figures in saved.figures)),
+        f"{saved.seconds:,.0f}",
+        f"{machine.cpu}, {machine.cores} cores, {machine.memory_bytes / 1e9:.0f} GB",
+        ", ".join([f"Python {machine.python}", *(f"{name} {text}" for name, text in versions.items()), *engines]),
+    )

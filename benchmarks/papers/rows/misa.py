@@ -1,0 +1,170 @@
+"""The rows of MiSA: batch times, throughput, slope, trigger and usage of Linear Road and Cluster Monitoring."""
+
+from benchmarks.papers.rows.row import Command, Headline, Row
+
+HIGHEST = "highest rate kept up with"
+"""The place of the highest rate that Spark as shipped keeps up with."""
+_MODULE = "benchmarks.misa"
+_SHIPPED = ("spark-shipped",)
+_OTHERS = ("spark-best", "spark-async", "spark-deadline", "millpond-sync")
+_PAPER_RATE, _ALL = "1,500/s", "all"
+
+
+def _query(query: str, p99: float, p99_theirs: str, throughput: float) -> Row:
+    return Row(
+        name=f"misa-{query.lower()}",
+        paper="misa",
+        title=f"{query}: batch times by records a second, and as many as an engine takes",
+        commands=(
+            Command(
+                module=_MODULE,
+                arguments=f"--query {query} --rates 1500,2500,15000 --trigger 3 --batches 100",
+                quick="--rates 1500 --trigger 1 --batches 8 --warmup 3 --engines spark-shipped,millpond",
+                engines=(*_SHIPPED, *_OTHERS, "millpond"),
+            ),
+            Command(
+                module=_MODULE,
+                arguments=f"--query {query} --rates 0 --batches 20 --warmup 5",
+                engines=(*_SHIPPED, "spark-best", "millpond"),
+                place=_ALL,
+            ),
+        ),
+        headlines=(
+            Headline(
+                where="MiSA §5.3, Fig. 11, 12",
+                measured=f"{query}: p99 of batch times, at the highest rate that Spark as shipped keeps up with",
+                theirs=p99_theirs,
+                metric="batch_p99_ms",
+                peers=_SHIPPED,
+                beside=_OTHERS,
+                place=HIGHEST,
+                ratio=p99,
+            ),
+            Headline(
+                where="MiSA §5.3, Fig. 13",
+                measured=f"{query}: average throughput; here as many records as an engine takes",
+                theirs=f"{throughput:g} ×",
+                metric="rows_per_second",
+                peers=_SHIPPED,
+                beside=("spark-best",),
+                place=_ALL,
+                ratio=throughput,
+            ),
+        ),
+    )
+
+
+_SLOPE = Row(
+    name="misa-slope",
+    paper="misa",
+    title="Batch times over a thousand batches, 1,500 records a second",
+    commands=(
+        Command(
+            module=_MODULE,
+            arguments="--query LR2,LR4,CM1,CM2 --rates 1500 --trigger 1 --batches 1000",
+            engines=(*_SHIPPED, "millpond"),
+        ),
+    ),
+    headlines=tuple(
+        Headline(
+            where="MiSA §5.2, Fig. 9, 10",
+            measured=f"{query}: growth of batch times over the run, by a line through all of them",
+            theirs="stable, where Spark's rise",
+            metric="growth",
+            beside=_SHIPPED,
+            place=f"{query}, 1,500/s",
+            most=10.0,
+            missed=missed,
+        )
+        for query, missed in (
+            ("LR2", "The reason is not known yet."),
+            ("LR4", "The reason is not known yet."),
+            ("CM1", "In complete mode every batch gives all windows so far, on both engines."),
+            ("CM2", "The reason is not known yet."),
+        )
+    ),
+)
+
+_TRIGGERS = Row(
+    name="misa-triggers",
+    paper="misa",
+    title="Latency and throughput by trigger, 1,500 records a second",
+    commands=tuple(
+        Command(
+            module=_MODULE,
+            arguments=f"--query LR2,LR4 --rates 1500 --trigger {trigger} --batches 100",
+            engines=(*_SHIPPED, "spark-deadline", "millpond"),
+            place=f"{trigger} s",
+        )
+        for trigger in (3, 4, 5)
+    ),
+    headlines=tuple(
+        Headline(
+            where="MiSA §5.4, Fig. 14",
+            measured=f"LR2, LR4 with triggers of 3, 4 and 5 s: {what}",
+            theirs=f"the {best} at each trigger",
+            metric=metric,
+            peers=(*_SHIPPED, "spark-deadline"),
+            ratio=1.0,
+        )
+        for metric, what, best in (
+            ("batch_mean_ms", "average batch time", "lowest"),
+            ("batch_rows_per_second", "rows by batch time", "highest"),
+        )
+    ),
+)
+
+_USAGE = Row(
+    name="misa-usage",
+    paper="misa",
+    title="LR2 at 1,500 records a second: commits, CPU and memory",
+    commands=(
+        Command(
+            module=_MODULE,
+            arguments="--query LR2 --rates 1500 --trigger 3 --batches 100",
+            quick="--trigger 1 --batches 8 --warmup 3",
+            engines=(*_SHIPPED, "millpond"),
+        ),
+    ),
+    headlines=(
+        Headline(
+            where="MiSA §5.5, Fig. 15",
+            measured="LR2: time of stream checkpoints, p99; Millpond reports no time of reads of state (Fig. 15b)",
+            theirs="constant, where Spark's rises",
+            metric="commit_p99_ms",
+            peers=_SHIPPED,
+            place=_PAPER_RATE,
+            ratio=1.0,
+        ),
+        Headline(
+            where="MiSA §5.6, Table 4",
+            measured="LR2: CPU; here cores in use",
+            theirs="1.11 to 1.42 × the baseline's",
+            metric="cores",
+            peers=_SHIPPED,
+            place=_PAPER_RATE,
+            ratio=0.7,
+            missed="Python workers and slots run beside the JVM.",
+        ),
+        Headline(
+            where="MiSA §5.6, Table 4",
+            measured="LR2: memory of all processes",
+            theirs="2.5 to 3.5 × less",
+            metric="memory_mb",
+            peers=_SHIPPED,
+            place=_PAPER_RATE,
+            ratio=2.5,
+            missed="Python workers and slots run beside a JVM whose heap is the same for both engines.",
+        ),
+    ),
+)
+
+ROWS = (
+    _query("LR2", 2.6, "2.6 × (9,729 against 3,694 ms)", 1.5),
+    _query("LR4", 4.9, "4.9 ×", 4.9),
+    _query("CM1", 13.4, "13.4 × (5,908 against 439 ms)", 10.4),
+    _query("CM2", 5.0, "5 ×", 5.1),
+    _SLOPE,
+    _TRIGGERS,
+    _USAGE,
+)

@@ -1,0 +1,215 @@
+"""The rows of Keyed Prefetching: latencies of rows by query, by skew, memory, threshold and change, and throughput."""
+
+from benchmarks.papers.rows.row import Command, Headline, Row
+
+_MODULE = "benchmarks.prefetch"
+_KEYED, _POLICIES = "prefetching", ("lru", "clock")
+_BOTH = "LRU, Clock and asynchronous I/O"
+_READ = "A batch reads the keys that it misses side by side, so that hints have a few milliseconds to save."
+_CORES = {
+    "q18": ("68.4 % against 42.2 %", 1.62),
+    "q19": ("69.8 % against 46.3 %", 1.51),
+    "q20": ("61.7 % against 29.3 %", 2.11),
+}
+_HINTS = {"q18": 1.8, "q19": 2.4, "q20": 2.7}
+_QUICK = "--loaded 500k --rate 6000 --seconds 6 --warmup 4 --variants prefetching,lru"
+_PERCENTILES = (("row_p50_ms", "p50"), ("row_p99_ms", "p99"), ("row_p999_ms", "p99.9"))
+
+
+def _latencies(what: str, ours: str, peers: tuple[str, ...], beside: tuple[str, ...]) -> tuple[Headline, ...]:
+    """A headline for each percentile of row latency."""
+    return tuple(
+        Headline(
+            where="Keyed Prefetching §VI-A, Fig. 6",
+            measured=f"{what}: {name} of row latency",
+            theirs="the same as asynchronous I/O, or lower" if name == "p50" else f"lower than {_BOTH}",
+            metric=metric,
+            ours=ours,
+            peers=peers,
+            beside=beside,
+            ratio=0.97 if name == "p50" else 1.0,
+            missed=_READ,
+        )
+        for metric, name in _PERCENTILES
+    )
+
+
+def _query(query: str, rate: str) -> Row:
+    used, ratio = _CORES[query]
+    return Row(
+        name=f"prefetch-{query}",
+        paper="prefetch",
+        title=f"{query}: row latency, a batch a second, 1.5 ms a request",
+        commands=(
+            Command(
+                module=_MODULE,
+                arguments=f"latencies --query {query} --rate {rate} --latency 1.5 --seconds 40",
+                quick=_QUICK,
+            ),
+        ),
+        headlines=(
+            *_latencies(query.upper(), _KEYED, _POLICIES, ("memory",)),
+            Headline(
+                where="Keyed Prefetching §VI-C, Table I",
+                measured=f"{query.upper()}: time that threads are busy or wait; here cores in use",
+                theirs=f"{used} ({ratio:g} ×)",
+                metric="cores",
+                ours=_KEYED,
+                peers=_POLICIES,
+                ratio=ratio,
+                missed="Flink's metric counts a thread that waits for a read as busy; a core that waits is not in use.",
+            ),
+            Headline(
+                where="Keyed Prefetching §VI-C, Table II",
+                measured=f"{query.upper()}: network traffic of hints",
+                theirs=f"{_HINTS[query]:g} %",
+                metric="hint_share",
+                ours=_KEYED,
+                most=_HINTS[query],
+            ),
+        ),
+    )
+
+
+def _lookup(name: str, query: str, rate: str) -> Row:
+    """A row of four runs: all keys in the cache; a tenth of them, with hints and without; pipelines by hand."""
+    whole = f"--query {query} --rate {rate} --ads 1000000 --delay-ms 1 --seconds 60 --warmup 10"
+    quick = "--rate 20000 --ads 100000 --seconds 20 --warmup 3"
+    variants = (
+        ("memory", "millpond", "--cache 2000000 --ttl -1 --hints off", None),
+        (_KEYED, "millpond", "--cache 100000 --hints on", f"{quick} --cache 10000"),
+        ("lru", "millpond", "--cache 100000 --hints off", f"{quick} --cache 10000"),
+        ("pipelines", "pipelines", "", quick),
+    )
+    return Row(
+        name=f"prefetch-{name}",
+        paper="prefetch",
+        title=f"{name}: rows looked up in Redis behind 1 ms, row latency",
+        commands=tuple(
+            Command(
+                module="benchmarks.enrichment",
+                arguments=f"{whole} {more}".strip(),
+                quick=smaller,
+                engines=(engine,),
+                engine=variant,
+                place=name,
+            )
+            for variant, engine, more, smaller in variants
+        ),
+        headlines=_latencies(name.upper(), _KEYED, ("lru", "pipelines"), ("memory",)),
+    )
+
+
+def _figure(figure: str, title: str, headline: Headline, *more: Command, lines: bool = False, options: str = "") -> Row:
+    """A row that no quick run has: one figure of `benchmarks.prefetch`."""
+    command = Command(module=_MODULE, arguments=f"{figure} {options or '--query q18'}")
+    return Row(
+        name=f"prefetch-{figure}",
+        paper="prefetch",
+        title=title,
+        commands=(command, *more),
+        headlines=(headline,),
+        lines=lines,
+    )
+
+
+_BASELINES = Command(module=_MODULE, arguments="latencies --query q18 --variants lru,clock", place="any")
+
+ROWS = (
+    _lookup("q13", "q13", "200000"),
+    _query("q18", "30k"),
+    _query("q19", "8000"),
+    _query("q20", "20k"),
+    _lookup("ysb", "ysb", "180000"),
+    Row(
+        name="prefetch-regime",
+        paper="prefetch",
+        title="q18: row latency, five batches a second, 23 ms a request",
+        commands=(
+            Command(
+                module=_MODULE,
+                arguments="latencies --query q18 --rate 10k --interval 0.2 --latency 23 --seconds 40",
+            ),
+        ),
+        headlines=_latencies("Q18 in small batches, 23 ms a request", _KEYED, _POLICIES, ("memory",)),
+    ),
+    _figure(
+        "skews",
+        "q18: p99.9 of row latency by the share of bids for the hot auction",
+        Headline(
+            where="Keyed Prefetching §VI-B, Fig. 7",
+            measured="Q13 with more and less skew, here Q18: p99.9 of row latency",
+            theirs=f"lower than {_BOTH} at each skew",
+            metric="row_p999_ms",
+            ours=_KEYED,
+            peers=_POLICIES,
+            beside=("memory",),
+            ratio=1.0,
+            missed=_READ,
+        ),
+        lines=True,
+    ),
+    _figure(
+        "caches",
+        "q18: p99.9 of row latency by memory",
+        Headline(
+            where="Keyed Prefetching §VI-B, Fig. 8",
+            measured="Q13 and Q20 by size of the cache, here Q18: p99.9 of row latency",
+            theirs=f"lower than {_BOTH} at each size",
+            metric="row_p999_ms",
+            ours=_KEYED,
+            peers=_POLICIES,
+            ratio=1.0,
+            missed=_READ,
+        ),
+        lines=True,
+    ),
+    _figure(
+        "thresholds",
+        "q18: p99.9 of row latency by the count from which a key has no hints",
+        Headline(
+            where="Keyed Prefetching §VI-C, Fig. 9",
+            measured="Q13 by the threshold of hot keys, here Q18: p99.9 of row latency at the default of 8",
+            theirs=f"lower than {_BOTH} at each threshold",
+            metric="row_p999_ms",
+            ours=_KEYED,
+            peers=_POLICIES,
+            place="8",
+            peer_place="any",
+            ratio=1.0,
+            missed=_READ,
+        ),
+        _BASELINES,
+        lines=True,
+    ),
+    _figure(
+        "changes",
+        "q18: batches where in mid-run many more auctions are bid on",
+        Headline(
+            where="Keyed Prefetching §VI-C, Fig. 10",
+            measured="keys change in mid-run; here p99 of batch times",
+            theirs="misses stay few",
+            metric="batch_p99_ms",
+            ours=_KEYED,
+            peers=_POLICIES,
+            ratio=1.0,
+            missed=_READ,
+        ),
+    ),
+    _figure(
+        "highest",
+        "Highest rate that is kept up with",
+        Headline(
+            where="Keyed Prefetching §VI-D, Fig. 11",
+            measured="Q18, Q19, Q20: highest rate that is kept up with",
+            theirs=f"higher than {_BOTH}",
+            metric="rows_per_second",
+            ours=_KEYED,
+            peers=_POLICIES,
+            beside=("memory",),
+            ratio=1.0,
+            missed="Where a batch begins as soon as the one before has ended, there is no time to read ahead in.",
+        ),
+        options="--query q18,q19,q20",
+    ),
+)

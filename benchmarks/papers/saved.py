@@ -1,0 +1,110 @@
+"""Saved results of rows: one JSON file each, with all that a reader needs to repeat it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.papers.rows.figures import Figures
+from benchmarks.papers.rows.row import Row
+from benchmarks.result import Machine
+from millpond.demo.machine import java_version
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORD = Path(__file__).with_name("results")
+"""The results of record, from which `docs/papers.md` is made."""
+_PACKAGES = ("pyspark", "pyarrow", "numpy", "numba")
+
+
+class Saved(msgspec.Struct, kw_only=True):
+    """The result of one row.
+
+    Attributes:
+        row: its name.
+        commit: of the source tree; ends with `+` if files differed from it.
+        quick: whether it is of a quick run.
+        settings: the commands, as a shell takes them.
+        machine: where it was measured.
+        versions: of Python, Java and packages.
+        day: when it was measured.
+        seconds: how long it took.
+        figures: of each run, each with its seed.
+        absent: engines that are not installed there.
+        error: why there are no figures, or not all.
+    """
+
+    row: str
+    commit: str
+    quick: bool
+    settings: list[str]
+    machine: Machine
+    versions: dict[str, str]
+    day: str = ""
+    seconds: float = 0.0
+    figures: list[Figures] = []
+    absent: list[str] = []
+    error: str | None = None
+
+
+class Results:
+    """The saved results in a folder.
+
+    Args:
+        folder: made when the first is saved.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def get(self, row: Row) -> Saved | None:
+        """Return the result of a row, or None if it was not measured."""
+        path = self._path(row.name)
+        return msgspec.json.decode(path.read_bytes(), type=Saved) if path.exists() else None
+
+    def put(self, saved: Saved) -> None:
+        """Save a result, in place of an earlier one. A reader never sees a part of it."""
+        path = self._path(saved.row)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        staged = path.with_suffix(".staged")
+        staged.write_bytes(msgspec.json.format(msgspec.json.encode(saved), indent=1) + b"\n")
+        staged.replace(path)
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.json"
+
+
+def same_run(saved: Saved | None, row: Row, commit: str, *, quick: bool) -> bool:
+    """Whether a result is of this commit and these settings, so that there is nothing to measure again."""
+    return (
+        saved is not None
+        and saved.error is None
+        and (saved.commit, saved.quick, saved.settings) == (commit, quick, row.settings(quick=quick))
+    )
+
+
+def current_commit() -> str:
+    """Return the commit of the source tree; with `+` if files differ from it, `unknown` without git."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"]
+    changed = ["git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":!docs", ":!benchmarks/papers/results"]
+    try:
+        commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        return commit + ("+" if subprocess.run(changed, capture_output=True, text=True, check=True).stdout else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Java and of the packages that decide how fast a row is."""
+    return {"java": java_version(), **{name: metadata.version(name) for name in _PACKAGES}}
+
+
+def without_paths(text: str) -> str:
+    """Take this machine's folders out of a text that goes into a result."""
+    for folder in sorted({ROOT, Path.home(), Path(tempfile.gettempdir())}, key=lambda path: -len(os.fspath(path))):
+        text = text.replace(os.fspath(folder), "…")
+    return text

@@ -1,0 +1,360 @@
+"""The papers measured again: each row from its command to its headlines, what is resumed, what fails, and the page."""
+
+import importlib
+import re
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from benchmarks.config import RunConfig
+from benchmarks.misa.result import Batch as MisaBatch
+from benchmarks.misa.result import Result as MisaResult
+from benchmarks.misa.result import summarize
+from benchmarks.misa.settings import Settings as MisaSettings
+from benchmarks.papers import cli as papers
+from benchmarks.papers import run as running
+from benchmarks.papers.html import html
+from benchmarks.papers.outcome import outcome, outcomes
+from benchmarks.papers.page import page
+from benchmarks.papers.rows import ROWS
+from benchmarks.papers.rows.figures import METRICS, READERS, Figures
+from benchmarks.papers.rows.row import PAPERS, Command, Headline, Row
+from benchmarks.papers.run import Deadline, RowFailed, measure, run
+from benchmarks.papers.saved import RECORD, Results, Saved, without_paths
+from benchmarks.prefetch import __main__ as prefetch
+from benchmarks.prefetch.latency import Latency
+from benchmarks.prefetch.run import Config, Measured
+from benchmarks.result import Batch, Machine, Restart, Result, Spread
+
+from benchmarks import cli, disaggregated, enrichment
+
+MACHINE = Machine("a processor", 2, 8_000_000_000, "3.11")
+TOY = ["--keys", "100", "--active", "10", "--gap", "10"]
+
+
+def fake_run(config: RunConfig, *, keep: bool) -> Result:
+    """Return the figures of an engine that takes no time, Millpond twice as fast."""
+    faster = 2.0 if config.engine == "millpond" else 1.0
+    batches = [Batch(10.0 + n, 100.0 / faster, 10, 1.0, (5.0 + n) / faster) for n in range(4)]
+    return Result(
+        engine=config.engine,
+        workload=config.workload,
+        query=config.query,
+        rate=config.rate,
+        rows=40,
+        seconds=4.0,
+        rows_per_second=min(config.rate or 1e9, 1_000.0 * faster),
+        batch_ms=Spread.of([batch.ms for batch in batches]),
+        batches=batches,
+        cpu_seconds_per_million_rows=1.0 / faster,
+        memory_mean_bytes=1_000_000_000,
+        cpu=[(10.0 + n, 2.0 * n + n % 3 / faster) for n in range(12)],
+        restart=Restart(1.0, 1.0, 0.0, 9.0, 7.0) if config.restart else None,
+        state_store_bytes=1 << 30,
+    )
+
+
+def fake_latencies(folder: Path, variant: str, options: Any, changes: dict[str, Any]) -> Measured:
+    """Return the figures of a run of `benchmarks.prefetch` that was not made."""
+    known = {"query": options.query[0], "rate": options.rate, "latency_ms": options.latency[0]}
+    fixed = {"work": "", "events": "", "loaded": 1, "interval": options.interval, "warmup": 1.0, "seconds": 1.0}
+    base = {"stream": options.stream, "slot_memory": options.slot_memory, **fixed, **known, **changes}
+    latency = Latency(1.0, 2.0, 3.0, 4.0)
+    return Measured(
+        config=Config(variant=variant, **base),
+        rows=latency,
+        batches=latency,
+        events_per_second=1_000.0,
+        kept_up=True,
+        cpu=1.0,
+        figures={},
+        hint_share=0.01,
+        trace=[(1.0, 5.0, 10), (2.0, 6.0, 10)],
+    )
+
+
+def fake_misa(settings: MisaSettings) -> MisaResult:
+    """Return the figures of a run that was not made; Spark keeps up with 2,500 records a second."""
+    ms = 100.0 if settings.on_millpond else 500.0
+    batches = [
+        MisaBatch(number=n, start=n * 3.0, ms=ms + n % 2, rows=1_000, row_max_ms=ms, commit_ms=1.0) for n in range(5)
+    ]
+    result = MisaResult(settings=settings, machine=MACHINE)
+    summarize(result, batches, 0.0, 5.0, 1_000_000_000)
+    result.kept_up = settings.rate <= 2_500
+    return result
+
+
+@pytest.fixture
+def no_engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Replace all that starts engines and servers; the commands' arguments, loops and files stay."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "run", fake_run)
+    monkeypatch.setattr(disaggregated, "s3_server", lambda: nullcontext("http://localhost:1"))
+    monkeypatch.setattr(prefetch, "_measured", fake_latencies)
+    monkeypatch.setattr("tests.real_redis.running", lambda _: nullcontext(SimpleNamespace(port=1, url="")))
+    monkeypatch.setattr("tests.wire.wire", lambda *_: nullcontext(SimpleNamespace(port=2)))
+    monkeypatch.setattr(enrichment, "fill", lambda *_: None)
+    monkeypatch.setattr(enrichment, "session", lambda _: SimpleNamespace(stop=lambda: None))
+    latencies = {"row_p50_ms": 1, "row_p99_ms": 2, "row_p999_ms": 3, "hints": "on"}
+    monkeypatch.setattr(
+        enrichment, "measure", lambda engine, *_: {"engine": engine, "rows_per_second": 1_000, **latencies}
+    )
+
+
+def in_process(command: Command, line: list[str], deadline: Deadline) -> list[Figures]:
+    """Run a command as `measure` does, in this process."""
+    module, *arguments = line
+    name = {"benchmarks": "benchmarks.cli", "benchmarks.prefetch": "benchmarks.prefetch.__main__"}.get(module, module)
+    written = Path("figures.json")
+    written.unlink(missing_ok=True)
+    toy = TOY if module.endswith("append_stores") else []
+    fakes = {"run": fake_misa} if module.endswith("misa") else {}
+    importlib.import_module(name + (".__main__" if fakes else "")).main(
+        [*arguments, *toy, "--json", str(written)], **fakes
+    )
+    return list(READERS[module](command, written.read_bytes()))
+
+
+def saved_of(row: Row, figures: list[Figures], **changes: Any) -> Saved:
+    base = Saved(
+        row=row.name, commit="c", quick=False, settings=row.settings(quick=False), machine=MACHINE, versions={}
+    )
+    return msgspec.structs.replace(base, figures=figures, absent=row.absent(), **changes)
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.usefixtures("no_engines")
+def test_each_headline_of_a_row_finds_its_figures(name: str, quick: bool, tmp_path: Path) -> None:
+    row = ROWS[name]
+    results = Results(tmp_path / "results")
+    found = run([row], results, quick=quick, measure=in_process, say=lambda _: None)
+    if not row.settings(quick=quick):
+        assert quick
+        assert found == []
+        return
+    (saved,) = found
+    assert saved.error is None
+    assert results.get(row) == saved
+    for headline, reached in zip(row.headlines, outcomes(row, saved), strict=True):
+        assert headline.where.startswith(PAPERS[row.paper])
+        assert headline.metric in METRICS
+        assert headline.ratio or headline.most or headline.least
+        assert reached.passed is not None or (quick and reached.verdict.endswith("not in a quick run")), reached.verdict
+        for engine in (*headline.peers, *headline.beside):
+            assert engine in saved.absent or quick or any(one.engine == engine for one in saved.figures), engine
+    assert any(reached.passed is not None for reached in outcomes(row, saved))
+    drawn = html([row], {name: saved})
+    assert drawn.count("<svg") == 1
+    assert not re.search(r"<(?:link|script|img)[^>]+(?:src|href)=", drawn)
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "toy"),
+    [
+        ("flowkv-read-batch", 0, " ".join(TOY)),
+        (
+            *("apsys-read-write", 0),
+            "--engines millpond --keys 2k --rows-per-batch 2k --max-batches 3 --warmup-batches 2 --slot-memory 64m",
+        ),
+        ("misa-lr4", 0, "--batches 2 --warmup 1 --rates 200 --engines millpond"),
+        (
+            *("prefetch-q18", 0),
+            "--in-flight 1000 --people 1000 --variants prefetching --seconds 4 --warmup 2 --rate 3000",
+        ),
+    ],
+)
+@pytest.mark.slow
+def test_a_row_of_each_kind_runs_small(name: str, number: int, toy: str) -> None:
+    command = ROWS[name].commands[number]
+    line = command.line(quick=True, more=toy.split())
+    assert line is not None
+    found = measure(command, line, Deadline(240))
+    assert found
+    for figures in found:
+        assert figures.error is None
+        assert figures.values["rows_per_second"] > 0
+
+
+def two_rows() -> list[Row]:
+    command = Command(module="benchmarks", arguments="rmw", quick="--seconds 1", engines=("millpond", "spark"))
+    headline = Headline(
+        where="APSys '18 §3.3, Fig. 2",
+        measured="m",
+        theirs="2 ×",
+        metric="rows_per_second",
+        peers=("spark", "flink-rocksdb"),
+        ratio=2.0,
+        missed="It is slow.",
+    )
+    return [
+        Row(name=name, paper="apsys", title=name, commands=(command,), headlines=(headline,)) for name in ("one", "two")
+    ]
+
+
+def rates(**values: float) -> list[Figures]:
+    return [Figures(engine=name, place="rmw", values={"rows_per_second": value}) for name, value in values.items()]
+
+
+class Asked:
+    """A measure that counts, and fails at given calls."""
+
+    def __init__(self, *failing: int) -> None:
+        self.lines: list[list[str]] = []
+        self._failing = failing
+
+    def __call__(self, command: Command, line: list[str], deadline: Deadline) -> list[Figures]:
+        self.lines.append(line)
+        if len(self.lines) in self._failing:
+            raise RowFailed("no figures: out of memory\nits log")
+        return rates(millpond=300.0, spark=100.0)
+
+
+def test_saved_rows_of_the_same_commit_and_settings_are_not_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, results, commit = two_rows(), Results(tmp_path), "abc"
+    monkeypatch.setattr(running, "current_commit", lambda: commit)
+
+    def lines(**options: Any) -> int:
+        asked = Asked()
+        run(rows, results, quick=options.pop("quick", False), measure=asked, say=lambda _: None, **options)
+        return len(asked.lines)
+
+    assert (lines(), lines(), lines(again=True)) == (2, 0, 2)
+    assert (lines(quick=True), lines(quick=True), lines()) == (2, 0, 2)
+    commit = "abd"
+    assert lines() == 2
+    rows[0] = msgspec.structs.replace(rows[0], commands=(Command(module="benchmarks", arguments="session"),))
+    assert lines() == 1
+    assert not list(tmp_path.glob("*.staged"))
+
+
+def test_a_row_that_fails_is_reported_and_does_not_end_the_run(tmp_path: Path) -> None:
+    rows, results = two_rows(), Results(tmp_path)
+    first, second = run(rows, results, quick=False, measure=Asked(1), say=lambda _: None)
+    assert "out of memory" in str(first.error)
+    assert second.error is None
+    written = page(rows, {row.name: results.get(row) for row in rows})
+    assert "failed: benchmarks: no figures: out of memory |" in written
+    assert "pass: 3.00 ≥ 2" in written
+    assert "Of 2 headlines, 1 are reached, 0 are missed, and 1 are not measured." in written
+    asked = Asked()
+    assert [saved.row for saved in run(rows, results, quick=False, measure=asked, say=lambda _: None)] == ["one"]
+
+
+def test_a_failed_engine_fails_its_row(tmp_path: Path) -> None:
+    def measured(command: Command, line: list[str], deadline: Deadline) -> list[Figures]:
+        return [*rates(millpond=300.0), Figures(engine="spark", place="rmw", error="it broke")]
+
+    row = two_rows()[0]
+    (saved,) = run([row], Results(tmp_path), quick=False, measure=measured, say=lambda _: None)
+    assert saved.error == "spark: it broke"
+    assert outcomes(row, saved)[0].peers.startswith("Spark failed")
+
+
+def test_a_quick_run_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "QUICK_SECONDS", 0.0)
+    said: list[str] = []
+    assert run(two_rows(), Results(tmp_path), quick=True, measure=Asked(), say=said.append) == []
+    assert [line.partition(",")[0] for line in said] == ["one: not measured", "two: not measured"]
+    command = ROWS["flowkv-read-batch"].commands[0]
+    line = command.line()
+    assert line is not None
+    with pytest.raises(RowFailed, match="its time was over"):
+        measure(command, line, Deadline(0.5))
+
+
+def test_a_command_without_figures_shows_the_end_of_its_log() -> None:
+    with pytest.raises(RowFailed, match=r"no figures: .*No module named .?benchmarks\.nothing"):
+        measure(Command(module="benchmarks", arguments=""), ["benchmarks.nothing"], Deadline(60))
+    assert without_paths(f"{Path.home()}/x of {RECORD}") == "…/x of …/benchmarks/papers/results"
+
+
+def headline(**changes: Any) -> Headline:
+    return msgspec.structs.replace(two_rows()[0].headlines[0], **changes)
+
+
+@pytest.mark.parametrize(
+    ("figures", "changes", "cells"),
+    [
+        (rates(millpond=250.0, spark=100.0), {}, ("Spark 100 rows/s", "2.50", "pass: 2.50 ≥ 2")),
+        (rates(millpond=150.0, spark=100.0), {}, ("Spark 100 rows/s", "1.50", "miss: 1.50 < 2. It is slow.")),
+        (rates(millpond=150.0), {}, ("Spark no figure", "–", "not measured yet: no peer has a figure")),
+        (rates(spark=150.0), {}, ("Spark 150 rows/s", "–", "not measured yet: no figure")),
+        (rates(millpond=7.0), {"ratio": None, "peers": (), "most": 8.0}, ("–", "–", "pass: 7 ≤ 8 rows/s")),
+        (
+            rates(millpond=7.0),
+            {"ratio": None, "peers": (), "least": 8.0},
+            ("–", "–", "miss: 7 < 8 rows/s. It is slow."),
+        ),
+    ],
+)
+def test_a_headline_is_read(figures: list[Figures], changes: dict[str, Any], cells: tuple[str, str, str]) -> None:
+    row = two_rows()[0]
+    read = outcome(headline(**{"peers": ("spark",), **changes}), saved_of(row, figures))
+    assert (read.peers, read.ratio, read.verdict) == cells
+
+
+def test_ratios_are_over_the_best_peer_and_a_mean_over_places() -> None:
+    figures = [
+        Figures(engine=engine, place=place, values={"row_p99_ms": value})
+        for place, ours, lru, clock in (("q18", 10.0, 40.0, 50.0), ("q19", 10.0, 20.0, 10.0))
+        for engine, value in (("prefetching", ours), ("lru", lru), ("clock", clock))
+    ]
+    asked = headline(metric="row_p99_ms", ours="prefetching", peers=("lru", "clock"))
+    read = outcome(asked, saved_of(two_rows()[0], figures))
+    assert (read.ratio, read.passed) == ("2.00", True)
+    assert read.peers == "LRU 40, 20 ms; Clock 50, 10 ms"
+    one = outcome(msgspec.structs.replace(asked, place="q19", peer_place="q18"), saved_of(two_rows()[0], figures))
+    assert one.ratio == "4.00"
+
+
+def test_the_page_is_made_from_the_results_of_record() -> None:
+    assert papers.PAGE.read_text() == page(list(ROWS.values()), papers.saved_rows(RECORD)), (
+        "run `python -m benchmarks papers --report`"
+    )
+
+
+def test_results_of_record_are_of_rows_that_there_are() -> None:
+    assert {path.stem for path in RECORD.glob("*.json")} <= ROWS.keys()
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The rows that the command line asks for; the second fails."""
+    names: list[str] = []
+
+    def fake(rows: list[Row], results: Results, **options: Any) -> list[Saved]:
+        names.extend(row.name for row in rows)
+        found = [saved_of(row, rates(millpond=3.0, spark=1.0), quick=options["quick"]) for row in rows]
+        found[1:2] = [msgspec.structs.replace(saved, error="it broke") for saved in found[1:2]]
+        for saved in found:
+            results.put(saved)
+        return found
+
+    monkeypatch.setattr(papers, "run", fake)
+    return names
+
+
+def test_the_command_line_writes_page_and_report(tmp_path: Path, measured: list[str]) -> None:
+    out = ["--out", str(tmp_path)]
+    assert papers.main(["--row", "apsys-read-write", "--quick", *out]) == 0
+    assert measured == ["apsys-read-write"]
+    written = (tmp_path / "papers.md").read_text()
+    assert "**Quick runs, with smaller state and fewer batches: apsys-read-write.**" in written
+    assert "python -m benchmarks papers --row apsys-read-write --quick" in written
+    assert "a processor, 2 cores, 8 GB" in (tmp_path / "papers.html").read_text()
+    (tmp_path / "papers.md").unlink()
+    assert papers.main(["--report", *out]) == 0
+    assert (tmp_path / "papers.md").read_text() == written
+    assert len(measured) == 1
+    assert papers.main(["--only", "flink", *out]) == 1
+    assert measured[1:] == [name for name, row in ROWS.items() if row.paper == "flink"]
+    with pytest.raises(SystemExit):
+        papers.main(["--row", "nothing"])
