@@ -44,6 +44,22 @@ def run(
     **settings: str,
 ) -> str:
     """Run the job once to its end, calling `on_batch` after each batch; return its log."""
+    done, log = run_job(folder, cluster, on_batch, location, query=query, pause=pause, **settings)
+    assert done, log[-6000:]
+    return log
+
+
+def run_job(
+    folder: Path,
+    cluster: Hosts,
+    on_batch: Callable[[int], None],
+    location: str,
+    *,
+    query: str = "aggregate",
+    pause: float = 0.0,
+    **settings: str,
+) -> tuple[bool, str]:
+    """Run the job once; return whether it came to its end, and its log."""
     command = [sys.executable, str(JOB), query, *(str(folder / name) for name in ("in", "out", "checkpoint"))]
     environment = os.environ | {
         "MASTER": cluster.url,
@@ -62,9 +78,7 @@ def run(
             on_batch(int(line.split()[1]))
         done = done or line.strip() == "done"
     job.wait()
-    log_text = (folder / "job.log").read_text()
-    assert done, log_text[-6000:]
-    return log_text
+    return done, (folder / "job.log").read_text()
 
 
 def moved(checkpoint: Path) -> int:

@@ -221,6 +221,19 @@ def test_what_is_compiled_first_is_what_a_first_batch_calls(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
 
 
+def test_machine_code_of_another_version_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels' files may be the same, and the functions of other files that are compiled into them others."""
+    finish(start(tmp_path / "kernels", "-c", CALL))
+    metadata = tmp_path / "upgraded" / "millpond-0.0.1.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: millpond\nVersion: 0.0.1\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(metadata.parent), *filter(None, sys.path)]))
+    upgraded = finish(start(tmp_path / "kernels", "-c", CALL))
+    assert "data loaded from" not in upgraded
+    assert upgraded.count("data saved to") == 1
+    assert "data loaded from" in finish(start(tmp_path / "kernels", "-c", CALL))
+
+
 MODULE = """
 from millpond.kernels.compiled import kernel
 

@@ -16,6 +16,7 @@ import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -49,7 +50,29 @@ class _InstalledPlace(_NumbaPlaces):
     _locator_classes: ClassVar = [_InstalledFolder]
 
 
-class _InstalledCache(FunctionCache):
+def _millpond_version() -> str:
+    try:
+        return version("millpond")
+    except PackageNotFoundError:  # a source tree that is not installed
+        return ""
+
+
+_VERSION = _millpond_version()
+
+
+class _KernelCache(FunctionCache):
+    """Cache of machine code that only the version of Millpond that compiled it loads.
+
+    Numba compares a kernel's own file. Functions of other files are compiled into kernels, and an upgrade may change
+    them alone. Installers leave the machine code of the version before in place.
+    """
+
+    def __init__(self, py_func: Any) -> None:
+        super().__init__(py_func)
+        self._cache_file._source_stamp = self._cache_file._source_stamp, _VERSION
+
+
+class _InstalledCache(_KernelCache):
     """Read-only cache of the machine code that an installation has compiled."""
 
     _impl_class = _InstalledPlace
@@ -68,7 +91,7 @@ class Kernel(CPUDispatcher):
         super().__init__(py_func, locals or {}, targetoptions or _OPTIONS)
         self.declared: tuple[Any, ...] = ()
         with suppress(RuntimeError):  # no cache: this user can write to no folder
-            self.enable_caching()
+            self._cache = _KernelCache(py_func)
 
     @property
     def ready(self) -> bool:

@@ -22,6 +22,7 @@ from millpond.spec.types import parse_type
 from millpond.tasks.metric_rows import metric_rows, with_metric_column
 from millpond.tasks.operator_task import OperatorTask
 from millpond.tasks.rows import MARK, first_hash, located_rows, misplaced_error
+from millpond.worker.environment import Environment
 from millpond.worker.spark_task import added_paths, batch_of, task_context, without_delayed_acks
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ class SlotStage:
         functions: UserFunctions | None = None,
         processor: UserProcessor | None = None,
     ) -> None:
+        self.environment = Environment()  # first, so that it is the first to be unpickled
         self.task = task
         self.coverage = coverage
         self.metrics = metrics
