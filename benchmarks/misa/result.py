@@ -16,7 +16,7 @@ _KEPT_UP = 0.97
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """One batch that had rows.
+    """One batch that read files.
 
     Attributes:
         start: seconds since the epoch. ms: its execution time.

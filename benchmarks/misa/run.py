@@ -43,8 +43,8 @@ def names_of(progress: Mapping[str, Any], checkpoint: Path) -> list[str]:
     The source's log numbers only batches with files, and the query also runs batches without, which close windows.
     """
     source = progress["sources"][0]
-    before = -1 if source["startOffset"] is None else source["startOffset"]["logOffset"]
-    return [n for entry in range(before + 1, source["endOffset"]["logOffset"] + 1) for n in read_by(checkpoint, entry)]
+    before, last = (-1 if source[at] is None else source[at]["logOffset"] for at in ("startOffset", "endOffset"))
+    return [name for entry in range(before + 1, last + 1) for name in read_by(checkpoint, entry)]
 
 
 def batch_of(progress: Mapping[str, Any], names: Sequence[str], at: Mapping[str, float], settings: Settings) -> Batch:
@@ -83,7 +83,7 @@ def batch_of(progress: Mapping[str, Any], names: Sequence[str], at: Mapping[str,
 
 
 class Observer:
-    """Reads the progress of a query's batches that had rows.
+    """Reads the progress of a query's batches that had files.
 
     Attributes:
         batches: all so far. files: how many they have read.
@@ -114,10 +114,9 @@ class Observer:
         self._seen = latest.timestamp
         for progress in (json.loads(one.json) for one in self._query.recentProgress):
             number = progress["batchId"]
-            # An idle query reports the batch that comes next, without rows.
-            if number > self._last and progress["numInputRows"] > 0:
+            # Files count, not rows: Spark counts none where a filter skips a whole file.
+            if number > self._last and (names := names_of(progress, self._checkpoint)):
                 self._last = number
-                names = names_of(progress, self._checkpoint)
                 self.files += len(names)
                 self._arrivals.forget(self._kept[0] if len(self._kept) == _KEPT_BATCHES else [])
                 self._kept.append(names)

@@ -3,6 +3,7 @@
 import json
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -18,10 +19,11 @@ from benchmarks.misa.engines import STORES
 from benchmarks.misa.measure import fill
 from benchmarks.misa.queries import QUERIES
 from benchmarks.misa.result import Batch, Observed, Result, cdf, read
-from benchmarks.misa.run import batch_of, names_of
+from benchmarks.misa.run import Observer, batch_of, names_of
 from benchmarks.misa.settings import ENGINES, Settings
 from benchmarks.misa.streams import cluster, road
 from benchmarks.misa.streams.records import RECORD_BYTES, counts
+from benchmarks.prefetch.arrivals import Arrivals
 from benchmarks.process import Sample
 from benchmarks.result import Machine
 
@@ -222,6 +224,58 @@ def test_files_of_a_batch_after_one_without_rows(tmp_path: Path) -> None:
     second = {"startOffset": {"logOffset": 0}, "endOffset": {"logOffset": 1}}
     assert names_of({"batchId": 0, "sources": [first]}, tmp_path) == ["0-9.parquet"]
     assert names_of({"batchId": 2, "sources": [second]}, tmp_path) == ["1-9.parquet"]
+    without = {"startOffset": {"logOffset": 1}, "endOffset": {"logOffset": 1}}
+    idle = {"startOffset": None, "endOffset": None}
+    assert names_of({"batchId": 3, "sources": [without]}, tmp_path) == []
+    assert names_of({"batchId": 0, "sources": [idle]}, tmp_path) == []
+
+
+class Query:
+    """A query with batches whose rows a filter skips, reported once each look."""
+
+    def __init__(self) -> None:
+        self.recentProgress: list[Any] = []
+
+    @property
+    def lastProgress(self) -> Any:
+        return self.recentProgress[-1] if self.recentProgress else None
+
+    def exception(self) -> None:
+        return None
+
+    def report(self, batch: int, second: int, start: int | None, end: int | None) -> None:
+        source = {
+            name: None if at is None else {"logOffset": at} for name, at in (("startOffset", start), ("endOffset", end))
+        }
+        shown = progress(batchId=batch, numInputRows=0, stateOperators=[], sources=[source])
+        shown["timestamp"] = f"2026-01-01T00:00:{second:02}.000Z"
+        self.recentProgress.append(SimpleNamespace(timestamp=shown["timestamp"], json=json.dumps(shown)))
+
+
+def test_batches_are_those_that_read_files(tmp_path: Path) -> None:
+    """Idle progress has the number of the batch that comes next."""
+    log = tmp_path / "sources" / "0"
+    log.mkdir(parents=True)
+    arrivals, query = Arrivals(tmp_path), Query()
+    for entry in range(5):
+        name = f"{entry}-9.parquet"
+        path = json.dumps({"path": f"file:///in/{name}", "timestamp": 0, "batchId": entry})
+        (log / str(entry)).write_text(f"v1\n{path}")
+        (tmp_path / name).touch()
+        arrivals.at[name] = 0.0
+    observer = Observer(query, tmp_path, arrivals, SETTINGS)
+    assert observer.look() == []
+    query.report(0, 1, None, None)
+    assert observer.look() == []
+    query.report(0, 2, None, 0)
+    query.report(1, 3, 0, 0)
+    assert [batch.number for batch in observer.look()] == [0]
+    assert observer.look() == []
+    for entry in range(1, 5):
+        query.report(entry + 1, 3 + entry, entry - 1, entry)
+    assert [batch.number for batch in observer.look()] == [2, 3, 4, 5]
+    assert observer.files == 5
+    assert [(tmp_path / f"{entry}-9.parquet").exists() for entry in range(5)] == [False, False, True, True, True]
 
 
 class Tree:
