@@ -19,6 +19,8 @@ EXAMPLES = float(os.environ.get("MILLPOND_EXAMPLES", "1"))
 
 QUICK_TESTS, QUICK_CASES = 2, 10
 """The quick suite has one in so many of a module's costly tests, and of such a test's cases; at least one."""
+RARE_CASES, FEWEST_WITH_RARE = 4, 3
+"""Of the costly cases of a test that are left, one in so many runs in `make test-all` alone, if there are some."""
 COSTLY = {"spark", "process", "server", "costly"}
 
 FEWEST_EXAMPLES = 5
@@ -48,9 +50,13 @@ def mark(items: Sequence[pytest.Item]) -> None:
     for tests in _costly(items).values():
         chosen = _part({name: -len(cases) for name, cases in tests.items()}, QUICK_TESTS)
         for test, cases in tests.items():
-            quick = _part(dict.fromkeys(cases, 0), QUICK_CASES) if test in chosen else ()
-            for name in cases.keys() - quick:
+            quick = _part(dict.fromkeys(cases, 0), QUICK_CASES) if test in chosen else set()
+            slow = cases.keys() - quick
+            rare = _part(dict.fromkeys(slow, 0), RARE_CASES) if len(slow) >= FEWEST_WITH_RARE else set()
+            for name in slow:
                 cases[name].add_marker("slow")
+            for name in rare:
+                cases[name].add_marker("rare")
 
 
 def longest_first(items: list[pytest.Item]) -> None:

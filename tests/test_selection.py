@@ -66,6 +66,14 @@ def test_a_part_of_what_is_costly_is_quick() -> None:
     assert quick(cases("a.py::test_a", 2, marks=pytest.mark.timeout(60).mark)) == 2
 
 
+def test_one_in_four_slow_cases_is_rare_if_there_are_some() -> None:
+    for count, rare in ((16, 4), (4, 1), (2, 0)):
+        items = cases("a.py::test_a", count, "spark")
+        quick([*items, *cases("a.py::test_large", 100, "spark")])
+        assert sum("rare" in item.marks for item in items) == rare
+        assert all("slow" in item.marks for item in items if "rare" in item.marks)
+
+
 def test_the_same_cases_are_quick_under_xdist() -> None:
     found = []
     for group in ("", "@group"):

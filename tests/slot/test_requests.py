@@ -14,7 +14,7 @@ import pytest
 from millpond.checkpoint.committer import Committer
 from millpond.metrics import REQUEST_PRICES
 from millpond.query.progress.reader import ProgressReader
-from millpond.slot.partition import running
+from millpond.slot.partition import resources
 from tests.proxy import faulty
 from tests.s3 import asked, pointed_at, s3
 from tests.slot.test_damage import Counts
@@ -33,7 +33,7 @@ def bucket() -> Iterator[str]:
 def test_a_batch_is_one_put_and_no_list_and_no_get(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "Committer", partial(Committer, hold=60.0))  # a busy machine may take its second
+    monkeypatch.setattr(resources, "Committer", partial(Committer, hold=60.0))  # a busy machine may take its second
     application = Counts(tmp_path, bucket)
     try:
         application.start()

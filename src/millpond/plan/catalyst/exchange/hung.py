@@ -109,12 +109,12 @@ class HungExecutors:
         nothing = self._catalyst.object("scala.Option").empty()
         loss = self._catalyst.new(f"{scheduler}.ExecutorProcessLost", why, nothing, False)
         messages = f"{scheduler}.cluster.CoarseGrainedClusterMessages"
-        # The cluster manager may not reach the executor either: so the scheduler is told first.
+        # The cluster manager may not reach the executor either: so the scheduler is asked first.
         self._backend.driverEndpoint().send(self._catalyst.new(f"{messages}$RemoveExecutor", executor, loss))
         # In a thread of its own, as the cluster manager may take its time, or never answer.
         threading.Thread(target=self._kill, args=(executor,), name="millpond-killing", daemon=True).start()
         return address
 
     def _kill(self, executor: str) -> None:
-        with suppress(Py4JError):  # Spark's log tells
+        with suppress(Py4JError):  # Spark's log says why
             self._context.killAndReplaceExecutor(executor)
