@@ -8,7 +8,7 @@ export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 
 SMOKES := smoke-4.1 smoke-4.2
 
-.PHONY: help setup check-java demo test test-slow test-all golden wheel chaos $(SMOKES) lint format docs site bench engines clean
+.PHONY: help setup check-java demo test test-slow test-all test-hosts golden wheel chaos $(SMOKES) lint format docs site bench engines clean
 
 # `make help` lists the targets that have a line of explanation.
 help:
@@ -48,6 +48,11 @@ test-all: export MILLPOND_ORACLE ?= live
 test-all: export MILLPOND_COMBINE ?= on
 test-all: check-java setup
 	@$(PYTEST) $(ARGS)
+
+# The core of the comparisons with Spark, on a cluster of two hosts of this machine.
+test-hosts: export MILLPOND_HOSTS = 2
+test-hosts: check-java setup
+	@$(PYTEST) -m "not slow" $(or $(ARGS),$(foreach name,changes distinct joins keys sessions user_functions windows,tests/differential/test_$(name).py))
 
 # Record Spark's answers where a record is missing or of another question.
 golden: export MILLPOND_ORACLE = write

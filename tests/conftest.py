@@ -19,6 +19,8 @@ _FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSyst
 _WORKER_MEMORY = 2 << 30
 """Bytes that a worker takes with its JVM, slots and Python workers."""
 
+HOSTS = int(os.environ.get("MILLPOND_HOSTS", "0"))
+
 # Times that PySpark hands out are local ones: recorded answers and live ones have to be of one zone.
 os.environ["TZ"] = "UTC"
 time.tzset()
@@ -101,12 +103,25 @@ def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[object]:
+def spark_master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of Spark's master: this process, or a cluster of MILLPOND_HOSTS hosts of this machine."""
+    from tests.cluster import hosts
+
+    if HOSTS:
+        with hosts(tmp_path_factory.mktemp("hosts"), HOSTS) as cluster:
+            yield cluster.url
+    else:
+        yield "local[2,4]"
+
+
+@pytest.fixture(scope="session")
+def spark(spark_master: str) -> Iterator[object]:
     from pyspark.sql import SparkSession
 
     session = (
-        SparkSession.builder.master("local[2,4]")
+        SparkSession.builder.master(spark_master)
         .appName("millpond-tests")
+        .config("spark.executor.memory", "512m")
         .config("spark.ui.enabled", "false")
         .config("spark.driver.memory", "1g")
         .config("spark.driver.host", "127.0.0.1")
@@ -120,5 +135,7 @@ def spark() -> Iterator[object]:
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("ERROR")
+    while session.sparkContext._jsc.sc().getExecutorMemoryStatus().size() < HOSTS + 1:  # the driver is one of them
+        time.sleep(0.1)
     yield session
     session.stop()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import millpond.query.running.placement as placing
-from millpond.plan.catalyst.exchange.hosts import host_of
+from millpond.plan.catalyst.cluster.hosts import host_of
 from millpond.query.running.placement import Placement, spread
 
 NAMES = st.lists(st.sampled_from([f"host{n}" for n in range(7)]), min_size=1, unique=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -9,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from py4j.protocol import Py4JError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -79,14 +79,16 @@ class Placing:
 
 
 class Hanging:
-    """Executors that a test lets hang."""
+    """Hosts that a test lets hang."""
 
     def __init__(self) -> None:
-        self.addresses: list[str] = []
+        self.hosts: set[str] = set()
 
-    def remove(self) -> list[str]:
-        addresses, self.addresses = self.addresses, []
-        return addresses
+    def remove_silent(self) -> None:
+        pass
+
+    def removed_hosts(self) -> frozenset[str]:
+        return frozenset(self.hosts)
 
 
 class World:
@@ -100,17 +102,15 @@ class World:
         self.errors: list[Exception] = []
         self.restarts: list[Restart] = []
         self.query = RunningQuery(self.java[0], supervised=True)
-        self.asked = threading.Event()
+        self.in_batch = True
         logs = SimpleNamespace(last=self.last)
         task = SimpleNamespace(query="0f3c", partitions=4)
-        supervisor = Supervisor(self.query, self.placing, self.hanging, [task], logs, self.restart, limit)  # type: ignore[arg-type]
-        supervisor._is_durable = lambda partitions, version: self.durable  # type: ignore[method-assign]
-        supervisor.start()
+        self.supervisor = Supervisor(self.query, self.placing, self.hanging, [task], logs, self.restart, limit)  # type: ignore[arg-type]
+        self.supervisor._is_durable = lambda partitions, version: self.durable  # type: ignore[method-assign]
+        self.supervisor.start()
 
     def last(self, log: str) -> int:
-        committed = self.committed
-        self.asked.set()
-        return committed
+        return self.committed + (log == "offsets" and self.in_batch)
 
     def restart(self, restart: Restart) -> Any:
         self.restarts.append(restart)
@@ -233,24 +233,31 @@ def test_a_run_that_fails_after_a_loss_is_started_again(worlds: Any) -> None:
 def test_a_batch_that_waits_for_a_host_that_hangs_is_repeated(worlds: Any) -> None:
     world = worlds()
     world.durable = True
-    world.hanging.addresses.append("b:1")
+    world.hanging.hosts.add("b")
     world.placing.lost.append(("b", {1}))
     world.runs(2)
     assert world.restarts == [Restart(1, "batch_stuck", ("b",))]
 
 
-def test_a_batch_that_ends_without_the_host_that_hangs_is_not_repeated(
-    worlds: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervision, "_STUCK_SECONDS", 2.0)
+@pytest.mark.parametrize(("hangs", "in_batch"), [("b", False), ("c", True)])
+def test_only_a_batch_that_runs_when_its_host_hangs_is_repeated(worlds: Any, hangs: str, in_batch: bool) -> None:
     world = worlds()
-    world.durable = True
-    world.hanging.addresses.append("b:1")
+    world.durable, world.in_batch = True, in_batch
+    world.hanging.hosts.add(hangs)
     world.placing.lost.append(("b", {1}))
-    assert world.asked.wait(30)
-    world.committed += 1
-    time.sleep(2.5)
+    time.sleep(1.5)  # three times as long as a batch may take here
     assert not world.restarts
+
+
+def test_a_batch_that_has_ended_is_not_stuck(worlds: Any) -> None:
+    world = worlds()
+    world.durable, world.committed = True, 4
+    loss = supervision.Loss(frozenset("b"), frozenset({1}), frozenset("b"), last=6, stuck_at=0.0)
+    assert not world.supervisor._is_over(loss, None)
+    assert loss.stuck_at == 0.0
+    world.committed = 5
+    assert world.supervisor._is_over(loss, None)
+    assert loss.stuck_at == math.inf
 
 
 def test_a_run_that_fails_by_itself_stays_failed(worlds: Any) -> None:
@@ -300,9 +307,12 @@ def test_a_stop_while_it_is_started_again_ends_the_next_run(
     assert world.java[0].over.wait(10)
     stopping = threading.Thread(target=world.query.stop)
     stopping.start()
-    stopping.join(0.2)
+    deadline = time.monotonic() + 30
+    while "stop() waits" not in caplog.text:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     assert stopping.is_alive()
-    assert "query 0f3c is being started again after a lost host: stop() waits" in caplog.text
+    assert "query 0f3c is checked, or started again, after a lost host: stop() waits" in caplog.text
     world.gate.set()
     stopping.join(10)
     assert not stopping.is_alive()
@@ -311,10 +321,13 @@ def test_a_stop_while_it_is_started_again_ends_the_next_run(
     assert not world.java[1].isActive()
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), Py4JError("the JVM is gone")])
-def test_a_query_outlives_its_supervision(worlds: Any, caplog: pytest.LogCaptureFixture, error: Exception) -> None:
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_query_outlives_its_supervision(
+    worlds: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, runs: bool
+) -> None:
+    monkeypatch.setattr(supervision, "_application_runs", lambda: runs)
     world = worlds()
-    world.placing.error = error
+    error = world.placing.error = ZeroDivisionError("a bug")
     deadline = time.monotonic() + 30
     while not world.query._over:
         assert time.monotonic() < deadline
@@ -322,8 +335,6 @@ def test_a_query_outlives_its_supervision(worlds: Any, caplog: pytest.LogCapture
     assert world.query.isActive
     assert world.query.exception() is None
     warned = [record for record in caplog.records if "supervision failed" in record.message]
-    assert [record.exc_info[1] for record in warned if record.exc_info] == (
-        [error] if isinstance(error, ZeroDivisionError) else []
-    )
+    assert [record.exc_info[1] for record in warned if record.exc_info] == ([error] if runs else [])
     world.java[0].over.set()
     assert not world.query.isActive

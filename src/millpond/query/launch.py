@@ -19,8 +19,8 @@ from millpond.checkpoint.generation import Restart
 from millpond.conf import Settings
 from millpond.files.locations.opening import on_disk, open_filesystem
 from millpond.metrics import COMPACTION_METRICS, HINT_METRICS, HOST_METRICS, OBJECT_STORE_METRICS, OPERATOR_METRICS
+from millpond.plan.catalyst.cluster.pings import ExecutorPings
 from millpond.plan.catalyst.exchange.forms import ExchangeForms
-from millpond.plan.catalyst.exchange.hung import HungExecutors
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.exchange.combining import Combination, Combinations
 from millpond.plan.exchange.map_side import MapSides
@@ -116,8 +116,8 @@ class Launch:
         running = RunningQuery.of(query, supervised=True)
         # A temporary checkpoint is deleted when the first run ends.
         restarts = 0 if self.checkpoint.temporary else self.settings.restarts
-        hung = HungExecutors.of(Catalyst(self.spark), self.settings.executor_timeout)
-        Supervisor(running, self._placement, hung, self.tasks, logs, self.run, restarts).start()
+        pings = ExecutorPings.of(Catalyst(self.spark), self.settings.executor_timeout)
+        Supervisor(running, self._placement, pings, self.tasks, logs, self.run, restarts).start()
         return running
 
     def run(self, restart: Restart | None = None) -> StreamingQuery:

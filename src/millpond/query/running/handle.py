@@ -156,7 +156,7 @@ class RunningQuery(StreamingQuery):  # type: ignore[misc]
         with self._changed:
             if not self._changed.wait_for(lambda: self._over, _SILENT_SECONDS):
                 log.warning(
-                    "query %s is being started again after a lost host: stop() waits until that start has ended, and "
+                    "query %s is checked, or started again, after a lost host: stop() waits until that has ended, and "
                     "then stops it",
                     self.id,
                 )

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
-from millpond.plan.catalyst.exchange.hosts import ExecutorHosts, host_of
+from millpond.plan.catalyst.cluster.hosts import ExecutorHosts, host_of
 from millpond.plan.catalyst.exchange.located import LocatedPartitions, keeps_partitions
 from millpond.plan.catalyst.jvm import Catalyst
 

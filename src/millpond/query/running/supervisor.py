@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from py4j.protocol import Py4JError
-from pyspark import InheritableThread
-from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark import InheritableThread, SparkContext
+from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.checkpoint.checkpoint import Checkpoint
@@ -25,7 +25,7 @@ from millpond.checkpoint.generation import Restart, RestartReason
 from millpond.errors import FencedError, MillpondError, TransientError
 from millpond.files.backends.retry import SHORT_RETRY
 from millpond.humanize import counted
-from millpond.plan.catalyst.exchange.hung import HungExecutors
+from millpond.plan.catalyst.cluster.pings import ExecutorPings
 from millpond.query.logs.query_logs import QueryLogs
 from millpond.query.running.handle import RunningQuery
 from millpond.query.running.placement import Placement
@@ -37,9 +37,12 @@ POLL_SECONDS = 0.3
 """Seconds between two looks at the hosts. While a lost host is preferred, Spark waits 3 s for it in each stage."""
 _COMMIT_SECONDS = 3.0
 """Seconds that the commits of a lost host may take: its slots may outlive the executor, and finish them."""
-_STUCK_SECONDS = 5.0
-_STUCK_BATCHES = 2.0
-"""Duration of a batch, in seconds and in durations of the last one, beyond which it is stuck after hosts have hung."""
+_STUCK_SECONDS = 10.0
+_STUCK_BATCHES = 3.0
+"""After hosts have hung, a batch is stuck when it takes longer, in seconds and in durations of the batches before.
+
+The batch after the loss of a host opens state from the store: measured, up to ten times as long as others.
+"""
 _FIRST_PAUSE_SECONDS = 2.0
 """Seconds between a start that failed and the next one; four times as long before each further one."""
 _WINDOW_SECONDS = 600.0
@@ -56,17 +59,19 @@ class Loss:
     Attributes:
         hosts: the hosts.
         partitions: the partitions that were placed there.
+        hung: those of the hosts that hang.
         last: the version that the batch makes that ran when the last of the hosts was lost; None until Spark's log has
             been read.
         version: the version that the current batch reads, while it is not durable.
         deadline: when it has to be durable, by the monotonic clock.
-        stuck_at: when the batch that ran then counts as stuck, by the monotonic clock: tasks of other hosts wait for
-            minutes for blocks of a host that hangs.
+        stuck_at: when the batch that ran then counts as stuck, by the monotonic clock, if hosts hang: tasks elsewhere
+            may wait for minutes for their blocks.
         reason: why the query is started again, if it is.
     """
 
     hosts: frozenset[str]
     partitions: frozenset[int]
+    hung: frozenset[str]
     last: int | None = None
     version: int | None = None
     deadline: float = 0.0
@@ -80,7 +85,7 @@ class Supervisor:
     Args:
         query: the handle of the running query.
         placement: of its partitions.
-        hung: the executors that hang; None if only Spark looks for them.
+        pings: to the application's executors; None if only Spark looks for those that hang.
         tasks: the operators of the run that goes on; `restart` changes them.
         query_logs: Spark's logs of the query.
         restart: starts the query again, for this reason, and returns Spark's new query.
@@ -91,7 +96,7 @@ class Supervisor:
         self,
         query: RunningQuery,
         placement: Placement,
-        hung: HungExecutors | None,
+        pings: ExecutorPings | None,
         tasks: Sequence[OperatorTask],
         query_logs: QueryLogs,
         restart: Callable[[Restart], StreamingQuery],
@@ -99,7 +104,7 @@ class Supervisor:
     ) -> None:
         self._query = query
         self._placement = placement
-        self._hung = hung
+        self._pings = pings
         self._tasks = tasks
         self._query_logs = query_logs
         self._restart = restart
@@ -124,21 +129,21 @@ class Supervisor:
         except MillpondError as error:
             failure = None if self._query.stopping else error
             self._stop()
-        except (Py4JError, PySparkException, ConnectionError) as error:  # the session or the JVM is gone
-            log.debug("the query is not supervised any more: %s", error)
-        except Exception:
-            log.warning(
-                "query %s goes on, but is not started again after a lost host any more: its supervision failed",
-                self._tasks[0].query,
-                exc_info=True,
-            )
+        except Exception as error:
+            if _application_runs():
+                log.warning(
+                    "query %s goes on, but is not started again after a lost host any more: its supervision failed",
+                    self._tasks[0].query,
+                    exc_info=True,
+                )
+            else:
+                log.debug("the query is not supervised any more: %s", error)
         finally:
             self._query.end(failure)
 
     def _follow(self, running: StreamingQuery) -> Loss | None:
         """Return when the run has ended, or has to end: the loss that ended it, or None."""
         loss: Loss | None = None
-        stuck_at = math.inf
         while True:
             failure = ""
             try:
@@ -146,8 +151,7 @@ class Supervisor:
                     return None
             except StreamingQueryException as error:
                 failure = str(error)
-            stuck_at = self._give_up_hung(running, stuck_at)
-            loss = self._add_lost_hosts(loss, stuck_at)
+            loss = self._add_lost_hosts(loss)
             # A newer run, maybe of another application, has taken over: this one must not take the query back.
             if loss is None or FencedError.code in failure:
                 if failure:
@@ -157,8 +161,8 @@ class Supervisor:
                 loss.reason = "run_failed"
                 return loss
             try:
-                if self._is_over(loss):
-                    loss, stuck_at = None, math.inf
+                if self._is_over(loss, running):
+                    loss = None
                 elif loss.version is not None and time.monotonic() > loss.deadline:
                     return loss
                 elif time.monotonic() > loss.stuck_at:
@@ -169,33 +173,32 @@ class Supervisor:
             except MillpondError as error:
                 log.debug("whether the state of lost hosts is durable is not known: %s", error)
 
-    def _give_up_hung(self, running: StreamingQuery, stuck_at: float) -> float:
-        """Give up executors that hang; return when the batch that runs counts as stuck."""
+    def _add_lost_hosts(self, loss: Loss | None) -> Loss | None:
+        hung: frozenset[str] = frozenset()
         try:
-            for address in self._hung.remove() if self._hung is not None else ():
-                log.warning("the executor at %s does not answer: its tasks run elsewhere from now on", address)
-                progress = running.lastProgress
-                batch_seconds = progress["durationMs"].get("triggerExecution", 0) / 1000 if progress else 0.0
-                stuck_at = time.monotonic() + max(_STUCK_SECONDS, _STUCK_BATCHES * batch_seconds)
+            if self._pings is not None:
+                self._pings.remove_silent()
+                hung = self._pings.removed_hosts()
         except Py4JError as error:  # asked again soon
             log.debug("whether executors hang is not known: %s", error)
-        return stuck_at
-
-    def _add_lost_hosts(self, loss: Loss | None, stuck_at: float) -> Loss | None:
         hosts, partitions = self._placement.update()
-        if not partitions:
+        hung &= hosts
+        # A host without partitions of the query may have rows for others.
+        if not partitions and not hung:
             return loss
         if loss is not None:
-            hosts, partitions = hosts | loss.hosts, partitions | loss.partitions
-        return Loss(hosts, partitions, stuck_at=stuck_at)
+            hosts, partitions, hung = hosts | loss.hosts, partitions | loss.partitions, hung | loss.hung
+        return Loss(hosts, partitions, hung)
 
-    def _is_over(self, loss: Loss) -> bool:
+    def _is_over(self, loss: Loss, running: StreamingQuery) -> bool:
         """Return whether all batches that need state of the lost hosts have found it, or will find it."""
         version = self._query_logs.last("commits") + 1
         if loss.last is None:
             loss.last = version + 1
+            if loss.hung and self._query_logs.last("offsets") >= version:
+                loss.stuck_at = time.monotonic() + max(_STUCK_SECONDS, _STUCK_BATCHES * _longest_batch(running))
         if version >= loss.last:
-            loss.stuck_at = math.inf
+            loss.stuck_at = math.inf  # the batch that ran has ended
         if version > loss.last:
             return True
         durable = self._is_durable(loss.partitions, version)
@@ -227,9 +230,14 @@ class Supervisor:
             while self._restarted and now - self._restarted[0] > _WINDOW_SECONDS:
                 self._restarted.popleft()
             if len(self._restarted) >= self._limit:
+                allowed = (
+                    f"It has been started again {counted(self._limit, 'time')} within ten minutes, as often as "
+                    f"spark.millpond.restarts allows."
+                    if self._limit
+                    else "It is not started again: spark.millpond.restarts is 0, or its checkpoint is temporary."
+                )
                 raise TransientError(
-                    f"The query cannot go on: {restart}. It has been started again "
-                    f"{counted(self._limit, 'time')} within ten minutes, as often as spark.millpond.restarts allows.",
+                    f"The query cannot go on: {restart}. {allowed}",
                     action="Start the query again: it repeats the batch.",
                     query=self._tasks[0].query,
                 )
@@ -259,6 +267,20 @@ class Supervisor:
         running = StreamingQuery(self._query._jsq)
         if running.isActive:
             running.stop()
+
+
+def _longest_batch(running: StreamingQuery) -> float:
+    """Return the seconds of the longest of the run's recent batches."""
+    durations = (progress["durationMs"].get("triggerExecution", 0) for progress in running.recentProgress)
+    return max(durations, default=0) / 1000
+
+
+def _application_runs() -> bool:
+    context = SparkContext._active_spark_context
+    try:
+        return context is not None and not context._jsc.sc().isStopped()
+    except Exception:  # the JVM is gone
+        return False
 
 
 def _first_line(error: Exception) -> str:

@@ -318,7 +318,7 @@ class PartitionServer:
             return partition
 
     def _watch_moves(self) -> None:
-        while not self._closed.wait(_IDLE_SECONDS / 2):
+        while not self._closed.wait(_IDLE_SECONDS):
             with self._lock:
                 queries = list(self._queries.values())
             for query in queries:

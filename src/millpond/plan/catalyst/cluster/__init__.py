@@ -1,0 +1,1 @@
+"""A cluster as Spark's scheduler knows it: executors and their hosts, and which of them answer."""
