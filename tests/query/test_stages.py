@@ -101,7 +101,7 @@ def test_keys_are_read_ahead_where_the_stage_sees_them(
     def silent(task: OperatorTask) -> ExchangeWrite:
         return ExchangeWrite(msgspec.structs.replace(task, lookaheads=()))
 
-    monkeypatch.setattr("millpond.query.writer.ExchangeWrite", silent)
+    monkeypatch.setattr("millpond.query.launch.ExchangeWrite", silent)
     rows = millpond.lookahead(keyed_rows(session), "k")
     query = counts(rows.mapInArrow(slowly if right else elsewhere, rows.schema))
     shown: dict[int, int] = {}

@@ -14,6 +14,8 @@ from millpond.checkpoint.forks.parents import open_state
 from millpond.slot.partition import partitions
 from millpond.slot.partition.partitions import PartitionServer
 from millpond.slot.process.messages import Run
+from millpond.spec.kinds.aggregate import AggregateSpec
+from millpond.spec.operators import AggregateCall, Field
 from millpond.tasks.operator_task import OperatorTask
 
 from .conftest import begin, grouped, table_of, wait_until
@@ -105,3 +107,39 @@ def test_without_placement_nothing_is_closed(slots: list[PartitionServer], locat
         run(here, task, 0, batch)
         run(here if batch == 0 else there, task, 1, batch)
     assert open_partitions(here, task) == {0, 1}
+
+
+FIRST = AggregateSpec(
+    keys=(Field("k", "bigint"),),
+    inputs=(Field("v", "bigint"),),
+    calls=(AggregateCall("first", (0,), "bigint"),),
+    output_mode="update",
+)
+
+
+def give(slot: PartitionServer, task: OperatorTask, batch: int, values: list[int], attempt: int) -> dict[int, object]:
+    rows = grouped(0, [2] * len(values), values, partitions=1)
+    return dict(table_of(slot.run(Run(task, 0, batch, attempt), iter([rows]))))
+
+
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("goes_on", ["where the first attempt ran", "where the last attempt ran", "in a third slot"])
+def test_state_is_that_of_the_last_attempt(tmp_path: Path, counting: OperatorTask, number: int, goes_on: str) -> None:
+    """Each number draws other ids of slots, by which commits are ordered."""
+    settings = msgspec.structs.replace(counting.settings, commit_mode="sync")
+    location = f"file:{tmp_path}/state"
+    task = msgspec.structs.replace(counting, spec=FIRST, settings=settings, located=True, location=location)
+    begin(task)
+    slots = []
+    for host in "abc":
+        (tmp_path / host).mkdir()
+        slots.append(PartitionServer(tmp_path / host, host=host))
+    first, last, third = slots
+    try:
+        give(first, task, 0, [10, 20], 0)  # its executor dies before Spark has the rows
+        shown = give(last, task, 0, [20, 10], 1)
+        next_slot = {"where the first attempt ran": first, "where the last attempt ran": last}.get(goes_on, third)
+        assert give(next_slot, task, 1, [30], 2) == shown
+    finally:
+        for slot in slots:
+            slot.close()

@@ -22,7 +22,7 @@ from millpond.checkpoint.formats.commit import (
 )
 from millpond.checkpoint.formats.deltas import read_delta, read_deltas
 from millpond.checkpoint.formats.documents import damaged_error
-from millpond.checkpoint.formats.manifest import DeltaRef, PartitionManifest, Sealed, checksum
+from millpond.checkpoint.formats.manifest import DeltaRef, PartitionManifest, Sealed, checksum, latest_attempts
 from millpond.checkpoint.generation import Base, BaseVersion, Generation, Tip, check_fence, read_base, read_claim
 from millpond.checkpoint.rescale import inherited
 from millpond.checkpoint.state_schema import StateSchema, read_schemas
@@ -85,7 +85,7 @@ class Checkpoint:
         deadline = time.monotonic() + wait
         fresh = False
         while True:
-            own = self._intact_manifests(operator, partition, self._listing(version, fresh))
+            own = latest_attempts(self._intact_manifests(operator, partition, self._listing(version, fresh)))
             # Same lineage means same input, so such manifests are interchangeable; two lineages mean that the attempts
             # of one batch read different rows.
             if len({manifest.lineage for manifest in own}) > 1:

@@ -197,10 +197,16 @@ class Recovery:
         ranges = run.claim.ranges
         places = self._places(ranges)
         own: dict[Place, dict[int, Tip]] = defaultdict(dict)
+        latest: dict[Place, int] = defaultdict(int)
         for info, header in self._headers(version, run.claim.number):
             for manifest in header.manifests:
+                if manifest.attempt < latest[manifest.place]:
+                    continue
+                if manifest.attempt > latest[manifest.place]:
+                    latest[manifest.place] = manifest.attempt
+                    own[manifest.place].clear()
                 tip = Tip(*manifest.place, manifest.id, manifest.lineage, info.name, info.size, manifest.shape)
-                # Attempts with one lineage are interchangeable, so any of their tips will do.
+                # Without an order, attempts with one lineage are interchangeable, so any of their tips will do.
                 own[manifest.place][manifest.lineage] = tip
         if all(len(own[place]) == 1 for place in places):
             return _VersionTips(ranges, {place: next(iter(own[place].values())) for place in places})

@@ -355,8 +355,11 @@ class StateReader:
             uncertain = set()
             for info in self.files.list(commit_prefix(version, run.claim.number)):
                 for manifest in self._manifests_in(info.name, version, commits.damage):
-                    known = commits.manifests.setdefault(manifest.place, manifest)
-                    if known.lineage != manifest.lineage:
+                    known = commits.manifests.get(manifest.place)
+                    if known is None or manifest.attempt > known.attempt:
+                        commits.manifests[manifest.place] = manifest
+                        uncertain.discard(manifest.place)
+                    elif manifest.attempt == known.attempt and manifest.lineage != known.lineage:
                         uncertain.add(manifest.place)
             base = run.base.find_version(version)
             if base is not None and not self._has_all_partitions(run.claim, commits):

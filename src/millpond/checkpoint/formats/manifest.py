@@ -58,6 +58,8 @@ class PartitionManifest(msgspec.Struct, frozen=True):
         metrics: metrics of batch `version - 1`, by name (see `millpond.metrics.DURABLE_METRICS`).
         shape: number of the state schema of the query that computed it (see `checkpoint.state_schema`).
         host: host that computed it, as Spark names it; empty under a local master.
+        attempt: with synchronous commits, a number of Spark's task attempt that grows with each; else 0. Output may
+            differ between attempts then, and Spark uses that of the last.
     """
 
     operator: int
@@ -72,6 +74,7 @@ class PartitionManifest(msgspec.Struct, frozen=True):
     metrics: dict[str, int] = {}
     shape: int = 0
     host: str = ""
+    attempt: int = 0
 
     @property
     def place(self) -> tuple[int, int]:
@@ -103,6 +106,12 @@ class Sealed:
         return self.manifest.operator, self.manifest.partition, self.manifest.version
 
 
+def latest_attempts(manifests: Sequence[PartitionManifest]) -> list[PartitionManifest]:
+    """Return those manifests of one place and version that no later attempt has replaced."""
+    latest = max((manifest.attempt for manifest in manifests), default=0)
+    return [manifest for manifest in manifests if manifest.attempt == latest]
+
+
 def seal(
     parent: PartitionManifest,
     tables: Mapping[str, tuple[TableManifest, Sequence[Buffer]]],
@@ -113,6 +122,7 @@ def seal(
     metrics: Mapping[str, int] | None = None,
     shape: int = 0,
     host: str = "",
+    attempt: int = 0,
 ) -> Sealed:
     """Build the next version of a partition.
 
@@ -125,6 +135,7 @@ def seal(
         metrics: metrics of the batch to keep in the manifest.
         shape: number of the state schema of the query that computed it.
         host: host that computed it.
+        attempt: see `PartitionManifest`.
     """
     version = parent.version + 1
     manifest = PartitionManifest(
@@ -141,6 +152,7 @@ def seal(
         metrics=dict(metrics or {}),
         shape=shape,
         host=host,
+        attempt=attempt,
     )
     return Sealed(
         manifest,

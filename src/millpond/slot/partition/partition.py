@@ -141,7 +141,7 @@ class Partition:
         self.query.committer.release(attempt.batch)
         check = partial(check_time, self.task, attempt.batch) if verify_batch else None
         feed = Feed(attempt, batches, self.task, check)
-        applied = self._apply_first(attempt, feed, caller) or self._apply_repeated(attempt, feed, caller)
+        applied = self._apply_first(attempt, feed, caller, sync) or self._apply_repeated(attempt, feed, caller, sync)
         metrics = dict(applied.metrics)
         # Waiting only for the version that was read overlaps this commit with the next batch. In sync mode the input
         # cannot be repeated.
@@ -157,14 +157,14 @@ class Partition:
             yield batch
         return metrics
 
-    def _apply_first(self, attempt: Attempt, feed: Feed, caller: Caller | None) -> AppliedBatch | None:
+    def _apply_first(self, attempt: Attempt, feed: Feed, caller: Caller | None, sync: bool) -> AppliedBatch | None:
         """Apply the batch unless it has been applied already; return None if it has."""
         with self._attempt_lock.hold(attempt):
             if self._applied is not None and self._applied.batch == attempt.batch:
                 return None
-            return self._apply(attempt.batch, feed.passes(self._passes), caller)
+            return self._apply(attempt, feed.passes(self._passes), caller, sync)
 
-    def _apply_repeated(self, attempt: Attempt, feed: Feed, caller: Caller | None) -> AppliedBatch:
+    def _apply_repeated(self, attempt: Attempt, feed: Feed, caller: Caller | None, sync: bool) -> AppliedBatch:
         """Answer from memory if the input is unchanged, else apply the batch again to the version that it reads.
 
         The input is read without holding the lock: if one task joins two readers of the same batch, it would wait for
@@ -181,18 +181,23 @@ class Partition:
                 if applied is not None and applied.batch == attempt.batch and applied.input == seen:
                     return applied
                 self._discard()
-                return self._apply(attempt.batch, ((None, rows) for rows in spool.read()), caller)
+                return self._apply(attempt, ((None, rows) for rows in spool.read()), caller, sync)
         finally:
             spool.close()
 
     def _apply(
-        self, batch: int, passes: Iterable[tuple[HashRange | None, pa.RecordBatch]], caller: Caller | None
+        self,
+        attempt: Attempt,
+        passes: Iterable[tuple[HashRange | None, pa.RecordBatch]],
+        caller: Caller | None,
+        sync: bool,
     ) -> AppliedBatch:
+        batch = attempt.batch
         if self._applied is not None and self._applied.batch > batch:
             raise TransientError(f"Batch {batch} was overtaken by batch {self._applied.batch}.")
         # After a seal the tables hold version `batch + 1`: a repeated attempt with other input starts from the version
         # again.
-        if self._manifest is None or self._manifest.version != batch:
+        if self._manifest is None or self._manifest.version != batch or (sync and self._is_replaced(self._manifest)):
             self._discard()
             self._open(batch)
         operator, manifest = self._operator, self._manifest
@@ -246,7 +251,7 @@ class Partition:
                 "late_rows": float(operator.late_rows),
                 "process_ms": (processed - started) * 1000,
             }
-            self._seal(operator, manifest, seen, rows_in, deltas, figures)
+            self._seal(operator, manifest, seen, rows_in, deltas, figures, attempt.number + 1 if sync else 0)
         except BaseException as error:
             self.query.record_lost_call(operator, self.task.operator, self.number, batch)
             attach_context(error, self.task.spec, manifest)
@@ -258,6 +263,16 @@ class Partition:
         self._hints.adapt(figures)
         self._applied = AppliedBatch(batch, seen, self._epoch, figures)
         return self._applied
+
+    def _is_replaced(self, manifest: PartitionManifest) -> bool:
+        """Return whether a later attempt, on another host, has made the version that this partition holds.
+
+        Spark has used the output of that attempt, as it runs another one only when it has given up the one before.
+        """
+        if not self.task.located:
+            return False
+        latest = self.query.checkpoint.open_partition(self.task.operator, self.number, manifest.version)
+        return latest.id != manifest.id
 
     def _passes(self, rows: int) -> int:
         """Return the number of passes for a batch of `rows` rows."""
@@ -280,6 +295,7 @@ class Partition:
         rows: int,
         deltas: Mapping[str, TableDelta],
         figures: Mapping[str, float],
+        attempt: int,
     ) -> None:
         sealed = seal(
             parent,
@@ -293,6 +309,7 @@ class Partition:
             metrics={name: round(figures[name]) for name in DURABLE_METRICS if name in figures},
             shape=self.query.checkpoint.base.shape,
             host=self.query.resources.host,
+            attempt=attempt,
         )
         # Written before it is submitted: the file survives this process, and the next slot adopts and commits it.
         sealed = self.query.sealed.write(sealed, self.task.generation)
