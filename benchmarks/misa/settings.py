@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 
 ENGINES = ("spark-shipped", "spark-best", "spark-async", "spark-deadline", "millpond", "millpond-sync")
-"""Spark with RocksDB as it is shipped (changelog checkpointing off, the paper's Baseline), at its best settings, with
-asynchronous progress tracking, with batches cut to a deadline (zStream); Millpond with commits beside the next batch,
-and with commits that each batch waits for.
+"""Spark as shipped, with RocksDB chosen as its state store (the paper's Baseline), at its best settings, with
+asynchronous progress tracking, and with batches cut to a deadline (zStream); Millpond with commits beside the next
+batch, and with commits that each batch waits for.
 """
 EVENTS = Path(tempfile.gettempdir()) / "millpond-misa"
 """The folder in which streams of records are kept by default."""

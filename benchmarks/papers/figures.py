@@ -156,7 +156,7 @@ def of_latencies(command: Command, data: bytes) -> Iterator[Figures]:
             seed=config.stream.seed,
         )
         if figure == "highest" and not measured.kept_up:
-            reason = f"it kept up with none of the rates down to {config.rate:,} rows/s"
+            reason = f"it kept up with no rate down to {config.rate:,} rows/s"
             figures = msgspec.structs.replace(figures, values={}, series=[], missing=reason)
         yield figures
 
@@ -201,7 +201,7 @@ def of_misa(command: Command, data: bytes) -> Iterator[Figures]:
             yield msgspec.structs.replace(figures, place=HIGHEST, series=[])
     behind = [result.settings.rate for result in shipped if result.kept_up is False]
     if behind and not kept and not several:
-        reason = f"Spark as shipped kept up with none of {', '.join(f'{rate:,}' for rate in behind)} rows/s"
+        reason = f"Spark as shipped kept up with no rate: {'; '.join(f'{rate:,}' for rate in behind)} rows/s"
         for engine in dict.fromkeys(result.settings.engine for result in results):
             yield Figures(engine=engine, place=HIGHEST, missing=reason)
 

@@ -78,7 +78,7 @@ def measure(command: Command, line: list[str], limit: TimeLimit) -> list[Figures
     """Run a command and read its figures.
 
     Returns:
-        The figures. Of a command that hung, those that it had written, and the error.
+        The figures. Of a command that hung or broke off, those that it had written, and the error.
 
     Raises:
         RowFailed: it gave none.
@@ -105,13 +105,17 @@ def measure(command: Command, line: list[str], limit: TimeLimit) -> list[Figures
         if late and limit.left() <= 0:
             raise OutOfTime(figures)
         last = log.read_text(errors="replace").splitlines()[-_LINES:]
+        status = tree.process.returncode
+        if not late and not figures:
+            raise RowFailed("\n".join([f"no figures: {last[-1] if last else f'it ended with status {status}'}", *last]))
         if late:
-            error = "\n".join([f"stopped, because it had not ended after {longest(line):,.0f} seconds", *last])
-            return [*figures, Figures(engine=command.engine or line[0], place=command.place, error=error)]
-        if not written.exists():
-            reason = last[-1] if last else f"it ended with status {tree.process.returncode}"
-            raise RowFailed("\n".join([f"no figures: {reason}", *last]))
-        return figures
+            reason = f"stopped, because it had not ended after {longest(line):,.0f} seconds"
+        elif status and all(run.error is None for run in figures):
+            reason = f"it ended with status {status} before all its runs had ended"
+        else:
+            return figures
+        error = "\n".join([reason, *last])
+        return [*figures, Figures(engine=command.engine or line[0], place=command.place, error=error)]
 
 
 def run(

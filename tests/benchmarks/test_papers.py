@@ -15,7 +15,6 @@ from benchmarks.config import RunConfig
 from benchmarks.misa.result import Batch as MisaBatch
 from benchmarks.misa.result import Result as MisaResult
 from benchmarks.misa.result import summarize
-from benchmarks.misa.settings import LATE
 from benchmarks.misa.settings import Settings as MisaSettings
 from benchmarks.papers import cli as papers
 from benchmarks.papers import run as running
@@ -30,7 +29,7 @@ from benchmarks.papers.saved import RECORD, Results, Saved, same_run
 from benchmarks.prefetch import __main__ as prefetch
 from benchmarks.prefetch.latency import Latency
 from benchmarks.prefetch.run import Config, Measured
-from benchmarks.result import Batch, Machine, Restart, Result, Spread, without_paths
+from benchmarks.result import Batch, Machine, Restart, Result, Spread
 
 from benchmarks import cli, disaggregated, enrichment
 
@@ -288,56 +287,6 @@ def test_a_command_that_a_quick_run_cuts_off_is_not_measured(tmp_path: Path, mon
     (read,) = outcomes(row, saved)
     assert (read.ours, read.verdict, read.passed) == ("not measured", "not measured: no time left", None)
     assert not same_run(saved, row, saved.commit.rstrip("+"), quick=True)
-
-
-WRITES = """
-import pathlib, sys, time
-pathlib.Path(sys.argv[-1]).write_text('{"engine": "millpond", "rows_per_second": 7}')
-time.sleep(60)
-"""
-
-
-@pytest.fixture
-def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Command, list[str]]:
-    """A command that writes figures, and then does not end."""
-    (tmp_path / "hanging.py").write_text(WRITES)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    return Command(module="benchmarks.enrichment", arguments=""), ["hanging"]
-
-
-def test_figures_of_a_command_that_is_late_are_read(
-    hanging: tuple[Command, list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(OutOfTime) as over:
-        measure(*hanging, TimeLimit(5))
-    assert [figures.values["rows_per_second"] for figures in over.value.figures] == [7]
-    monkeypatch.setattr(running, "LONGEST", 5.0)
-    first, second = measure(*hanging, TimeLimit(None))
-    assert (first.values["rows_per_second"], first.error) == (7, None)
-    assert str(second.error).startswith("stopped, because it had not ended after 5 seconds")
-
-
-def test_a_command_may_take_what_it_asks_for() -> None:
-    slope = ROWS["misa-slope"].commands[0].line()
-    assert slope is not None
-    assert running.longest(slope) > 4 * 2 * 1005 * LATE
-    assert running.longest(["benchmarks", "rmw"]) == running.LONGEST
-
-
-def test_a_command_without_figures_shows_the_end_of_its_log() -> None:
-    with pytest.raises(RowFailed, match=r"no figures: .*No module named .?benchmarks\.nothing"):
-        measure(Command(module="benchmarks", arguments=""), ["benchmarks.nothing"], TimeLimit(60))
-
-
-def test_results_have_no_local_paths(tmp_path: Path) -> None:
-    assert without_paths(f"{Path.home()}/x of {RECORD}") == "…/x of …/benchmarks/papers/results"
-
-    def measured(command: Command, line: list[str], limit: TimeLimit) -> list[Figures]:
-        return [Figures(engine="spark", place="rmw", error=f"{RECORD}", refused=f"{Path.home()}/x")]
-
-    (saved,) = run(two_rows()[:1], Results(tmp_path), quick=False, measure=measured, say=lambda _: None)
-    (figures,) = saved.figures
-    assert (figures.error, figures.refused) == ("…/benchmarks/papers/results", "…/x")
 
 
 def test_the_page_is_made_from_the_results_of_record() -> None:
