@@ -113,8 +113,11 @@ def cells_of(row: Row, saved: Saved | None) -> Iterator[tuple[str, ...]]:
 
 
 def _marked(outcome: Outcome, saved: Saved | None) -> str:
-    quick = saved is not None and saved.quick and outcome.passed is not None
-    return f"{outcome.verdict} (quick)" if quick else outcome.verdict
+    if saved is None or outcome.passed is None:
+        return outcome.verdict
+    marks = {"quick": saved.quick, "not all runs ended": saved.unfinished or saved.error is not None}
+    shown = ", ".join(mark for mark, applies in marks.items() if applies)
+    return f"{outcome.verdict} ({shown})" if shown else outcome.verdict
 
 
 def _row(cells: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ from benchmarks.misa.settings import Settings as MisaSettings
 from benchmarks.nexmark.generator import NexmarkConfig
 from benchmarks.papers.figures import Figures, of_latencies, of_misa
 from benchmarks.papers.outcome import Outcome, outcome
+from benchmarks.papers.page import page
 from benchmarks.papers.row import Headline
 from benchmarks.papers.rows import ROWS
 from benchmarks.prefetch.latency import Latency
@@ -123,3 +124,15 @@ def test_a_row_of_a_quick_run_that_had_no_time_left() -> None:
     read = outcome(headline(), saved_of(two_rows()[0], rates(millpond=150.0), unfinished=True))
     assert read.peers == "Spark not measured; Flink, RocksDB not measured"
     assert read.verdict == "not measured: no time left"
+
+
+def test_a_verdict_on_a_part_of_the_runs_is_marked() -> None:
+    row = two_rows()[0]
+    both = rates(millpond=300.0, spark=100.0)
+    for changes, cell in (
+        ({}, "| pass: 3.00 ≥ 2 |"),
+        ({"quick": True}, "| pass: 3.00 ≥ 2 (quick) |"),
+        ({"quick": True, "unfinished": True}, "| pass: 3.00 ≥ 2 (quick, not all runs ended) |"),
+        ({"error": "spark: it broke"}, "| pass: 3.00 ≥ 2 (not all runs ended) |"),
+    ):
+        assert cell in page([row], {row.name: saved_of(row, both, **changes)})
