@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -18,10 +17,22 @@ from benchmarks.config import ENGINES, KEYS, PRELOADED, WORKLOADS, RunConfig, me
 from benchmarks.harness import FLINK_PYTHON, run
 from benchmarks.nexmark.queries import QUERIES
 from benchmarks.nexmark_processors import PROCESSORS
+from benchmarks.process import sigterm_exits
 from benchmarks.report import plot, print_suite, print_table, summary
 from benchmarks.result import Result, write
 from benchmarks.sustained import at_highest_rate
 from benchmarks.workloads import NEXMARK
+
+_OTHERS = """other commands, each with --help:
+  python -m benchmarks papers          each headline of the papers measured again, into one page and one report
+  python -m benchmarks.append_stores   append stores by read batch ratio, space amplification and write buffer
+  python -m benchmarks.disaggregated   state on an S3 server: checkpoints, recoveries, caches, CPU
+  python -m benchmarks.enrichment      lookup joins with Redis
+  python -m benchmarks.misa            Linear Road and Cluster Monitoring at given rates
+  python -m benchmarks.prefetch        latencies of rows with and without hints
+  python -m benchmarks.starts          starts and stops of queries on busy cores
+  python -m benchmarks.timers          batch times by the number of timers that are due
+  python -m benchmarks.verify          the rows of NEXMark's queries compared with Spark's"""
 
 
 def size(text: str) -> int:
@@ -76,6 +87,8 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="The same rows through several engines, one after another, measured from outside.",
+        epilog=_OTHERS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = p.add_argument
     add("workload", choices=WORKLOADS)
@@ -275,13 +288,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     p = parser()
     arguments = p.parse_args(argv)
     check(p, arguments)
-    # Terminated, this process still has to end what it started: as an exception, so that every `finally` runs.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     results: list[Result] = []
     made = None if arguments.work else Path(tempfile.mkdtemp(prefix="millpond-benchmark-"))
     arguments.work = arguments.work or made
     try:
-        with s3_server() if arguments.s3 else nullcontext("") as endpoint:
+        with sigterm_exits(), s3_server() if arguments.s3 else nullcontext("") as endpoint:
             all_ = configs(arguments, endpoint)
             for result in measured(all_, arguments.highest_rate_of, keep=arguments.keep):
                 results.append(result)

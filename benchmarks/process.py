@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import signal
+import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -15,6 +17,19 @@ import psutil
 from millpond.demo import processes
 
 _PSS = re.compile(rb"^(Pss|Pss_Anon):\s+(\d+) kB", re.MULTILINE)
+
+
+@contextmanager
+def sigterm_exits() -> Iterator[None]:
+    """Raise `SystemExit` on SIGTERM, so that each `finally` ends the processes that it started.
+
+    The earlier handler is back afterwards: tests call command lines in pytest's own process.
+    """
+    earlier = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
 
 
 class Sample(msgspec.Struct, frozen=True):

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import psutil
+
+_ROOT = Path(__file__).resolve().parents[1]
+"""The source tree."""
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -159,6 +164,14 @@ class Result(msgspec.Struct, kw_only=True):
     machine: Machine | None = None
     error: str | None = None
     refused: str | None = None
+
+
+def without_paths(text: str) -> str:
+    """Replace this machine's folders in an error or a reason that goes into a result."""
+    folders = {_ROOT, Path.home(), Path(tempfile.gettempdir()), Path(sys.prefix)}
+    for folder in sorted(folders, key=lambda path: -len(os.fspath(path))):
+        text = text.replace(os.fspath(folder), "…")
+    return text
 
 
 def write(path: Path, results: list[Result]) -> None:

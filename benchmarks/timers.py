@@ -7,7 +7,6 @@ but a hundred rows: events are further apart in event time by that factor.
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from rich.table import Table
 
 from benchmarks.cli import count, engines, told
 from benchmarks.config import RunConfig
+from benchmarks.process import sigterm_exits
 from benchmarks.result import Result
 
 SHARES = (1000, 100, 10)
@@ -71,9 +71,8 @@ def main(
         "--shares", type=count, nargs="+", default=SHARES, metavar="N", help="one in N timers is due in a batch"
     )
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception ends what this process has started
     results: list[tuple[int, Result]] = []
-    with tempfile.TemporaryDirectory(prefix="millpond-timers-") as folder:
+    with sigterm_exits(), tempfile.TemporaryDirectory(prefix="millpond-timers-") as folder:
         for engine in options.engines:
             runs = ((share, config(engine, share, options, Path(folder))) for share in options.shares)
             results.extend((share, measure(run, keep=False)) for share, run in runs)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import signal
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -22,9 +21,12 @@ from benchmarks.misa.measure import measure
 from benchmarks.misa.queries import QUERIES
 from benchmarks.misa.result import Batch, Result, write
 from benchmarks.misa.settings import ENGINES, EVENTS, Settings
+from benchmarks.process import sigterm_exits
 
 _PAPER = ["LR2", "LR4", "CM1", "CM2"]
+"""The queries of the paper, which run by default."""
 _ENGINES = ["spark-shipped", "spark-best", "millpond"]
+"""The engines that run by default."""
 
 
 def chosen(names: Sequence[str]) -> Callable[[str], list[str]]:
@@ -41,15 +43,15 @@ def chosen(names: Sequence[str]) -> Callable[[str], list[str]]:
 
 def rates(text: str) -> list[int]:
     """Records a second, separated by commas; 0 for as many as an engine takes."""
-    return [0 if one.strip() == "0" else count(one) for one in text.split(",")]
+    return [0 if rate.strip() == "0" else count(rate) for rate in text.split(",")]
 
 
 def seconds(text: str) -> list[float]:
     """Positive numbers of seconds, separated by commas."""
-    found = [float(one) for one in text.split(",")]
-    if min(found) <= 0:
+    triggers = [float(trigger) for trigger in text.split(",")]
+    if min(triggers) <= 0:
         raise argparse.ArgumentTypeError(f"'{text}': a trigger takes more than no time")
-    return found
+    return triggers
 
 
 def parser() -> argparse.ArgumentParser:
@@ -107,7 +109,7 @@ def line(result: Result) -> dict[str, str]:
     if result.batch_ms is None:
         reason = result.refused or (result.error or "").splitlines()[0]
         return {**shown, "batches": f"{'refused' if result.refused else 'failed'}: {reason}"}
-    spread, rows = result.batch_ms, result.row_ms
+    spread, rows = result.batch_ms, result.row_max_ms
     return {
         **shown,
         "batches": str(len(result.batches)),
@@ -136,24 +138,25 @@ def table(results: Sequence[Result]) -> Table:
     """All runs as a table."""
     lines = [line(result) for result in results]
     drawn = Table()
-    columns = list(dict.fromkeys(name for one in lines for name in one))
+    columns = list(dict.fromkeys(name for cells in lines for name in cells))
     for name in columns:
         drawn.add_column(name, justify="left" if name in ("query", "engine") else "right")
-    for one in lines:
-        drawn.add_row(*(one.get(name, "") for name in columns))
+    for cells in lines:
+        drawn.add_row(*(cells.get(name, "") for name in columns))
     return drawn
 
 
 def main(arguments: Sequence[str] | None = None, run: Callable[[Settings], Result] = measure) -> int:
     """Measure run by run, and print the table. 1 if a run failed."""
     options = parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception ends what this process has started
     results: list[Result] = []
-    for settings in runs(options):
-        results.append(run(settings))
-        print(", ".join(f"{name} {value}" for name, value in line(results[-1]).items()), file=sys.stderr, flush=True)
-        if options.json is not None:
-            write(options.json, results)
+    with sigterm_exits():
+        for settings in runs(options):
+            results.append(run(settings))
+            cells = line(results[-1]).items()
+            print(", ".join(f"{name} {value}" for name, value in cells), file=sys.stderr, flush=True)
+            if options.json is not None:
+                write(options.json, results)
     Console(width=220).print(table(results))
     for result in results:
         if result.error is not None:

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 
 _REMEMBERED = 8
-"""Last batches from which the time of the next is estimated."""
+"""The time of the next batch is estimated from this number of last batches."""
 _DIFFERENT = 1.5
-"""From this ratio of the largest to the smallest batch on, a line through them gives the time of one without rows."""
+"""From this ratio of the largest batch to the smallest on, a line through them gives the time of an empty batch."""
 _MOST_FIXED = 0.9
-"""Share of the batches' mean time that counts as fixed at most, if they have become faster."""
+"""At most this share of the batches' mean time counts as fixed, if batches have become faster."""
 
 
 class Deadline:

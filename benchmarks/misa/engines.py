@@ -28,7 +28,7 @@ STORES: Mapping[str, Mapping[str, str]] = {
     "millpond": {**PEER_SETTINGS, "spark.millpond.commit.mode": "async"},
     "millpond-sync": {**PEER_SETTINGS, "spark.millpond.commit.mode": "sync"},
 }
-"""What keeps state and logs, engine by engine."""
+"""Settings of the state store and of the logs, by engine."""
 
 
 def session(settings: Settings, work: Path) -> SparkSession:

@@ -14,9 +14,10 @@ from benchmarks.misa.arrivals import files
 from benchmarks.misa.result import Batch, Observed, Result, summarize
 from benchmarks.misa.settings import Settings
 from benchmarks.process import ProcessTree
-from benchmarks.result import Machine
+from benchmarks.result import Machine, without_paths
 
 _LOG_LINES = 25
+"""A failed run's error shows this number of last lines of its log."""
 _ENDING = 60.0
 """Seconds for which slots may finish their commits after a run."""
 
@@ -43,7 +44,8 @@ def measure(settings: Settings) -> Result:
             tree.kill()
         if tree.process.returncode:
             lines = (work / "log").read_text(errors="replace").splitlines()[-_LOG_LINES:]
-            result.error = "\n".join([f"the engine's process ended with status {tree.process.returncode}", *lines])
+            reason = f"the engine's process ended with status {tree.process.returncode}: {lines[-1] if lines else ''}"
+            result.error = without_paths("\n".join([reason, *lines]))
             return result
         observed = msgspec.json.decode((work / "observed.json").read_bytes(), type=Observed)
     fill(result, observed, tree)
@@ -52,8 +54,9 @@ def measure(settings: Settings) -> Result:
 
 def fill(result: Result, observed: Observed, tree: ProcessTree) -> None:
     """Fill a result from what the engine's process reports and what its process tree used."""
-    result.version, result.refused = observed.version, observed.refused
+    result.version = observed.version
     if observed.refused is not None:
+        result.refused = without_paths(observed.refused)
         return
     measured = observed.batches[result.settings.warmup :]
     if not measured:

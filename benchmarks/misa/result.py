@@ -13,6 +13,7 @@ from benchmarks.misa.streams.records import RECORD_BYTES
 from benchmarks.result import Machine, Spread
 
 _KEPT_UP = 0.97
+"""An engine keeps up if it takes this share of the records that come."""
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,8 +21,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         start: seconds since the epoch. ms: its execution time.
-        rows: records that it read. row_ms, row_max_ms: how late they were when it ended, on average and at most,
-            from when their file came; None where the engine got as many as it takes.
+        rows: records that it read. row_mean_ms, row_max_ms: how late they were when it ended, on average and at
+            most, from when their file came; None where the engine got as many as it takes.
         log_ms: Spark's offset log and commit log.
         commit_ms: wait for state to be committed. Spark: its own, per task that runs at a time; Millpond: that of the
             batch before, in sync mode its own, too.
@@ -35,7 +36,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     start: float
     ms: float
     rows: int
-    row_ms: float | None = None
+    row_mean_ms: float | None = None
     row_max_ms: float | None = None
     log_ms: float = 0.0
     commit_ms: float | None = None
@@ -68,7 +69,8 @@ class Result(msgspec.Struct, kw_only=True):
     """Figures of the measured batches.
 
     Attributes:
-        batches: those that were measured. batch_ms: their execution times. row_ms: latencies of batches' latest rows.
+        batches: those that were measured. batch_ms: their execution times.
+        row_max_ms: latencies of batches' latest rows.
         slope_ms: change of the execution time from batch to batch, by a line through all of them.
         rows_per_second: rows ÷ wall time from the first batch's start to the last one's end.
         batch_rows_per_second: rows ÷ execution time, averaged over batches, as in the paper (MiSA, figure 13).
@@ -82,7 +84,7 @@ class Result(msgspec.Struct, kw_only=True):
     version: str = ""
     batches: list[Batch] = []
     batch_ms: Spread | None = None
-    row_ms: Spread | None = None
+    row_max_ms: Spread | None = None
     slope_ms: float = 0.0
     rows_per_second: float = 0.0
     batch_rows_per_second: float = 0.0
@@ -109,7 +111,7 @@ def summarize(result: Result, batches: Sequence[Batch], arrived: float, cpu_seco
     ms, rows = (np.array([getattr(batch, name) for batch in batches], float) for name in ("ms", "rows"))
     result.batches = list(batches)
     result.batch_ms = Spread.of(ms.tolist())
-    result.row_ms = Spread.of([batch.row_max_ms for batch in batches if batch.row_max_ms is not None])
+    result.row_max_ms = Spread.of([batch.row_max_ms for batch in batches if batch.row_max_ms is not None])
     if len(batches) > 1:
         result.slope_ms = round(float(np.polyfit(np.arange(len(ms)), ms, 1)[0]), 3)
     result.rows_per_second = round(float(rows.sum()) / wall, 1)
@@ -117,11 +119,6 @@ def summarize(result: Result, batches: Sequence[Batch], arrived: float, cpu_seco
     result.kept_up = result.rows_per_second >= _KEPT_UP * arrived if arrived else None
     result.cores = round(cpu_seconds / wall, 2)
     result.memory_peak_bytes = memory_peak
-
-
-def cdf(batches: Sequence[Batch]) -> list[tuple[float, float]]:
-    """Return execution times in ms, each with the share of batches that took no longer (MiSA, figures 11 and 12)."""
-    return [(ms, (place + 1) / len(batches)) for place, ms in enumerate(sorted(batch.ms for batch in batches))]
 
 
 def write(path: Path, results: Sequence[Result]) -> None:

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from benchmarks.misa.deadline import Deadline, Gate
 from benchmarks.misa.engines import session, writer
 from benchmarks.misa.queries import QUERIES
 from benchmarks.misa.result import Batch, Observed
-from benchmarks.misa.settings import Settings
+from benchmarks.misa.settings import HUNG_SECONDS, LATE, Settings
 from benchmarks.prefetch.arrivals import Arrivals
 from benchmarks.prefetch.latency import read_by
 from millpond.errors import UnsupportedError
@@ -29,12 +29,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-HUNG_SECONDS = 600.0
-"""An engine that ends no batch for so long has hung, or cannot run the query at this rate."""
-_LATE = 2.0
-"""A run ends after this multiple of the seconds in which its records come, even if some are still to be read."""
 _KEPT_BATCHES = 3
-"""Last batches whose files stay in the source; it has fewer to list without the others."""
+"""Files of this number of last batches stay in the source; it has fewer to list without the others."""
 
 
 def names_of(progress: Mapping[str, Any], checkpoint: Path) -> list[str]:
@@ -43,21 +39,22 @@ def names_of(progress: Mapping[str, Any], checkpoint: Path) -> list[str]:
     The source's log numbers only batches with files, and the query also runs batches without, which close windows.
     """
     source = progress["sources"][0]
-    before, last = (-1 if source[at] is None else source[at]["logOffset"] for at in ("startOffset", "endOffset"))
+    offsets = (source[name] for name in ("startOffset", "endOffset"))
+    before, last = (-1 if offset is None else offset["logOffset"] for offset in offsets)
     return [name for entry in range(before + 1, last + 1) for name in read_by(checkpoint, entry)]
 
 
-def batch_of(progress: Mapping[str, Any], names: Sequence[str], at: Mapping[str, float], settings: Settings) -> Batch:
+def batch_of(progress: Mapping[str, Any], names: Sequence[str], came: Mapping[str, float], settings: Settings) -> Batch:
     """Make a batch's figures from its progress.
 
     Args:
-        names: files that it read. at: when files came, in seconds since the epoch.
+        names: files that it read. came: when files came, in seconds since the epoch.
     """
     start = datetime.fromisoformat(progress["timestamp"]).timestamp()
     took = progress["durationMs"]
     rows = np.array([rows_of(name) for name in names])
     end = start + took["triggerExecution"] / 1000
-    late = 1000 * (end - np.array([at[name] for name in names]))
+    late = 1000 * (end - np.array([came[name] for name in names]))
     figures = progress.get("observedMetrics", {}).get("millpond", {})
     commit, durable, read = None, None, None
     if settings.on_millpond:
@@ -65,15 +62,15 @@ def batch_of(progress: Mapping[str, Any], names: Sequence[str], at: Mapping[str,
     else:
         operators = progress["stateOperators"]
         # Spark adds up over tasks, of which as many run side by side as there are cores.
-        commit = sum(one["commitTimeMs"] for one in operators) / settings.cores
-        gets = [one["customMetrics"]["rocksdbGetLatency"] for one in operators if "customMetrics" in one]
+        commit = sum(operator["commitTimeMs"] for operator in operators) / settings.cores
+        gets = [o["customMetrics"]["rocksdbGetLatency"] for o in operators if "customMetrics" in o]
         read = sum(gets) / settings.cores
     return Batch(
         number=progress["batchId"],
         start=start,
         ms=took["triggerExecution"],
         rows=int(rows.sum()),
-        row_ms=round(float(np.average(late, weights=rows)), 1) if settings.rate else None,
+        row_mean_ms=round(float(np.average(late, weights=rows)), 1) if settings.rate else None,
         row_max_ms=round(float(late.max()), 1) if settings.rate else None,
         log_ms=took.get("walCommit", 0) + took.get("commitOffsets", 0),
         commit_ms=commit,
@@ -94,7 +91,7 @@ class Observer:
         self._checkpoint = checkpoint
         self._arrivals = arrivals
         self._settings = settings
-        self._last = -1
+        self._next = 0  # the lowest number of a batch whose progress is still to come
         self._seen = ""
         self._kept: deque[list[str]] = deque(maxlen=_KEPT_BATCHES)
         self.batches: list[Batch] = []
@@ -112,16 +109,28 @@ class Observer:
         if latest is None or latest.timestamp == self._seen:
             return []
         self._seen = latest.timestamp
-        for progress in (json.loads(one.json) for one in self._query.recentProgress):
-            number = progress["batchId"]
-            # Files count, not rows: Spark counts none where a filter skips a whole file.
-            if number > self._last and (names := names_of(progress, self._checkpoint)):
-                self._last = number
-                self.files += len(names)
-                self._arrivals.forget(self._kept[0] if len(self._kept) == _KEPT_BATCHES else [])
-                self._kept.append(names)
-                self.batches.append(batch_of(progress, names, self._arrivals.at, self._settings))
+        last = json.loads(latest.json)
+        if last["batchId"] <= self._next:
+            self._add(last)
+        else:
+            # More than one batch has ended. All progress is fetched only then: there is more of it with each batch.
+            for progress in self._query.recentProgress:
+                self._add(json.loads(progress.json))
         return self.batches[before:]
+
+    def _add(self, progress: Mapping[str, Any]) -> None:
+        """Add a batch, unless it was added before, is still to run, or has read no files."""
+        number = progress["batchId"]
+        # Idle progress has the number of the next batch, and adds nothing.
+        if number < self._next or "addBatch" not in progress["durationMs"]:
+            return
+        self._next = number + 1
+        # Files count, not rows: Spark counts none where a filter skips a whole file.
+        if names := names_of(progress, self._checkpoint):
+            self.files += len(names)
+            self._arrivals.forget(self._kept[0] if len(self._kept) == _KEPT_BATCHES else [])
+            self._kept.append(names)
+            self.batches.append(batch_of(progress, names, self._arrivals.at, self._settings))
 
 
 class Cutter:
@@ -152,6 +161,21 @@ class Cutter:
             self._files += due
 
 
+def await_batch(look: Callable[[], bool], settings: Settings) -> None:
+    """Look until the first batch has ended.
+
+    Raises:
+        TimeoutError: none has, within `HUNG_SECONDS`.
+    """
+    started = time.monotonic()
+    while not look():
+        if time.monotonic() > started + HUNG_SECONDS:
+            raise TimeoutError(
+                f"{settings.engine} has ended no batch of {settings.query} within {HUNG_SECONDS:.0f} seconds of the"
+                " query's start; choose a lower --rates, or fewer --rows-per-batch"
+            )
+
+
 def run(settings: Settings, work: Path) -> Observed:
     """Run a query until it is measured, in a session of its own; all that it writes is below `work`."""
     from pyspark.errors import AnalysisException, StreamingQueryException
@@ -173,7 +197,7 @@ def run(settings: Settings, work: Path) -> Observed:
 def observe(spark: SparkSession, settings: Settings, work: Path) -> Observed:
     """Run a query in a session until it is measured."""
     query, cut = QUERIES[settings.query], settings.engine == "spark-deadline"
-    made = files(Path(settings.events), settings.query, settings.event_rate, settings.seconds, settings.seed)
+    stream = files(Path(settings.events), settings.query, settings.event_rate, settings.seconds, settings.seed)
     source, waiting, checkpoint = work / "source", work / "waiting", work / "checkpoint"
     source.mkdir()
     waiting.mkdir()
@@ -182,7 +206,7 @@ def observe(spark: SparkSession, settings: Settings, work: Path) -> Observed:
     arrivals = Arrivals(waiting if cut else source)
     cutter = Cutter(settings, arrivals, waiting, source) if cut else None
     # The clock starts after a batch of one file, so that a JVM's slow first batch leaves no queue behind.
-    first = made[:1] if settings.rate else made
+    first = stream[:1] if settings.rate else stream
     for file in first:
         arrivals.put(file)
     running = writer(frame, query.mode, settings, checkpoint).start()
@@ -195,18 +219,16 @@ def observe(spark: SparkSession, settings: Settings, work: Path) -> Observed:
             cutter.look(ended, len(observer.batches))
         return bool(ended)
 
-    started = time.time()
-    while not look() and time.time() < started + HUNG_SECONDS:
-        pass
+    await_batch(look, settings)
     started = latest = time.time()
-    with arrivals.clocked(made[len(first) :], 1 / FILES):
-        while len(observer.batches) < settings.warmup + settings.batches and observer.files < len(made):
+    with arrivals.clocked(stream[len(first) :], 1 / FILES):
+        while len(observer.batches) < settings.warmup + settings.batches and observer.files < len(stream):
             now = time.time()
             latest = now if look() else latest
-            if now > latest + HUNG_SECONDS or (settings.rate and now > started + _LATE * settings.seconds):
+            if now > latest + HUNG_SECONDS or (settings.rate and now > started + LATE * settings.seconds):
                 break
     running.stop()
-    rows = sum(rows_of(file.name) for file in made)
+    rows = sum(rows_of(file.name) for file in stream)
     return Observed(
         version=spark.version, batches=observer.batches, arrived=rows / settings.seconds if settings.rate else 0.0
     )

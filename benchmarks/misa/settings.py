@@ -8,13 +8,18 @@ from pathlib import Path
 import msgspec
 
 ENGINES = ("spark-shipped", "spark-best", "spark-async", "spark-deadline", "millpond", "millpond-sync")
-"""Spark with RocksDB as it is shipped (changelog checkpointing off, the paper's Baseline), at its best settings, with
-asynchronous progress tracking, with batches cut to a deadline (zStream); Millpond with commits beside the next batch,
-and with commits that each batch waits for.
+"""Spark as shipped, with RocksDB chosen as its state store (the paper's Baseline), at its best settings, with
+asynchronous progress tracking, and with batches cut to a deadline (zStream); Millpond with commits beside the next
+batch, and with commits that each batch waits for.
 """
 EVENTS = Path(tempfile.gettempdir()) / "millpond-misa"
+"""The folder in which streams of records are kept by default."""
 FASTEST = 60_000
 """Records in a second of event time where an engine gets as many as it takes."""
+HUNG_SECONDS = 600.0
+"""An engine that ends no batch for so long has hung, or cannot run the query at this rate."""
+LATE = 2.0
+"""A run ends after this multiple of the seconds in which its records come, even if the engine is behind."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +62,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         batches = self.batches + self.warmup
         seconds = batches * self.trigger if self.rate else batches * self.rows_per_batch / FASTEST
         return max(1, round(seconds))
+
+    @property
+    def most_seconds(self) -> float:
+        """Seconds after which even a run that is slow has ended, its start and its last commits included."""
+        running = LATE * self.seconds if self.rate else (self.batches + self.warmup) * HUNG_SECONDS
+        return running + 3 * HUNG_SECONDS
 
     @property
     def on_millpond(self) -> bool:

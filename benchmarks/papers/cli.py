@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.papers.html import html
 from benchmarks.papers.page import page
+from benchmarks.papers.row import PAPERS
 from benchmarks.papers.rows import ROWS
-from benchmarks.papers.rows.row import PAPERS
 from benchmarks.papers.run import QUICK_SECONDS, run
 from benchmarks.papers.saved import RECORD, ROOT, Results, Saved
+from benchmarks.process import sigterm_exits
 
 PAGE = ROOT / "docs" / "papers.md"
 REPORT = ROOT / "build" / "papers.html"
@@ -50,14 +50,17 @@ def parser() -> argparse.ArgumentParser:
 def saved_rows(folder: Path) -> Mapping[str, Saved]:
     """Return the saved results in a folder by the row's name."""
     results = Results(folder)
-    found = {name: results.get(row) for name, row in ROWS.items()}
-    return {name: saved for name, saved in found.items() if saved is not None}
+    every = {name: results.get(row) for name, row in ROWS.items()}
+    return {name: saved for name, saved in every.items() if saved is not None}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, then write page and report. 1 if a row failed."""
     p = parser()
     options = p.parse_args(argv)
+    for name in options.row or ():
+        if options.only and (paper := ROWS[name].paper) not in options.only:
+            p.error(f"--row {name} belongs to --only {paper}, not to --only {' --only '.join(options.only)}")
     folder, page_path, report_path = RECORD, PAGE, REPORT
     if (out := options.out or (QUICK if options.quick else None)) is not None:
         folder, page_path, report_path = (out / name for name in ("results", "papers.md", "papers.html"))
@@ -67,11 +70,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (not options.only or row.paper in options.only) and (not options.row or row.name in options.row)
     ]
     failed = False
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an exception, which ends what was started
     try:
         if not options.report:
-            found = run(rows, Results(folder), quick=options.quick, again=options.again, say=_say)
-            failed = any(saved.error is not None for saved in found)
+            with sigterm_exits():
+                measured = run(rows, Results(folder), quick=options.quick, again=options.again, say=_say)
+            failed = any(saved.error is not None for saved in measured)
     finally:
         every, saved = list(ROWS.values()), saved_rows(folder)
         for path, text in ((page_path, page(every, saved)), (report_path, html(every, saved))):

@@ -10,7 +10,7 @@ import msgspec
 
 from benchmarks.papers.page import COLUMNS, NOTES, cells_of, command_of, origin, summary
 from benchmarks.papers.pictures import picture
-from benchmarks.papers.rows.row import PAPERS, Row
+from benchmarks.papers.row import PAPERS, Row
 from benchmarks.papers.saved import Saved
 
 _PAGE = Template("""<!doctype html>
@@ -18,7 +18,7 @@ _PAGE = Template("""<!doctype html>
 <title>Millpond: the papers, measured again</title>
 <style>
 body { font: 15px/1.5 system-ui, sans-serif; color: #18212f; max-width: 1300px; margin: 0 auto; padding: 32px 24px }
-.pass { color: #1a7f4b } .miss, .failed { color: #c92a2a } .not { color: #5b6675 }
+.pass { color: #1a7f4b } .miss, .failed { color: #c92a2a } .not, .no { color: #5b6675 }
 svg { max-width: 100%; height: auto; display: block; margin: 24px 0 }
 table { border-collapse: collapse; font-size: 13px }
 td, th { padding: 6px 14px 6px 0; border-bottom: 1px solid #e3e7ed; text-align: left; vertical-align: top }
@@ -39,12 +39,12 @@ def html(rows: Sequence[Row], saved: Mapping[str, Saved]) -> str:
         rows: all rows.
         saved: results by the row's name.
     """
-    found = [saved[row.name] for row in rows if row.name in saved]
+    measured = [saved[row.name] for row in rows if row.name in saved]
     parts = [part for paper in PAPERS for part in _paper(paper, [row for row in rows if row.paper == paper], saved)]
     return _PAGE.substitute(
         summary=escape(summary(rows, saved).replace("**", "")),
         papers="\n".join(parts),
-        json=msgspec.json.encode(found).decode().replace("<", "\\u003c"),
+        json=msgspec.json.encode(measured).decode().replace("<", "\\u003c"),
     )
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from benchmarks.papers.rows.figures import METRICS, Figures
-from benchmarks.papers.rows.row import Headline, Row
+from benchmarks.papers.figures import METRICS, Figures
+from benchmarks.papers.row import Headline, Row
 from benchmarks.papers.saved import Saved
 from benchmarks.report import geometric_mean
 
@@ -29,8 +29,9 @@ NAMES = {
 }
 """Engines and variants, as people call them; the others are called as they are."""
 NOT_MEASURED = "not measured yet"
+"""The verdict of a headline whose row has no saved result."""
 _MOST_PLACES = 4
-"""The most places whose figures a cell lists; of more, it shows the first and the last."""
+"""A cell lists figures of at most this number of places; of more, it shows the first and the last."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +68,7 @@ def outcome(headline: Headline, saved: Saved | None) -> Outcome:
     passed, verdict = _verdict(headline, ours, ratio, saved)
     return Outcome(
         peers="; ".join(cells) or "–",
-        ours=_shown(ours, headline.metric) if ours else _missing(headline.ours, saved),
+        ours=_shown(headline.ours, ours, headline.metric, headline.place, saved),
         ratio="–" if ratio is None else f"{ratio:.2f}",
         verdict=verdict,
         passed=passed,
@@ -77,39 +78,58 @@ def outcome(headline: Headline, saved: Saved | None) -> Outcome:
 def _values(runs: dict[tuple[str, str], Figures], engine: str, metric: str, place: str) -> dict[str, float]:
     """An engine's values of a metric by place: of one place, or of all if it is empty."""
     return {
-        at: figures.values[metric]
-        for (name, at), figures in runs.items()
-        if name == engine and place in ("", at) and metric in figures.values
+        measured_at: figures.values[metric]
+        for (name, measured_at), figures in runs.items()
+        if name == engine and place in ("", measured_at) and metric in figures.values
     }
 
 
 def _ratio(headline: Headline, ours: dict[str, float], peers: dict[str, dict[str, float]]) -> float | None:
     """By how many times Millpond is better than the best peer, as a geometric mean over the places that both have."""
-    found = []
+    ratios = []
     for place, value in ours.items():
-        theirs = [values[at] for values in peers.values() for at in values if headline.peer_place or at == place]
+        theirs = [
+            peer_value
+            for values in peers.values()
+            for peer_place, peer_value in values.items()
+            if headline.peer_place or peer_place == place
+        ]
         if not theirs or min(value, *theirs) <= 0:
             continue
         more = METRICS[headline.metric].more
-        found.append(value / max(theirs) if more else min(theirs) / value)
-    return geometric_mean(found)
+        ratios.append(value / max(theirs) if more else min(theirs) / value)
+    return geometric_mean(ratios)
 
 
 def _cell(name: str, values: dict[str, float], headline: Headline, saved: Saved) -> str:
-    shown = _shown(values, headline.metric) if values else _missing(name, saved)
-    return f"{NAMES.get(name, name)} {shown}"
+    place = (headline.peer_place if name in headline.peers else "") or headline.place
+    return f"{NAMES.get(name, name)} {_shown(name, values, headline.metric, place, saved)}"
 
 
-def _shown(values: dict[str, float], metric: str) -> str:
-    """The values in the order of their places, with the unit."""
-    found = METRICS[metric]
-    texts = [f"{value:,.{found.digits}f}" for value in values.values()]
-    if len(texts) > _MOST_PLACES:
-        texts = [texts[0], "…", texts[-1]]
-    return f"{', '.join(texts)} {found.unit}".strip()
+def _shown(name: str, values: dict[str, float], metric: str, place: str, saved: Saved) -> str:
+    """An engine's values with their unit, in the order of their places; several values name their places."""
+    if not values:
+        return _why(name, place, saved).partition(":")[0]
+    unit, digits = METRICS[metric].unit, METRICS[metric].digits
+    texts = {place: f"{value:,.{digits}f} {unit}".strip() for place, value in values.items()}
+    texts |= dict.fromkeys(_missing(name, place, saved), "no figure")
+    if len(texts) == 1:
+        return "".join(texts.values())
+    cells = [f"{text} ({place})" for place, text in texts.items()]
+    return ", ".join(cells if len(cells) <= _MOST_PLACES else [cells[0], "…", cells[-1]])
 
 
-def _missing(name: str, saved: Saved) -> str:
+def _missing(name: str, place: str, saved: Saved) -> dict[str, str]:
+    """The reasons why an engine that ran has no figures, by place."""
+    last = {figures.place: figures for figures in saved.figures if figures.engine == name}
+    return {
+        measured_at: figures.missing
+        for measured_at, figures in last.items()
+        if figures.missing and place in ("", measured_at)
+    }
+
+
+def _why(name: str, place: str, saved: Saved) -> str:
     """Why an engine has no figure."""
     if name in saved.absent:
         return "not installed"
@@ -118,16 +138,25 @@ def _missing(name: str, saved: Saved) -> str:
         return "refused"
     if any(figures.error for figures in mine):
         return "failed"
-    return "not in a quick run" if saved.quick else "no figure"
+    if missing := _missing(name, place, saved):
+        return f"no figure: {', '.join(dict.fromkeys(missing.values()))}"
+    if saved.unfinished:
+        return "not measured: no time left"
+    return "not measured: not in a quick run" if saved.quick else "no figure"
 
 
 def _verdict(headline: Headline, ours: dict[str, float], ratio: float | None, saved: Saved) -> tuple[bool | None, str]:
-    if not ours:
-        reason = (saved.error or _missing(headline.ours, saved)).splitlines()[0]
-        return None, f"failed: {reason}" if saved.error else f"{NOT_MEASURED}: {reason}"
+    if not ours or _missing(headline.ours, headline.place, saved):
+        reason = _why(headline.ours, headline.place, saved)
+        if saved.error and not reason.startswith("no figure:"):
+            return None, f"failed: {saved.error.splitlines()[0]}"
+        return None, reason if reason.startswith(("no figure", "not measured")) else f"no figure: {reason}"
     if headline.ratio is not None and ratio is None:
-        reason = "no peer has a figure"
-        return None, f"failed: {reason}" if saved.error else f"{NOT_MEASURED}: {reason}"
+        if saved.error:
+            return None, "failed: no peer has a figure"
+        reasons = [_why(peer, headline.peer_place or headline.place, saved) for peer in headline.peers]
+        explained = [reason for reason in reasons if ":" in reason]
+        return None, explained[0] if explained else "no figure: no peer has one"
     compared = list(_comparisons(headline, ours, ratio))
     passed = all(holds for holds, _ in compared)
     text = " and ".join(text for holds, text in compared if passed or not holds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from benchmarks.papers.outcome import Outcome, outcomes
-from benchmarks.papers.rows.row import PAPERS, Row
+from benchmarks.papers.row import PAPERS, Row
 from benchmarks.papers.saved import Saved
 
 COLUMNS = (
@@ -28,8 +28,12 @@ NOTES = {
     " Flink where it is installed.",
     "apsys": "The paper's baseline is Flink with RocksDB. Here it is Spark with RocksDB, and Flink where it is"
     " installed.",
-    "misa": "The paper's baseline is Spark with RocksDB as it is shipped, and so it is here. Beside it"
-    " stand Spark at its best settings, with asynchronous progress tracking, and with batches cut to a deadline.",
+    "misa": "The paper's baseline is Spark as shipped, with RocksDB chosen as its state store, and so it is here: each"
+    " batch writes a snapshot, and all other settings are Spark's defaults. Beside it stand Spark at its best settings,"
+    " with asynchronous progress tracking, and with batches cut to a deadline. `millpond`, `millpond-sync`,"
+    " `spark-best` and `spark-async` use the checkpoint file manager that starts no process for each file."
+    " `spark-shipped` and `spark-deadline` keep Spark's default, which does. So part of a ratio to Spark as shipped is"
+    " the time that Spark's log writes take.",
 }
 """How each paper's baseline and the peers here differ."""
 
@@ -53,8 +57,10 @@ def _lines(rows: Sequence[Row], saved: Mapping[str, Saved]) -> Iterator[str]:
     yield "# The papers, measured again"
     yield ""
     yield "Each headline of the papers that Millpond builds on ([references](references.md)): the paper's figure, the"
-    yield "peer's here, and Millpond's here, whether the claim is reached or not. Made by `python -m benchmarks papers`"
-    yield "from the results in `benchmarks/papers/results/`; a test compares them."
+    yield "peer's figure here, Millpond's figure here, and whether Millpond reaches the claim."
+    yield "`python -m benchmarks papers` measures the headlines, saves the results, and makes this page from them."
+    if not saved:
+        yield "No results are saved yet."
     yield ""
     yield "A ratio above 1 says by how many times Millpond is better than the best peer, as a geometric mean where a"
     yield "headline has several queries or sizes. The command in the last column measures that row alone; with"
@@ -68,10 +74,10 @@ def _lines(rows: Sequence[Row], saved: Mapping[str, Saved]) -> Iterator[str]:
 
 def summary(rows: Sequence[Row], saved: Mapping[str, Saved]) -> str:
     """Return in a sentence or two how many headlines are reached, and whether results are of a quick run."""
-    found = [outcome for row in rows for outcome in outcomes(row, saved.get(row.name))]
-    reached, missed = (sum(outcome.passed is verdict for outcome in found) for verdict in (True, False))
-    text = f"Of {len(found)} headlines, {reached} are reached, {missed} are missed, and"
-    text += f" {len(found) - reached - missed} are not measured."
+    every = [outcome for row in rows for outcome in outcomes(row, saved.get(row.name))]
+    reached, missed = (sum(outcome.passed is verdict for outcome in every) for verdict in (True, False))
+    text = f"Of {len(every)} headlines, {reached} are reached, {missed} are missed, and"
+    text += f" {len(every) - reached - missed} have no figures."
     quick = [row.name for row in rows if row.name in saved and saved[row.name].quick]
     return f"{text} **Quick runs, with smaller state and fewer batches: {', '.join(quick)}.**" if quick else text
 
@@ -93,23 +99,25 @@ def _paper(name: str, paper: str, rows: Sequence[Row], saved: Mapping[str, Saved
 
 def cells_of(row: Row, saved: Saved | None) -> Iterator[tuple[str, ...]]:
     """The cells of a row's headlines, in the order of `COLUMNS`."""
-    for headline, found in zip(row.headlines, outcomes(row, saved), strict=True):
+    for headline, outcome in zip(row.headlines, outcomes(row, saved), strict=True):
         yield (
             headline.where,
             headline.measured,
             headline.theirs,
-            found.peers,
-            found.ours,
-            found.ratio,
-            _marked(found, saved),
+            outcome.peers,
+            outcome.ours,
+            outcome.ratio,
+            _marked(outcome, saved),
             command_of(row, quick=saved is not None and saved.quick),
         )
 
 
-def _marked(found: Outcome, saved: Saved | None) -> str:
-    return (
-        f"{found.verdict} (quick)" if saved is not None and saved.quick and found.passed is not None else found.verdict
-    )
+def _marked(outcome: Outcome, saved: Saved | None) -> str:
+    if saved is None or outcome.passed is None:
+        return outcome.verdict
+    marks = {"quick": saved.quick, "not all runs ended": saved.unfinished or saved.error is not None}
+    shown = ", ".join(mark for mark, applies in marks.items() if applies)
+    return f"{outcome.verdict} ({shown})" if shown else outcome.verdict
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -134,7 +142,7 @@ def _origins(all_: Sequence[Saved]) -> Iterator[str]:
 def origin(saved: Saved) -> tuple[str, ...]:
     """The cells that say how a row was measured."""
     machine, versions = saved.machine, dict(saved.versions)
-    engines = dict.fromkeys(f"{one.engine} {one.version}" for one in saved.figures if one.version)
+    engines = dict.fromkeys(f"{figures.engine} {figures.version}" for figures in saved.figures if figures.version)
     return (
         f"`{saved.row}`",
         saved.commit,

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from benchmarks.papers.figures import METRICS, Figures
 from benchmarks.papers.outcome import NAMES
-from benchmarks.papers.rows.figures import METRICS, Figures
-from benchmarks.papers.rows.row import Row
+from benchmarks.papers.row import Row
 from benchmarks.papers.saved import Saved
 from millpond.demo.charts import COLOURS, as_svg, new_figure, style
 
@@ -16,17 +16,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _MOST_METRICS = 3
+"""A picture shows at most this number of metrics."""
 _OTHERS = ("#8250df", "#1a7f4b", "#b8860b", "#c2255c", "#5b6675")
-"""Colours of engines and variants without their own."""
+"""Colours of the engines and variants that have no colour of their own."""
 _WIDE = 20.0
-"""Ratio of the longest to the shortest duration from which their axis is logarithmic."""
+"""From this ratio of the longest duration to the shortest on, their axis is logarithmic."""
 _STYLES = ("-", "--", ":", "-.")
 
 
 def picture(row: Row, saved: Saved) -> str:
     """Return the row's picture as an `<svg>` element; empty if there are no figures."""
     measured = [figures for figures in saved.figures if figures.values]
-    metrics = [metric for metric in _metrics(row) if any(metric in one.values for one in measured)]
+    metrics = [metric for metric in _metrics(row) if any(metric in figures.values for figures in measured)]
     series = [figures for figures in measured if len(figures.series) > 1]
     if not metrics:
         return ""
@@ -36,7 +37,7 @@ def picture(row: Row, saved: Saved) -> str:
         colours = _colours(measured)
         for axis, metric in zip(axes, metrics, strict=False):
             draw = _lines if row.lines else _bars
-            draw(axis, [one for one in measured if metric in one.values], metric, colours)
+            draw(axis, [figures for figures in measured if metric in figures.values], metric, colours)
             axis.set_title(_label(metric), size=10)
             axis.set_ylim(bottom=0)
         if series:
@@ -51,8 +52,8 @@ def _metrics(row: Row) -> list[str]:
 
 
 def _label(metric: str) -> str:
-    found = METRICS[metric]
-    return f"{found.name} ({found.unit})" if found.unit else found.name
+    name, unit = METRICS[metric].name, METRICS[metric].unit
+    return f"{name} ({unit})" if unit else name
 
 
 def _colours(measured: list[Figures]) -> dict[str, str]:
@@ -64,19 +65,19 @@ def _colours(measured: list[Figures]) -> dict[str, str]:
 
 def _grouped(measured: list[Figures], metric: str) -> tuple[list[str], dict[str, dict[str, float]]]:
     """The places, and each engine's values by place."""
-    found: dict[str, dict[str, float]] = {}
+    values: dict[str, dict[str, float]] = {}
     for figures in measured:
-        found.setdefault(figures.engine, {})[figures.place] = figures.values[metric]
-    return list(dict.fromkeys(figures.place for figures in measured)), found
+        values.setdefault(figures.engine, {})[figures.place] = figures.values[metric]
+    return list(dict.fromkeys(figures.place for figures in measured)), values
 
 
 def _bars(axis: Axes, measured: list[Figures], metric: str, colours: dict[str, str]) -> None:
     places, engines = _grouped(measured, metric)
     width = 0.8 / len(engines)
     for number, (engine, values) in enumerate(engines.items()):
-        at = np.arange(len(places)) + (number - (len(engines) - 1) / 2) * width
+        positions = np.arange(len(places)) + (number - (len(engines) - 1) / 2) * width
         heights = [values.get(place, 0.0) for place in places]
-        drawn = axis.bar(at, heights, width, label=NAMES.get(engine, engine), color=colours[engine])
+        drawn = axis.bar(positions, heights, width, label=NAMES.get(engine, engine), color=colours[engine])
         digits = METRICS[metric].digits
         axis.bar_label(drawn, [f"{height:,.{digits}f}" for height in heights], fontsize=7)
     axis.set_xticks(range(len(places)), places, fontsize=8)
@@ -86,8 +87,8 @@ def _lines(axis: Axes, measured: list[Figures], metric: str, colours: dict[str, 
     places, engines = _grouped(measured, metric)
     for engine, values in engines.items():
         known = [place for place in places if place in values]
-        at, heights = [places.index(place) for place in known], [values[place] for place in known]
-        axis.plot(at, heights, marker="o", label=NAMES.get(engine, engine), color=colours[engine])
+        positions, heights = [places.index(place) for place in known], [values[place] for place in known]
+        axis.plot(positions, heights, marker="o", label=NAMES.get(engine, engine), color=colours[engine])
     axis.set_xticks(range(len(places)), places, fontsize=8)
 
 
@@ -97,7 +98,7 @@ def _distributions(axis: Axes, measured: list[Figures], colours: dict[str, str])
         shares = np.arange(1, len(figures.series) + 1) / len(figures.series)
         line = _STYLES[places.index(figures.place) % len(_STYLES)]
         axis.step(np.sort(figures.series), shares, line, where="post", color=colours[figures.engine])
-    most, least = (bound(ms for one in measured for ms in one.series) for bound in (max, min))
+    most, least = (bound(ms for figures in measured for ms in figures.series) for bound in (max, min))
     if most > _WIDE * max(least, 1.0):
         axis.set_xscale("log")
     axis.set_xlabel("ms")

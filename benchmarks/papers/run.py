@@ -12,26 +12,39 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.papers.rows.figures import READERS, Figures
-from benchmarks.papers.rows.row import Command, Row
-from benchmarks.papers.saved import ROOT, Results, Saved, current_commit, same_run, versions, without_paths
-from benchmarks.result import Machine
+from benchmarks.misa import __main__ as misa
+from benchmarks.papers.figures import READERS, Figures
+from benchmarks.papers.row import Command, Row
+from benchmarks.papers.saved import ROOT, Results, Saved, current_commit, same_run, versions
+from benchmarks.result import Machine, without_paths
 from millpond.demo.processes import ProcessTree
 
 QUICK_SECONDS = 1_200.0
 """How long a quick run may take in all."""
 LONGEST = 10_800.0
-"""Seconds after which a command has hung; the longest takes half of that."""
+"""Seconds after which a command has hung that does not say itself how long it may take; the longest takes half."""
 _LINES = 12
-"""Of the log of a command that failed."""
+"""A failed command's error shows this number of last lines of its log."""
 
 
 class RowFailed(Exception):
     """A command gave no figures; the message ends with the last lines of its log."""
 
 
-class Deadline:
-    """When a run has to be over.
+class OutOfTime(Exception):
+    """The whole run's time was over before a command had ended.
+
+    Args:
+        figures: of the command's runs that had ended.
+    """
+
+    def __init__(self, figures: list[Figures]) -> None:
+        super().__init__(figures)
+        self.figures = figures
+
+
+class TimeLimit:
+    """How long a whole run may still take.
 
     Args:
         seconds: from now; None = never.
@@ -45,15 +58,31 @@ class Deadline:
         return float("inf") if self._end is None else self._end - time.monotonic()
 
 
-Measure = Callable[[Command, list[str], Deadline], list[Figures]]
+Measure = Callable[[Command, list[str], TimeLimit], list[Figures]]
 """Runs one command, given as the words after `python -m`."""
 
 
-def measure(command: Command, line: list[str], deadline: Deadline) -> list[Figures]:
+def longest(line: Sequence[str]) -> float:
+    """Return the seconds after which a command has hung.
+
+    Args:
+        line: the words after `python -m`. What they ask for decides where the benchmark runs by the clock.
+    """
+    module, *arguments = line
+    if module != "benchmarks.misa":
+        return LONGEST
+    return sum(settings.most_seconds for settings in misa.runs(misa.parser().parse_args(arguments)))
+
+
+def measure(command: Command, line: list[str], limit: TimeLimit) -> list[Figures]:
     """Run a command and read its figures.
 
+    Returns:
+        The figures. Of a command that hung or broke off, those that it had written, and the error.
+
     Raises:
-        RowFailed: it gave none, or was not over in time.
+        RowFailed: it gave none.
+        OutOfTime: `limit` was over before.
     """
     with tempfile.TemporaryDirectory(prefix="millpond-papers-") as name:
         folder = Path(name)
@@ -65,20 +94,28 @@ def measure(command: Command, line: list[str], deadline: Deadline) -> list[Figur
             "PYSPARK_PYTHON": sys.executable,
         }
         tree = ProcessTree([sys.executable, "-m", *line, "--json", str(written)], log=log, env=environment, cwd=folder)
-        started = time.monotonic()
+        hung = TimeLimit(longest(line))
         try:
-            while tree.running() and deadline.left() > 0 and time.monotonic() < started + LONGEST:
+            while tree.running() and min(limit.left(), hung.left()) > 0:
                 time.sleep(0.1)
             late = tree.running()
         finally:
             tree.kill()
+        figures = list(READERS[command.module](command, written.read_bytes())) if written.exists() else []
+        if late and limit.left() <= 0:
+            raise OutOfTime(figures)
+        last = log.read_text(errors="replace").splitlines()[-_LINES:]
+        status = tree.process.returncode
+        if not late and not figures:
+            raise RowFailed("\n".join([f"no figures: {last[-1] if last else f'it ended with status {status}'}", *last]))
         if late:
-            raise RowFailed("stopped, because its time was over")
-        if not written.exists():
-            last = log.read_text(errors="replace").splitlines()[-_LINES:]
-            reason = last[-1] if last else f"it ended with status {tree.process.returncode}"
-            raise RowFailed("\n".join([f"no figures: {reason}", *last]))
-        return list(READERS[command.module](command, written.read_bytes()))
+            reason = f"stopped, because it had not ended after {longest(line):,.0f} seconds"
+        elif status and all(run.error is None for run in figures):
+            reason = f"it ended with status {status} before all its runs had ended"
+        else:
+            return figures
+        error = "\n".join([reason, *last])
+        return [*figures, Figures(engine=command.engine or line[0], place=command.place, error=error)]
 
 
 def run(
@@ -104,24 +141,26 @@ def run(
         The results of this run; not those that were there before.
     """
     commit = current_commit()
-    deadline = Deadline(QUICK_SECONDS if quick else None)
-    found = []
+    limit = TimeLimit(QUICK_SECONDS if quick else None)
+    measured = []
     for row in rows:
         if not row.settings(quick=quick):
             say(f"{row.name}: not in a quick run")
         elif not again and same_run(results.get(row), row, commit, quick=quick):
             say(f"{row.name}: saved already")
-        elif deadline.left() <= 0:
+        elif limit.left() <= 0:
             say(f"{row.name}: not measured, {QUICK_SECONDS / 60:.0f} minutes are over")
         else:
             say(f"{row.name} …")
-            found.append(_row(row, commit, deadline, quick=quick, measure=measure))
-            results.put(found[-1])
-            say(f"  {found[-1].error or 'measured'} ({found[-1].seconds:.0f} s)")
-    return found
+            saved = _row(row, commit, limit, quick=quick, measure=measure)
+            measured.append(saved)
+            results.put(saved)
+            state = "no time left for all of it" if saved.unfinished else "measured"
+            say(f"  {saved.error or state} ({saved.seconds:.0f} s)")
+    return measured
 
 
-def _row(row: Row, commit: str, deadline: Deadline, *, quick: bool, measure: Measure) -> Saved:
+def _row(row: Row, commit: str, limit: TimeLimit, *, quick: bool, measure: Measure) -> Saved:
     saved = Saved(
         row=row.name,
         commit=commit,
@@ -137,13 +176,22 @@ def _row(row: Row, commit: str, deadline: Deadline, *, quick: bool, measure: Mea
         line = command.line(quick=quick)
         if line is None:
             continue
+        if limit.left() <= 0:
+            saved.unfinished = True
+            break
         try:
-            found = measure(command, line, deadline)
+            measured = measure(command, line, limit)
+        except OutOfTime as over:
+            measured, saved.unfinished = over.figures, True
         except Exception as error:  # whatever it is, the next row is measured
-            found = [Figures(engine=command.engine or line[0], place=command.place, error=str(error))]
-        saved.figures += [
-            one if one.error is None else msgspec.structs.replace(one, error=without_paths(one.error)) for one in found
-        ]
-    saved.error = "\n".join(f"{one.engine}: {one.error}" for one in saved.figures if one.error is not None) or None
+            measured = [Figures(engine=command.engine or line[0], place=command.place, error=str(error))]
+        saved.figures += [_without_paths(figures) for figures in measured]
+    errors = [f"{figures.engine}: {figures.error}" for figures in saved.figures if figures.error is not None]
+    saved.error = "\n".join(errors) or None
     saved.seconds = round(time.monotonic() - started, 1)
     return saved
+
+
+def _without_paths(figures: Figures) -> Figures:
+    texts = {"error": figures.error, "refused": figures.refused}
+    return msgspec.structs.replace(figures, **{name: text and without_paths(text) for name, text in texts.items()})

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import tempfile
 from importlib import metadata
 from pathlib import Path
 
 import msgspec
 
-from benchmarks.papers.rows.figures import Figures
-from benchmarks.papers.rows.row import Row
+from benchmarks.papers.figures import Figures
+from benchmarks.papers.row import Row
 from benchmarks.result import Machine
 from millpond.demo.machine import java_version
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = Path(__file__).with_name("results")
 """The results of record, from which `docs/papers.md` is made."""
+UNKNOWN = "unknown"
+"""The commit of a source tree without git."""
 _PACKAGES = ("pyspark", "pyarrow", "numpy", "numba")
 
 
@@ -36,6 +36,7 @@ class Saved(msgspec.Struct, kw_only=True):
         figures: of each run, each with its seed.
         absent: engines that are not installed there.
         error: why there are no figures, or not all.
+        unfinished: whether the time of a quick run was over before all commands had ended.
     """
 
     row: str
@@ -49,6 +50,7 @@ class Saved(msgspec.Struct, kw_only=True):
     figures: list[Figures] = []
     absent: list[str] = []
     error: str | None = None
+    unfinished: bool = False
 
 
 class Results:
@@ -79,10 +81,16 @@ class Results:
 
 
 def same_run(saved: Saved | None, row: Row, commit: str, *, quick: bool) -> bool:
-    """Whether a result is of this commit and these settings, so that there is nothing to measure again."""
+    """Whether a result is whole, of this commit and of these settings, so that there is nothing to measure again.
+
+    A tree whose files differ from the commit (`abc+`), or a tree without git, is never known to be the same.
+    """
+    known = not commit.endswith("+") and commit != UNKNOWN
     return (
         saved is not None
+        and known
         and saved.error is None
+        and not saved.unfinished
         and (saved.commit, saved.quick, saved.settings) == (commit, quick, row.settings(quick=quick))
     )
 
@@ -95,16 +103,9 @@ def current_commit() -> str:
         commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
         return commit + ("+" if subprocess.run(changed, capture_output=True, text=True, check=True).stdout else "")
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return UNKNOWN
 
 
 def versions() -> dict[str, str]:
     """Return the versions of Java and of the packages that decide how fast a row is."""
     return {"java": java_version(), **{name: metadata.version(name) for name in _PACKAGES}}
-
-
-def without_paths(text: str) -> str:
-    """Take this machine's folders out of a text that goes into a result."""
-    for folder in sorted({ROOT, Path.home(), Path(tempfile.gettempdir())}, key=lambda path: -len(os.fspath(path))):
-        text = text.replace(os.fspath(folder), "…")
-    return text

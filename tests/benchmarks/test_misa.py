@@ -1,9 +1,9 @@
 """MiSA's workloads without an engine: records, files, deadlines, figures and the command line."""
 
-import json
+import os
+import signal
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -12,18 +12,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from benchmarks.misa import arrivals
 from benchmarks.misa.__main__ import line, main
 from benchmarks.misa.arrivals import FILES, files, rows_of
 from benchmarks.misa.deadline import Deadline, Gate
 from benchmarks.misa.engines import STORES
 from benchmarks.misa.measure import fill
 from benchmarks.misa.queries import QUERIES
-from benchmarks.misa.result import Batch, Observed, Result, cdf, read
-from benchmarks.misa.run import Observer, batch_of, names_of
+from benchmarks.misa.result import Batch, Observed, Result, read
 from benchmarks.misa.settings import ENGINES, Settings
 from benchmarks.misa.streams import cluster, road
 from benchmarks.misa.streams.records import RECORD_BYTES, counts
-from benchmarks.prefetch.arrivals import Arrivals
 from benchmarks.process import Sample
 from benchmarks.result import Machine
 
@@ -119,6 +118,27 @@ def test_files_have_the_streams_records_in_order(tmp_path: Path) -> None:
     assert files(tmp_path, "LR2", 200, 3, 2) != made
 
 
+def test_streams_of_other_code_are_made_again_and_removed_when_unused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    made = files(tmp_path, "LR2", 200, 3, 1)[0].parent
+    monkeypatch.setattr(arrivals, "code_digest", lambda: "0123456789ab")
+    again = files(tmp_path, "LR2", 200, 3, 1)[0].parent
+    assert again != made
+    assert made.exists()
+    undigested = tmp_path / "TaskEvents-200-1-3"
+    undigested.mkdir()
+    for folder in (made, undigested, other, again):
+        os.utime(folder, (0, 0))
+    files(tmp_path, "LR2", 200, 3, 2)
+    assert not made.exists()
+    assert not undigested.exists()
+    assert again.exists()
+    assert other.exists()
+
+
 class TestDeadline:
     """A query that takes 0.5 s for a batch and 1 ms for each row, and files of 100 rows."""
 
@@ -195,89 +215,6 @@ def test_a_gate_releases_a_batch_at_once(tmp_path: Path) -> None:
 SETTINGS = Settings(query="LR2", engine="spark-best", batches=3, warmup=1, rate=100, trigger=1.0)
 
 
-def progress(**more: Any) -> dict[str, Any]:
-    took = {"triggerExecution": 500, "walCommit": 20, "commitOffsets": 30}
-    return {"batchId": 4, "timestamp": "2026-01-01T00:00:10.000Z", "durationMs": took, **more}
-
-
-def test_figures_of_a_batch() -> None:
-    operator = {"commitTimeMs": 40, "customMetrics": {"rocksdbGetLatency": 6}}
-    end = 1767225610.5
-    names, at = ["1-30.parquet", "2-10.parquet"], {"1-30.parquet": end - 1.0, "2-10.parquet": end - 0.6}
-    found = batch_of(progress(stateOperators=[operator, operator]), names, at, SETTINGS)
-    assert (found.number, found.ms, found.rows, found.end) == (4, 500, 40, end)
-    assert found.row_ms == pytest.approx((30 * 1000 + 10 * 600) / 40)
-    assert found.row_max_ms == pytest.approx(1000)
-    assert (found.log_ms, found.commit_ms, found.read_ms, found.durable_ms) == (50, 40, 6, None)
-    ours = progress(stateOperators=[], observedMetrics={"millpond": {"commit_ms": 70.0, "commit_lag_ms": 2.0}})
-    found = batch_of(ours, names, at, msgspec.structs.replace(SETTINGS, engine="millpond", rate=0))
-    assert (found.commit_ms, found.durable_ms, found.read_ms, found.row_ms) == (2.0, 70.0, None, None)
-
-
-def test_files_of_a_batch_after_one_without_rows(tmp_path: Path) -> None:
-    log = tmp_path / "sources" / "0"
-    log.mkdir(parents=True)
-    for entry, name in enumerate(["0-9.parquet", "1-9.parquet"]):
-        path = json.dumps({"path": f"file:///in/{name}", "timestamp": 0, "batchId": entry})
-        (log / str(entry)).write_text(f"v1\n{path}")
-    first = {"startOffset": None, "endOffset": {"logOffset": 0}}
-    second = {"startOffset": {"logOffset": 0}, "endOffset": {"logOffset": 1}}
-    assert names_of({"batchId": 0, "sources": [first]}, tmp_path) == ["0-9.parquet"]
-    assert names_of({"batchId": 2, "sources": [second]}, tmp_path) == ["1-9.parquet"]
-    without = {"startOffset": {"logOffset": 1}, "endOffset": {"logOffset": 1}}
-    idle = {"startOffset": None, "endOffset": None}
-    assert names_of({"batchId": 3, "sources": [without]}, tmp_path) == []
-    assert names_of({"batchId": 0, "sources": [idle]}, tmp_path) == []
-
-
-class Query:
-    """A query with batches whose rows a filter skips, reported once each look."""
-
-    def __init__(self) -> None:
-        self.recentProgress: list[Any] = []
-
-    @property
-    def lastProgress(self) -> Any:
-        return self.recentProgress[-1] if self.recentProgress else None
-
-    def exception(self) -> None:
-        return None
-
-    def report(self, batch: int, second: int, start: int | None, end: int | None) -> None:
-        source = {
-            name: None if at is None else {"logOffset": at} for name, at in (("startOffset", start), ("endOffset", end))
-        }
-        shown = progress(batchId=batch, numInputRows=0, stateOperators=[], sources=[source])
-        shown["timestamp"] = f"2026-01-01T00:00:{second:02}.000Z"
-        self.recentProgress.append(SimpleNamespace(timestamp=shown["timestamp"], json=json.dumps(shown)))
-
-
-def test_batches_are_those_that_read_files(tmp_path: Path) -> None:
-    """Idle progress has the number of the batch that comes next."""
-    log = tmp_path / "sources" / "0"
-    log.mkdir(parents=True)
-    arrivals, query = Arrivals(tmp_path), Query()
-    for entry in range(5):
-        name = f"{entry}-9.parquet"
-        path = json.dumps({"path": f"file:///in/{name}", "timestamp": 0, "batchId": entry})
-        (log / str(entry)).write_text(f"v1\n{path}")
-        (tmp_path / name).touch()
-        arrivals.at[name] = 0.0
-    observer = Observer(query, tmp_path, arrivals, SETTINGS)
-    assert observer.look() == []
-    query.report(0, 1, None, None)
-    assert observer.look() == []
-    query.report(0, 2, None, 0)
-    query.report(1, 3, 0, 0)
-    assert [batch.number for batch in observer.look()] == [0]
-    assert observer.look() == []
-    for entry in range(1, 5):
-        query.report(entry + 1, 3 + entry, entry - 1, entry)
-    assert [batch.number for batch in observer.look()] == [2, 3, 4, 5]
-    assert observer.files == 5
-    assert [(tmp_path / f"{entry}-9.parquet").exists() for entry in range(5)] == [False, False, True, True, True]
-
-
 class Tree:
     samples = (Sample(0.0, 0.0, 100), Sample(102.0, 4.0, 300), Sample(103.5, 5.0, 0), Sample(200.0, 5.0, 900))
 
@@ -298,7 +235,7 @@ def test_figures_of_a_run() -> None:
     fill(found, Observed(version="4", batches=batches(9000, 200, 300, 400), arrived=100.0), Tree())
     assert [batch.ms for batch in found.batches] == [200, 300, 400]
     assert found.batch_ms.p50 == 300
-    assert found.row_ms.max == 409
+    assert found.row_max_ms.max == 409
     assert found.slope_ms == pytest.approx(100)
     assert found.rows_per_second == pytest.approx(300 / 2.4)
     assert found.batch_rows_per_second == pytest.approx((500 + 1000 / 3 + 250) / 3, abs=0.1)
@@ -308,7 +245,6 @@ def test_figures_of_a_run() -> None:
     assert found.memory_peak_bytes == 300
     assert [batch.memory_bytes for batch in found.batches] == [100, 300, 300]
     assert found.batches[0].cpu_seconds == pytest.approx(0.1)
-    assert cdf(found.batches) == [(200, 1 / 3), (300, 2 / 3), (400, 1)]
     behind = result()
     fill(behind, Observed(batches=batches(1, 200, 300, 400), arrived=130.0), Tree())
     assert behind.kept_up is False
@@ -317,9 +253,9 @@ def test_figures_of_a_run() -> None:
 
 def test_runs_without_figures() -> None:
     refused, short = result(engine="spark-async"), result()
-    fill(refused, Observed(refused="not with state"), Tree())
+    fill(refused, Observed(refused=f"not with state in {Path.home() / 'state'}"), Tree())
     fill(short, Observed(batches=batches(100)), Tree())
-    assert line(refused)["batches"] == "refused: not with state"
+    assert line(refused)["batches"] == "refused: not with state in …/state"
     assert "only 1 batches ended" in line(short)["batches"]
 
 
@@ -334,8 +270,10 @@ def test_the_command_line_runs_each_engine_at_each_rate(tmp_path: Path, capsys: 
         return found
 
     path = tmp_path / "results.json"
+    handler = signal.getsignal(signal.SIGTERM)
     arguments = ["--query", "LR2,CM2", "--engines", "millpond,spark-shipped", "--rates", "0,15000", "--trigger", "3,4"]
     assert main([*arguments, "--json", str(path)], run) == 0
+    assert signal.getsignal(signal.SIGTERM) == handler
     assert len(asked) == len({msgspec.json.encode(one) for one in asked}) == 2 * 2 * 2 * 2
     assert [found.settings for found in read(path)] == asked
     assert "15,000" in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import signal
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,14 +18,14 @@ from benchmarks.misa.result import summarize
 from benchmarks.misa.settings import Settings as MisaSettings
 from benchmarks.papers import cli as papers
 from benchmarks.papers import run as running
+from benchmarks.papers.figures import METRICS, READERS, Figures
 from benchmarks.papers.html import html
-from benchmarks.papers.outcome import outcome, outcomes
+from benchmarks.papers.outcome import outcomes
 from benchmarks.papers.page import page
+from benchmarks.papers.row import PAPERS, Command, Headline, Row
 from benchmarks.papers.rows import ROWS
-from benchmarks.papers.rows.figures import METRICS, READERS, Figures
-from benchmarks.papers.rows.row import PAPERS, Command, Headline, Row
-from benchmarks.papers.run import Deadline, RowFailed, measure, run
-from benchmarks.papers.saved import RECORD, Results, Saved, without_paths
+from benchmarks.papers.run import OutOfTime, RowFailed, TimeLimit, measure, run
+from benchmarks.papers.saved import RECORD, Results, Saved, same_run
 from benchmarks.prefetch import __main__ as prefetch
 from benchmarks.prefetch.latency import Latency
 from benchmarks.prefetch.run import Config, Measured
@@ -106,7 +107,7 @@ def no_engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     )
 
 
-def in_process(command: Command, line: list[str], deadline: Deadline) -> list[Figures]:
+def in_process(command: Command, line: list[str], limit: TimeLimit) -> list[Figures]:
     """Run a command as `measure` does, in this process."""
     module, *arguments = line
     name = {"benchmarks": "benchmarks.cli", "benchmarks.prefetch": "benchmarks.prefetch.__main__"}.get(module, module)
@@ -147,7 +148,7 @@ def test_each_headline_of_a_row_finds_its_figures(name: str, quick: bool, tmp_pa
         assert headline.ratio or headline.most or headline.least
         assert reached.passed is not None or (quick and reached.verdict.endswith("not in a quick run")), reached.verdict
         for engine in (*headline.peers, *headline.beside):
-            assert engine in saved.absent or quick or any(one.engine == engine for one in saved.figures), engine
+            assert engine in saved.absent or quick or any(run.engine == engine for run in saved.figures), engine
     assert any(reached.passed is not None for reached in outcomes(row, saved))
     drawn = html([row], {name: saved})
     assert drawn.count("<svg") == 1
@@ -174,7 +175,7 @@ def test_a_row_of_each_kind_runs_small(name: str, number: int, toy: str) -> None
     command = ROWS[name].commands[number]
     line = command.line(quick=True, more=toy.split())
     assert line is not None
-    found = measure(command, line, Deadline(240))
+    found = measure(command, line, TimeLimit(240))
     assert found
     for figures in found:
         assert figures.error is None
@@ -208,7 +209,7 @@ class Asked:
         self.lines: list[list[str]] = []
         self._failing = failing
 
-    def __call__(self, command: Command, line: list[str], deadline: Deadline) -> list[Figures]:
+    def __call__(self, command: Command, line: list[str], limit: TimeLimit) -> list[Figures]:
         self.lines.append(line)
         if len(self.lines) in self._failing:
             raise RowFailed("no figures: out of memory\nits log")
@@ -232,10 +233,13 @@ def test_saved_rows_of_the_same_commit_and_settings_are_not_measured_again(
     assert lines() == 2
     rows[0] = msgspec.structs.replace(rows[0], commands=(Command(module="benchmarks", arguments="session"),))
     assert lines() == 1
+    commit = "abd+"
+    assert (lines(), lines()) == (2, 2)
     assert not list(tmp_path.glob("*.staged"))
 
 
-def test_a_row_that_fails_is_reported_and_does_not_end_the_run(tmp_path: Path) -> None:
+def test_a_row_that_fails_is_reported_and_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "current_commit", lambda: "abc")
     rows, results = two_rows(), Results(tmp_path)
     first, second = run(rows, results, quick=False, measure=Asked(1), say=lambda _: None)
     assert "out of memory" in str(first.error)
@@ -243,13 +247,13 @@ def test_a_row_that_fails_is_reported_and_does_not_end_the_run(tmp_path: Path) -
     written = page(rows, {row.name: results.get(row) for row in rows})
     assert "failed: benchmarks: no figures: out of memory |" in written
     assert "pass: 3.00 ≥ 2" in written
-    assert "Of 2 headlines, 1 are reached, 0 are missed, and 1 are not measured." in written
+    assert "Of 2 headlines, 1 are reached, 0 are missed, and 1 have no figures." in written
     asked = Asked()
     assert [saved.row for saved in run(rows, results, quick=False, measure=asked, say=lambda _: None)] == ["one"]
 
 
 def test_a_failed_engine_fails_its_row(tmp_path: Path) -> None:
-    def measured(command: Command, line: list[str], deadline: Deadline) -> list[Figures]:
+    def measured(command: Command, line: list[str], limit: TimeLimit) -> list[Figures]:
         return [*rates(millpond=300.0), Figures(engine="spark", place="rmw", error="it broke")]
 
     row = two_rows()[0]
@@ -263,56 +267,26 @@ def test_a_quick_run_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     said: list[str] = []
     assert run(two_rows(), Results(tmp_path), quick=True, measure=Asked(), say=said.append) == []
     assert [line.partition(",")[0] for line in said] == ["one: not measured", "two: not measured"]
-    command = ROWS["flowkv-read-batch"].commands[0]
-    line = command.line()
-    assert line is not None
-    with pytest.raises(RowFailed, match="its time was over"):
-        measure(command, line, Deadline(0.5))
 
 
-def test_a_command_without_figures_shows_the_end_of_its_log() -> None:
-    with pytest.raises(RowFailed, match=r"no figures: .*No module named .?benchmarks\.nothing"):
-        measure(Command(module="benchmarks", arguments=""), ["benchmarks.nothing"], Deadline(60))
-    assert without_paths(f"{Path.home()}/x of {RECORD}") == "…/x of …/benchmarks/papers/results"
+def test_a_command_that_a_quick_run_cuts_off_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked()
 
+    def measured(command: Command, line: list[str], limit: TimeLimit) -> list[Figures]:
+        figures = asked(command, line, limit)
+        monkeypatch.setattr(TimeLimit, "left", lambda _: 0.0)
+        raise OutOfTime(figures[1:])
 
-def headline(**changes: Any) -> Headline:
-    return msgspec.structs.replace(two_rows()[0].headlines[0], **changes)
-
-
-@pytest.mark.parametrize(
-    ("figures", "changes", "cells"),
-    [
-        (rates(millpond=250.0, spark=100.0), {}, ("Spark 100 rows/s", "2.50", "pass: 2.50 ≥ 2")),
-        (rates(millpond=150.0, spark=100.0), {}, ("Spark 100 rows/s", "1.50", "miss: 1.50 < 2. It is slow.")),
-        (rates(millpond=150.0), {}, ("Spark no figure", "–", "not measured yet: no peer has a figure")),
-        (rates(spark=150.0), {}, ("Spark 150 rows/s", "–", "not measured yet: no figure")),
-        (rates(millpond=7.0), {"ratio": None, "peers": (), "most": 8.0}, ("–", "–", "pass: 7 ≤ 8 rows/s")),
-        (
-            rates(millpond=7.0),
-            {"ratio": None, "peers": (), "least": 8.0},
-            ("–", "–", "miss: 7 < 8 rows/s. It is slow."),
-        ),
-    ],
-)
-def test_a_headline_is_read(figures: list[Figures], changes: dict[str, Any], cells: tuple[str, str, str]) -> None:
-    row = two_rows()[0]
-    read = outcome(headline(**{"peers": ("spark",), **changes}), saved_of(row, figures))
-    assert (read.peers, read.ratio, read.verdict) == cells
-
-
-def test_ratios_are_over_the_best_peer_and_a_mean_over_places() -> None:
-    figures = [
-        Figures(engine=engine, place=place, values={"row_p99_ms": value})
-        for place, ours, lru, clock in (("q18", 10.0, 40.0, 50.0), ("q19", 10.0, 20.0, 10.0))
-        for engine, value in (("prefetching", ours), ("lru", lru), ("clock", clock))
-    ]
-    asked = headline(metric="row_p99_ms", ours="prefetching", peers=("lru", "clock"))
-    read = outcome(asked, saved_of(two_rows()[0], figures))
-    assert (read.ratio, read.passed) == ("2.00", True)
-    assert read.peers == "LRU 40, 20 ms; Clock 50, 10 ms"
-    one = outcome(msgspec.structs.replace(asked, place="q19", peer_place="q18"), saved_of(two_rows()[0], figures))
-    assert one.ratio == "4.00"
+    one, two = two_rows()
+    row = msgspec.structs.replace(one, commands=(*one.commands, *two.commands))
+    results = Results(tmp_path)
+    (saved,) = run([row, two], results, quick=True, measure=measured, say=lambda _: None)
+    assert len(asked.lines) == 1
+    assert (saved.error, saved.unfinished) == (None, True)
+    assert [figures.engine for figures in saved.figures] == ["spark"]
+    (read,) = outcomes(row, saved)
+    assert (read.ours, read.verdict, read.passed) == ("not measured", "not measured: no time left", None)
+    assert not same_run(saved, row, saved.commit.rstrip("+"), quick=True)
 
 
 def test_the_page_is_made_from_the_results_of_record() -> None:
@@ -344,8 +318,10 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 def test_the_command_line_writes_page_and_report(tmp_path: Path, measured: list[str]) -> None:
     out = ["--out", str(tmp_path)]
+    handler = signal.getsignal(signal.SIGTERM)
     assert papers.main(["--row", "apsys-read-write", "--quick", *out]) == 0
     assert measured == ["apsys-read-write"]
+    assert signal.getsignal(signal.SIGTERM) == handler
     written = (tmp_path / "papers.md").read_text()
     assert "**Quick runs, with smaller state and fewer batches: apsys-read-write.**" in written
     assert "python -m benchmarks papers --row apsys-read-write --quick" in written
@@ -358,3 +334,10 @@ def test_the_command_line_writes_page_and_report(tmp_path: Path, measured: list[
     assert measured[1:] == [name for name, row in ROWS.items() if row.paper == "flink"]
     with pytest.raises(SystemExit):
         papers.main(["--row", "nothing"])
+
+
+def test_a_row_of_another_paper_is_refused(capsys: pytest.CaptureFixture[str], measured: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        papers.main(["--only", "flink", "--row", "misa-lr2", "--report"])
+    assert "--row misa-lr2 belongs to --only misa, not to --only flink" in capsys.readouterr().err
+    assert measured == []

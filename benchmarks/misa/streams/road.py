@@ -8,7 +8,7 @@ import pyarrow as pa
 from benchmarks.misa.streams.records import TIME, Calendar, Rows, timestamps
 
 REPORT_SECONDS = 30
-"""Between two reports of a vehicle."""
+"""Seconds between two reports of a vehicle."""
 SEGMENTS, MILE = 100, 5280
 """Segments of an expressway, each a mile long, and feet in a mile."""
 TRIP_MILES = 10.0

@@ -1,6 +1,6 @@
 """The row of APSys '18."""
 
-from benchmarks.papers.rows.row import Command, Headline, Row
+from benchmarks.papers.row import Command, Headline, Row
 
 ROWS = (
     Row(

@@ -1,6 +1,6 @@
 """The rows of Flink 2.0: checkpoints, recovery, costs, CPU, caches and asynchronous state."""
 
-from benchmarks.papers.rows.row import Command, Headline, Row
+from benchmarks.papers.row import Command, Headline, Row
 
 _STATE = "benchmarks.disaggregated"
 _ENGINES = ("millpond", "spark")

@@ -1,6 +1,6 @@
 """The rows of FlowKV: eight NEXMark variants, tail latency, and the settings of the append stores."""
 
-from benchmarks.papers.rows.row import Command, Headline, Row
+from benchmarks.papers.row import Command, Headline, Row
 
 _ENGINES = ("millpond", "spark", "flink-rocksdb")
 _PEERS = ("spark", "flink-rocksdb")

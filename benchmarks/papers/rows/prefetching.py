@@ -1,6 +1,6 @@
 """The rows of Keyed Prefetching: latencies of rows by query, by skew, memory, threshold and change, and throughput."""
 
-from benchmarks.papers.rows.row import Command, Headline, Row
+from benchmarks.papers.row import Command, Headline, Row
 
 _MODULE = "benchmarks.prefetch"
 _KEYED, _POLICIES = "prefetching", ("lru", "clock")

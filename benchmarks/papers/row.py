@@ -66,7 +66,7 @@ class Headline(msgspec.Struct, frozen=True, kw_only=True):
         where: section and figure, after the paper's heading in `docs/references.md`.
         measured: the paper's experiment.
         theirs: the paper's figure.
-        metric: of `benchmarks.papers.rows.figures.METRICS`.
+        metric: of `benchmarks.papers.figures.METRICS`.
         ours: the engine, or the variant of Millpond, that stands for the paper's system.
         peers: those that stand for the paper's baseline. The best of them counts.
         beside: shown beside them, without being compared.

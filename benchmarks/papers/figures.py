@@ -10,16 +10,16 @@ import numpy as np
 from benchmarks.append_stores import SEED, Run
 from benchmarks.disaggregated import cores_in_use
 from benchmarks.misa.result import Result as MisaResult
+from benchmarks.papers.row import Command
 from benchmarks.papers.rows.misa import HIGHEST
-from benchmarks.papers.rows.row import Command
 from benchmarks.prefetch.figures import place_of
 from benchmarks.prefetch.run import Measured
 from benchmarks.result import Result
 
 _SHORTEST_COMMIT_MS = 1.0
-"""Commits are counted in whole milliseconds: none is taken for shorter."""
+"""A commit counts as at least this long, because Spark counts commits in whole milliseconds."""
 _STARTS_DIFFER = 0.1
-"""Seconds by which two starts differ without any reason: a recovery is not taken for shorter."""
+"""A recovery counts as at least this number of seconds, by which two starts differ without any reason."""
 
 
 class Metric(msgspec.Struct, frozen=True):
@@ -71,6 +71,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
         seed: of the generated rows.
         error: why there are no figures.
         refused: why the engine does not run this query, in its own words.
+        missing: why there is no figure, although the engine ran.
     """
 
     engine: str
@@ -81,6 +82,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 1
     error: str | None = None
     refused: str | None = None
+    missing: str | None = None
 
 
 def of_results(command: Command, data: bytes) -> Iterator[Figures]:
@@ -138,7 +140,7 @@ def of_latencies(command: Command, data: bytes) -> Iterator[Figures]:
     figure = command.arguments.split()[0]
     for measured in msgspec.json.decode(data, type=list[Measured]):
         config = measured.config
-        yield Figures(
+        figures = Figures(
             engine=command.engine or config.variant,
             place=command.place or place_of(figure, measured),
             values={
@@ -153,14 +155,18 @@ def of_latencies(command: Command, data: bytes) -> Iterator[Figures]:
             series=[ms for _, ms, _ in measured.trace],
             seed=config.stream.seed,
         )
+        if figure == "highest" and not measured.kept_up:
+            reason = f"it kept up with no rate down to {config.rate:,} rows/s"
+            figures = msgspec.structs.replace(figures, values={}, series=[], missing=reason)
+        yield figures
 
 
 def of_lookups(command: Command, data: bytes) -> Iterator[Figures]:
     """Results of `benchmarks.enrichment`, of one engine."""
-    found = msgspec.json.decode(data, type=dict[str, str | float])
+    lookup = msgspec.json.decode(data, type=dict[str, str | float])
     names = ("rows_per_second", "row_p50_ms", "row_p99_ms", "row_p999_ms")
-    values = {name: float(found[name]) for name in names if name in found}
-    yield Figures(engine=command.engine or str(found["engine"]), place=command.place, values=values)
+    values = {name: float(lookup[name]) for name in names if name in lookup}
+    yield Figures(engine=command.engine or str(lookup["engine"]), place=command.place, values=values)
 
 
 def of_sweeps(command: Command, data: bytes) -> Iterator[Figures]:
@@ -175,7 +181,8 @@ def of_misa(command: Command, data: bytes) -> Iterator[Figures]:
     """Results of `benchmarks.misa`: by rate, and once more at the highest rate that Spark as shipped keeps up with."""
     results = msgspec.json.decode(data, type=list[MisaResult])
     several = len({result.settings.query for result in results}) > 1
-    kept = [r.settings.rate for r in results if r.settings.engine == "spark-shipped" and r.kept_up]
+    shipped = [result for result in results if result.settings.engine == "spark-shipped"]
+    kept = [result.settings.rate for result in shipped if result.kept_up]
     for result in results:
         settings = result.settings
         step = command.place or f"{settings.rate:,}/s"
@@ -192,6 +199,11 @@ def of_misa(command: Command, data: bytes) -> Iterator[Figures]:
         yield figures
         if kept and settings.rate == max(kept) and not several:
             yield msgspec.structs.replace(figures, place=HIGHEST, series=[])
+    behind = [result.settings.rate for result in shipped if result.kept_up is False]
+    if behind and not kept and not several:
+        reason = f"Spark as shipped kept up with no rate: {'; '.join(f'{rate:,}' for rate in behind)} rows/s"
+        for engine in dict.fromkeys(result.settings.engine for result in results):
+            yield Figures(engine=engine, place=HIGHEST, missing=reason)
 
 
 def _misa_values(result: MisaResult) -> Iterator[tuple[str, float]]:
