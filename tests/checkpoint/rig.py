@@ -57,12 +57,20 @@ class Slot:
         slots.append(self)
 
     def seal(
-        self, parent: PartitionManifest, data: bytes, *, seen: int | None = None, flushed: int = 0, submit: bool = True
+        self,
+        parent: PartitionManifest,
+        data: bytes,
+        *,
+        seen: int | None = None,
+        flushed: int = 0,
+        submit: bool = True,
+        attempt: int = 0,
     ) -> Sealed:
         """Seal `data` as the delta that follows `parent`; `seen` is the input's checksum."""
         tables = {"main": (TableManifest((), flushed), [data[:1], data[1:]])}
         checksum = sum(data) if seen is None else seen
-        sealed = self.sealed.write(seal(parent, tables, input_checksum=checksum, input_rows=len(data)), self.generation)
+        sealed = seal(parent, tables, input_checksum=checksum, input_rows=len(data), attempt=attempt)
+        sealed = self.sealed.write(sealed, self.generation)
         if submit:
             self.committer.submit(sealed)
         return sealed

@@ -58,6 +58,25 @@ def test_contradicting_attempts_are_not_durable(tmp_path):
     assert recovery.newest() == 2
 
 
+@pytest.mark.parametrize("first", [5, 7])
+def test_the_last_attempt_counts_whatever_it_read(tmp_path, first):
+    files = memory()
+    generation, _ = begin(files)
+    run(files, generation.number, tmp_path, 2)
+    for attempt, data in ((first, b"one"), (6, b"another")):
+        slot = Slot(files, generation.number, tmp_path)
+        for partition in (0, 1):
+            slot.seal(slot.open(partition, 2), data, attempt=attempt)
+        slot.settle()
+    last = b"one" if first > 6 else b"another"
+    reader = Slot(files, generation.number, tmp_path)
+    assert reader.read(reader.open(0, 3))[-1] == last
+    generation, recovery = begin(files)
+    assert recovery.newest() == 3
+    reader = Slot(files, generation.number, tmp_path)
+    assert [reader.read(reader.open(partition, 3))[-1] for partition in (0, 1)] == [last, last]
+
+
 def test_late_commit_of_an_older_run_is_ignored(tmp_path):
     files = memory()
     old, _ = begin(files)

@@ -104,7 +104,7 @@ class World:
         self.query = RunningQuery(self.java[0], supervised=True)
         self.in_batch = True
         logs = SimpleNamespace(last=self.last)
-        task = SimpleNamespace(query="0f3c", partitions=4)
+        task = SimpleNamespace(query="0f3c", partitions=4, generation=7, location="")
         self.supervisor = Supervisor(self.query, self.placing, self.hanging, [task], logs, self.restart, limit)  # type: ignore[arg-type]
         self.supervisor._is_durable = lambda partitions, version: self.durable  # type: ignore[method-assign]
         self.supervisor.start()
@@ -134,6 +134,8 @@ def worlds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(supervision, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(supervision, "_COMMIT_SECONDS", 0.2)
     monkeypatch.setattr(supervision, "_STUCK_SECONDS", 0.5)
+    monkeypatch.setattr(supervision, "open_state", lambda location, retry_config: None)
+    monkeypatch.setattr(supervision, "newest_claim", lambda files: None)
     monkeypatch.setattr(supervision, "_FIRST_PAUSE_SECONDS", 0.01)
     made: list[World] = []
 
@@ -258,6 +260,30 @@ def test_a_batch_that_has_ended_is_not_stuck(worlds: Any) -> None:
     world.committed = 5
     assert world.supervisor._is_over(loss, None)
     assert loss.stuck_at == math.inf
+
+
+@pytest.mark.parametrize("mine", [True, False])
+def test_a_newer_run_is_not_overtaken(worlds: Any, monkeypatch: pytest.MonkeyPatch, mine: bool) -> None:
+    restart = Restart(1, "state_lost", ("b",)) if mine else None
+    claimed = SimpleNamespace(number=8, restart=restart)
+    monkeypatch.setattr(supervision, "newest_claim", lambda files: claimed)
+    world = worlds()
+    world.placing.lost.append(("b", {1}))
+    if mine:  # a try that has failed
+        world.runs(2)
+        return
+    with pytest.raises(StreamingQueryException, match="newer run of the query has taken over"):
+        world.query.awaitTermination()
+    assert not world.restarts
+
+
+def test_a_loss_ends_while_the_query_is_idle(worlds: Any) -> None:
+    world = worlds()
+    world.durable, world.in_batch = True, False
+    loss = supervision.Loss(frozenset("b"), frozenset({1}), frozenset())
+    assert world.supervisor._is_over(loss, None)
+    world.in_batch = True
+    assert not world.supervisor._is_over(loss, None)
 
 
 def test_a_run_that_fails_by_itself_stays_failed(worlds: Any) -> None:

@@ -21,7 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.checkpoint.checkpoint import Checkpoint
 from millpond.checkpoint.forks.parents import open_state
-from millpond.checkpoint.generation import Restart, RestartReason
+from millpond.checkpoint.generation import Restart, RestartReason, newest_claim
 from millpond.errors import FencedError, MillpondError, TransientError
 from millpond.files.backends.retry import SHORT_RETRY
 from millpond.humanize import counted
@@ -193,9 +193,10 @@ class Supervisor:
     def _is_over(self, loss: Loss, running: StreamingQuery) -> bool:
         """Return whether all batches that need state of the lost hosts have found it, or will find it."""
         version = self._query_logs.last("commits") + 1
+        in_batch = self._query_logs.last("offsets") >= version
         if loss.last is None:
             loss.last = version + 1
-            if loss.hung and self._query_logs.last("offsets") >= version:
+            if loss.hung and in_batch:
                 loss.stuck_at = time.monotonic() + max(_STUCK_SECONDS, _STUCK_BATCHES * _longest_batch(running))
         if version >= loss.last:
             loss.stuck_at = math.inf  # the batch that ran has ended
@@ -207,7 +208,8 @@ class Supervisor:
         elif loss.version != version:
             loss.version, loss.deadline = version, time.monotonic() + _COMMIT_SECONDS
         # A task may have run on another host than the one where its partition was placed.
-        return durable and version == loss.last and self._is_durable(range(self._tasks[0].partitions), version)
+        is_last = version == loss.last or not in_batch
+        return durable and is_last and self._is_durable(range(self._tasks[0].partitions), version)
 
     def _is_durable(self, partitions: Iterable[int], version: int) -> bool:
         task = self._tasks[0]
@@ -222,13 +224,24 @@ class Supervisor:
         return True
 
     def _start_again(self, loss: Loss) -> StreamingQuery | None:
-        """Start the query again; return None if the user stops it meanwhile."""
+        """Start the query again.
+
+        Returns:
+            Spark's new query; None if the user stops it meanwhile, or if the run has failed and may not be repeated.
+
+        Raises:
+            MillpondError: the query cannot be started again, or a newer run has taken over.
+        """
+        own = self._tasks[0].generation
         restart = Restart(self._restarts + 1, loss.reason, tuple(sorted(loss.hosts)))
         pause = _FIRST_PAUSE_SECONDS
         while not self._query.stopping:
             now = time.monotonic()
             while self._restarted and now - self._restarted[0] > _WINDOW_SECONDS:
                 self._restarted.popleft()
+            if len(self._restarted) >= self._limit and loss.reason == "run_failed":
+                log.warning("query %s is not started again: spark.millpond.restarts is used up", self._tasks[0].query)
+                return None
             if len(self._restarted) >= self._limit:
                 allowed = (
                     f"It has been started again {counted(self._limit, 'time')} within ten minutes, as often as "
@@ -246,6 +259,8 @@ class Supervisor:
                 "query %s: %s; the query is started again, and repeats the batch", self._tasks[0].query, restart
             )
             try:
+                self._check_overtaken(own, restart)
+                self._stop()  # a start refuses to, if spark.sql.streaming.stopActiveRunOnRestart is false
                 running = self._restart(restart)
                 self._restarts = restart.number
                 return running
@@ -262,6 +277,20 @@ class Supervisor:
             time.sleep(pause)
             pause *= 4
         return None
+
+    def _check_overtaken(self, own: int, restart: Restart) -> None:
+        """Check that only failed tries of this restart have claimed the query since its own run.
+
+        Raises:
+            FencedError: the user, or another application, has started the query.
+        """
+        newest = newest_claim(open_state(self._tasks[0].location, retry_config=SHORT_RETRY))
+        if newest is not None and newest.number > own and newest.restart != restart:
+            raise FencedError(
+                "A newer run of the query has taken over while hosts were lost.",
+                action="None is needed: the newer run goes on.",
+                query=self._tasks[0].query,
+            )
 
     def _stop(self) -> None:
         running = StreamingQuery(self._query._jsq)

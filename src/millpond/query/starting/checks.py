@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 
 import pyspark
+from pyspark import SparkContext
 from pyspark.errors import AnalysisException, IllegalArgumentException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -242,3 +243,17 @@ def check_writer(spark: SparkSession, option: Callable[[str], str | None]) -> No
                 spark.sparkContext.master,
             )
         _warned.add(application)
+
+
+def check_speculation(context: SparkContext) -> None:
+    """Refuse speculation where output may differ between attempts: state goes on from the attempt that began last.
+
+    Raises:
+        SettingError: Spark may use the output of another one.
+    """
+    if not context._jsc.sc().isLocal() and context.getConf().get("spark.speculation", "false") == "true":
+        raise SettingError(
+            "With spark.speculation, Spark runs two attempts of a task at once, and this query may give other rows in "
+            "each.",
+            action="Set spark.speculation to false; or, if the rows are the same, spark.millpond.commit.mode to async.",
+        )

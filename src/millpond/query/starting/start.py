@@ -41,6 +41,7 @@ from millpond.query.logs.query_logs import QueryLogs, RollBack
 from millpond.query.lookahead.runner import lookaheads, start_source_lookahead
 from millpond.query.running.commits import watch_commits
 from millpond.query.running.runs import end_slots_with_application, release, watch_run
+from millpond.query.starting.checks import check_speculation
 from millpond.query.starting.initial_state import remove_initial_when_committed, write_initial
 from millpond.query.starting.operator_metadata import update_operator_metadata
 from millpond.query.starting.recovery_point import concurrent_run_error, recovery_version, write_base_and_find_replays
@@ -301,6 +302,8 @@ class _Startup:
 
     def _first_task(self) -> OperatorTask:
         mode = self.settings.commit_mode or ("async" if self.start.sync_reason is None else "sync")
+        if mode == "sync":
+            check_speculation(self.context)
         spec = self.decision.specs[0]
         return operator_task(
             self.spark,
