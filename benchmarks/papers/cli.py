@@ -18,7 +18,7 @@ from benchmarks.process import sigterm_exits
 PAGE = ROOT / "docs" / "papers.md"
 REPORT = ROOT / "build" / "papers.html"
 QUICK = Path("build") / "papers-quick"
-"""Where quick runs go: the results of record are of whole runs."""
+"""Where quick runs go, so that they do not replace whole runs among the results of record."""
 
 
 def parser() -> argparse.ArgumentParser:
