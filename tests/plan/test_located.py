@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from millpond.conf import KEY_GROUP_BITS
@@ -28,10 +28,11 @@ def session(spark: SparkSession) -> SparkSession:
     return spark.newSession()
 
 
-def located(session: SparkSession, partitions: int) -> DataFrame:
+def located(session: SparkSession, partitions: int, hash_: Column | None = None) -> DataFrame:
     """A thousand rows behind their exchange."""
     catalyst = Catalyst(session)
-    rows = session.range(1000).select("id", F.xxhash64("id").alias("__hash"), F.lit(False).alias("__mark"))
+    hash_ = F.xxhash64("id") if hash_ is None else hash_
+    rows = session.range(1000).select("id", hash_.alias("__hash"), F.lit(False).alias("__mark"))
     partition_markers = LocatedPartitions(catalyst, partitions)
     # A batch DataFrame: the markers of a stream are planned in the same way.
     markers = partition_markers.markers
@@ -49,6 +50,14 @@ def per_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             "rows": [table.num_rows] * 2,
         }
     )
+
+
+@pytest.mark.parametrize("partitions", [2, 7])
+def test_rows_without_keys_are_in_one_task_of_all(session: SparkSession, partitions: int) -> None:
+    rows = located(session, partitions, F.lit(-1).cast("bigint"))
+    tasks = rows.mapInArrow(per_task, "marks bigint, groups bigint, rows bigint").collect()
+    assert [task.marks for task in tasks] == [0, 1] * partitions
+    assert sorted(task.rows for task in tasks[::2]) == [1] * (partitions - 1) + [1001]
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 7, 200])

@@ -168,6 +168,8 @@ def exchanged(
             no_rows = catalyst.streaming_rows(signed[:1], "low").select(*columns).limit(1).where(F.lit(False))
             sent = sent.union(no_rows).union(no_data)
         keys = f"element_at(array({', '.join(map(str, located.keys))}), {partition_of(partitions)} + 1)"
+        # Zero, but no constant: by a key that is the same for all rows, Spark exchanges to a single partition.
+        keys += " + least(spark_partition_id(), 0)"
         rows = sent.withColumn(PARTITION_KEY, F.expr(keys)).repartition(partitions, PARTITION_KEY)
         # Nothing may stand between the union and the slot stage: a projection without the key would make Spark forget
         # the partitioning, and run markers and rows in different tasks.
