@@ -8,7 +8,7 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,6 +54,10 @@ def webhdfs(endpoint: str) -> str:
     return endpoint.replace("http:", "webhdfs:")
 
 
+_STARTS = 3
+"""Another process may take a free port between the choice and the start; other ports are tried then."""
+
+
 @contextmanager
 def running(folder: Path) -> Iterator[Hdfs]:
     """An empty HDFS; it is killed at the end.
@@ -65,6 +69,21 @@ def running(folder: Path) -> Iterator[Hdfs]:
         Unavailable: its jars cannot be had.
         TimeoutError: it does not come up.
     """
+    with ExitStack() as stack:
+        for number in range(_STARTS):
+            start = folder / str(number)
+            start.mkdir()
+            try:
+                hdfs = stack.enter_context(_started(start))
+                break
+            except TimeoutError:
+                if number == _STARTS - 1:
+                    raise
+        yield hdfs
+
+
+@contextmanager
+def _started(folder: Path) -> Iterator[Hdfs]:
     classes = os.pathsep.join([str(folder / "conf"), *map(str, jars(HADOOP))])
     rpc, namenode, datanode, transfer, ipc = (f"127.0.0.1:{port}" for port in free_ports(5))
     (folder / "conf").mkdir()
@@ -135,4 +154,5 @@ def _wait(namenode: str, servers: list[subprocess.Popen[bytes]], log: Path, pati
             if state["NumLiveDataNodes"] == 1 and state["FSState"] == "Operational":
                 return
         time.sleep(0.2)
-    raise TimeoutError(f"HDFS does not come up: {log.read_text()[-2000:]}")
+    ends = [process.poll() for process in servers]
+    raise TimeoutError(f"HDFS does not come up (exit codes {ends}): {log.read_text()[-2000:]}")

@@ -214,7 +214,8 @@ print(commanded(spark, task, FAILURES[0][0]))
 """
 
 
-def test_the_log_of_a_killed_slot_reaches_the_driver(tmp_path: Path) -> None:
+def test_the_log_of_a_killed_slot_reaches_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", with_tests_on_path()["PYTHONPATH"])  # hosts take it over
     slot = SlotSettings(silence_timeout=15.0, start_timeout=60.0)
     spec = DeduplicateSpec(columns=(Field("k", "bigint"),), keys=(0,))
     task = OperatorTask("failing", "query-1", "run-1", 0, spec, 1, 1, str(tmp_path), 1, str(tmp_path), slot)
@@ -223,7 +224,6 @@ def test_the_log_of_a_killed_slot_reaches_the_driver(tmp_path: Path) -> None:
             [sys.executable, "-c", _FAILING, cluster.url],
             input=pickle.dumps(task),
             capture_output=True,
-            env=with_tests_on_path(),
             timeout=300,
             check=False,
         )

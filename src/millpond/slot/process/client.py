@@ -42,6 +42,9 @@ DRAIN_SECONDS = 30.0
 
 _RETRY_PAUSE_SECONDS = 0.002
 
+_MAX_FAILED_STARTS = 3
+"""Times that a template may end with an exit code before it serves: a package that is missing stays missing."""
+
 
 class SlotFinder:
     """Finds the slots of one application on this host and starts those that do not run.
@@ -104,13 +107,19 @@ class SlotFinder:
         deadline = time.monotonic() + timeout
         latest = deadline + _MAX_LOADING_SECONDS
         reason: object = None
-        while time.monotonic() < deadline:
+        template: subprocess.Popen[bytes] | None = None
+        failed_starts = 0
+        while time.monotonic() < deadline and failed_starts < _MAX_FAILED_STARTS:
             asked = self.directory.recorded_process("template")
             try:
                 connection = self._open("template", settings.start_timeout)
             except OSError as error:
                 reason = error
-                self._start_template()
+                if template is not None and (template.poll() or 0) > 0:
+                    reason = f"it ended with exit code {template.returncode}"
+                    failed_starts += 1
+                if failed_starts < _MAX_FAILED_STARTS:
+                    template = self._start_template()
                 continue
             try:
                 connection.send(RequestSlot(number, process))
@@ -138,14 +147,15 @@ class SlotFinder:
     def _open(self, name: str, silence: float) -> Connection:
         return Connection(self.directory.connect(name, silence), silence)
 
-    def _start_template(self) -> None:
+    def _start_template(self) -> subprocess.Popen[bytes] | None:
+        """Start a template, unless another process has started one meanwhile."""
         self.directory.register(self.user)  # raises if the application is dead: a template would exit at once
         with self.directory.locked():
             try:
                 self.directory.connect("template", 1.0).close()
-                return  # another process has started it meanwhile
+                return None
             except TimeoutError:
-                return
+                return None
             except OSError:
                 pass
             # The socket exists before the process does: from now on, requests wait in its queue.
@@ -154,6 +164,7 @@ class SlotFinder:
                 # The object must stay referenced: a child that is not reaped keeps its pid, even if it dies at once.
                 template = self._spawn(listener)
                 self.directory.record_loading(identify(template.pid))
+                return template
             finally:
                 listener.close()
 
