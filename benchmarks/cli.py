@@ -7,7 +7,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from benchmarks.nexmark_processors import PROCESSORS
 from benchmarks.process import sigterm_exits
 from benchmarks.report import plot, print_suite, print_table, summary
 from benchmarks.result import Result, write
+from benchmarks.s3 import s3_server
 from benchmarks.sustained import at_highest_rate
 from benchmarks.workloads import NEXMARK
 
@@ -269,18 +270,6 @@ def told(config: RunConfig, *, keep: bool) -> Result:
     result = run(config, keep=keep)
     print(f"  {summary(result)}", file=sys.stderr, flush=True)
     return result
-
-
-@contextmanager
-def s3_server() -> Iterator[str]:
-    """The endpoint of an S3 server with an empty bucket; what it holds goes with it."""
-    from tests.real_s3 import running, weed
-
-    with (
-        tempfile.TemporaryDirectory(prefix="millpond-s3-") as folder,
-        running(weed(), Path(folder), volume_mb=2000) as endpoint,
-    ):
-        yield endpoint
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -20,10 +20,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.cli import count, queries, s3_server, setting, told
+from benchmarks.cli import count, queries, setting, told
 from benchmarks.config import RunConfig
 from benchmarks.report import geometric_mean, measured
 from benchmarks.result import Result, read, write
+from benchmarks.s3 import s3_server
 from millpond.demo.charts import COLOURS, new_figure, style
 
 if TYPE_CHECKING:

@@ -17,16 +17,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 import msgspec
-import pyspark
 
 from benchmarks.config import RunConfig, memory_bytes
 from benchmarks.events import events_alone
+from benchmarks.s3 import bucket, hadoop_settings
 from benchmarks.workloads import build, output_mode
 from millpond.demo.engine import PEER_SETTINGS
 from millpond.errors import UnsupportedError
-
-BUCKET, KEY, SECRET = "millpond-tests", "key", "secret"
-"""On the S3 server, and who may use it (see `tests/real_s3.py`)."""
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -64,7 +61,7 @@ def session(config: RunConfig, cluster: str = "") -> SparkSession:
         settings["spark.millpond.slots"] = str(config.cores // max(1, config.hosts))
         settings["spark.millpond.onUnsupported"] = "error"
         if config.s3:
-            settings["spark.millpond.state.location"] = f"s3://{BUCKET}/{Path(config.work).name}"
+            settings["spark.millpond.state.location"] = bucket("s3", Path(config.work).name)
         elif config.store_latency_ms or config.store_bandwidth:
             settings["spark.millpond.state.location"] = store_url(config)
     master = cluster or f"local[{config.cores},4]"
@@ -94,22 +91,16 @@ def on_s3(config: RunConfig) -> dict[str, str]:
     """Spark's settings for a checkpoint on the S3 server."""
     if not config.s3 or config.engine != "spark":
         return {}
-    hadoop = next((Path(pyspark.__file__).parent / "jars").glob("hadoop-client-api-*.jar")).stem.rpartition("-")[2]
-    return {
-        **(
-            {} if "spark.jars" in config.settings else {"spark.jars.packages": f"org.apache.hadoop:hadoop-aws:{hadoop}"}
-        ),
-        "spark.hadoop.fs.s3a.endpoint": config.s3,
-        "spark.hadoop.fs.s3a.path.style.access": "true",
-        "spark.hadoop.fs.s3a.access.key": KEY,
-        "spark.hadoop.fs.s3a.secret.key": SECRET,
-    }
+    settings = dict(hadoop_settings(config.s3))
+    if "spark.jars" in config.settings:
+        del settings["spark.jars.packages"]
+    return settings
 
 
 def checkpoint(config: RunConfig) -> str:
     """Where Spark's checkpoint lies."""
     if config.s3 and config.engine == "spark":
-        return f"s3a://{BUCKET}/{Path(config.work).name}"
+        return bucket("s3a", Path(config.work).name)
     return str(Path(config.work) / "checkpoint")
 
 

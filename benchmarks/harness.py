@@ -25,6 +25,7 @@ from benchmarks.limits import MemoryGroup, drop_page_cache
 from benchmarks.process import ProcessTree
 from benchmarks.requests import RequestCounter, counted
 from benchmarks.result import Batch, Machine, Restart, Result, Spread
+from benchmarks.s3 import environment
 from millpond.demo.processes import tree_bytes
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -134,20 +135,13 @@ def _flink_job(config: RunConfig) -> dict[str, Any]:
 def _environment(config: RunConfig) -> dict[str, str]:
     local = local_folder(config)
     local.mkdir(parents=True, exist_ok=True)
-    s3 = {
-        "AWS_ENDPOINT_URL": config.s3,
-        "AWS_ALLOW_HTTP": "true",
-        "AWS_REGION": "us-east-1",
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-    }
     paths = [str(_ROOT), str(_ROOT / "src"), os.environ.get("PYTHONPATH", "")]
     return {
         **os.environ,
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": os.pathsep.join(p for p in paths if p),
         "TMPDIR": str(local),
-        **(s3 if config.s3 else {}),
+        **(environment(config.s3) if config.s3 else {}),
     }
 
 

@@ -9,12 +9,14 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 import pyspark
+
+from tests.network import Network
 
 SPARK_HOME = Path(pyspark.__file__).parent
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
@@ -27,30 +29,32 @@ class Hosts:
         folder: for logs and the hosts' directories.
         cores: cores of each host.
         memory: memory of each host's executor and worker, as Spark spells it.
+        network: in which the hosts are, if not in this machine's own.
     """
 
-    def __init__(self, folder: Path, *, cores: int = 1, memory: str = "600m") -> None:
+    def __init__(self, folder: Path, *, cores: int = 1, memory: str = "600m", network: Network | None = None) -> None:
         self.folder = folder
         self.cores = cores
         self.memory = memory
+        self.network = network
         self._workers: dict[int, subprocess.Popen[bytes]] = {}
         self._directories: dict[int, str] = {}
+        self.driver = network.driver if network is not None else "127.0.0.1"
         with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
+            probe.bind((self.driver, 0))
             port = int(probe.getsockname()[1])
-        self.url = f"spark://127.0.0.1:{port}"
-        master = "org.apache.spark.deploy.master.Master --host 127.0.0.1 --webui-port 0 --port"
+        self.url = f"spark://{self.driver}:{port}"
+        master = f"org.apache.spark.deploy.master.Master --host {self.driver} --webui-port 0 --port"
         self._master = self._start("master", [*master.split(), str(port)])
 
     @property
-    def count(self) -> int:
-        """The number of hosts."""
-        return len(self._workers)
+    def numbers(self) -> list[int]:
+        """The hosts that were not killed."""
+        return sorted(self._workers)
 
-    @staticmethod
-    def address(number: int) -> str:
+    def address(self, number: int) -> str:
         """The address of a host."""
-        return f"127.0.0.{number + 1}"
+        return self.network.address(number) if self.network is not None else f"127.0.0.{number + 1}"
 
     def add(self, number: int) -> None:
         """Start a host."""
@@ -61,6 +65,7 @@ class Hosts:
         self._workers[number] = self._start(
             f"host{number}",
             [*command.split(), "--webui-port", "0", self.url],
+            self.network.plug(number) if self.network is not None else [],
             TMPDIR=directory,
             SPARK_LOCAL_IP=address,
             SPARK_LOCAL_DIRS=directory,
@@ -89,8 +94,24 @@ class Hosts:
         """The host's executor takes no more tasks, and ends when it has handed over."""
         self._signal_executor(number, signal.SIGPWR)
 
+    def has_executor(self, number: int) -> bool:
+        """Whether an executor runs on the host; a new one takes its time."""
+        return bool(self._named(number, EXECUTOR))
+
+    def slots(self, number: int) -> list[psutil.Process]:
+        """Millpond's processes on the host: slots, and the template that starts them."""
+        return self._named(number, "millpond.slot.template")
+
+    def _named(self, number: int, part: str) -> list[psutil.Process]:
+        found = []
+        for process in self.processes(number):
+            with suppress(psutil.Error):
+                if part in process.cmdline():
+                    found.append(process)
+        return found
+
     def _signal_executor(self, number: int, what: signal.Signals) -> None:
-        executors = [process for process in self.processes(number) if EXECUTOR in process.cmdline()]
+        executors = self._named(number, EXECUTOR)
         assert executors
         for process in executors:
             process.send_signal(what)
@@ -108,10 +129,12 @@ class Hosts:
         self._master.kill()
         self._master.wait()
 
-    def _start(self, name: str, command: list[str], **environment: str) -> subprocess.Popen[bytes]:
+    def _start(
+        self, name: str, command: Sequence[str], within: Sequence[str] = (), **environment: str
+    ) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
-                [str(SPARK_HOME / "bin" / "spark-class"), *command],
+                [*within, str(SPARK_HOME / "bin" / "spark-class"), *command],
                 env=os.environ
                 | {
                     "SPARK_HOME": str(SPARK_HOME),
@@ -128,9 +151,11 @@ class Hosts:
 
 
 @contextmanager
-def hosts(folder: Path, count: int, *, cores: int = 1, memory: str = "600m") -> Iterator[Hosts]:
+def hosts(
+    folder: Path, count: int, *, cores: int = 1, memory: str = "600m", network: Network | None = None
+) -> Iterator[Hosts]:
     """A cluster of `count` hosts; everything of it is killed at the end."""
-    cluster = Hosts(folder, cores=cores, memory=memory)
+    cluster = Hosts(folder, cores=cores, memory=memory, network=network)
     try:
         for number in range(count):
             cluster.add(number)

@@ -11,6 +11,7 @@ import itertools
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from rich.console import Console
@@ -22,6 +23,7 @@ from benchmarks.misa.queries import QUERIES
 from benchmarks.misa.result import Batch, Result, write
 from benchmarks.misa.settings import ENGINES, EVENTS, Settings
 from benchmarks.process import sigterm_exits
+from benchmarks.s3 import s3_server
 
 _PAPER = ["LR2", "LR4", "CM1", "CM2"]
 """The queries of the paper, which run by default."""
@@ -67,6 +69,7 @@ def parser() -> argparse.ArgumentParser:
     add("--rows-per-batch", type=count, default=450_000, metavar="N", help="where an engine gets as many as it takes")
     add("--seed", type=int, default=1)
     add("--cores", type=count, default=2)
+    add("--s3", action="store_true", help="the whole checkpoint on a real S3 server (SeaweedFS)")
     add("--driver-memory", default="4g")
     add("--slot-memory", default="1g", help="of each of Millpond's slots")
     add("--set", type=setting, action="append", default=[], metavar="KEY=VALUE", help="of Spark or Millpond")
@@ -75,8 +78,12 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def runs(options: argparse.Namespace) -> Iterator[Settings]:
-    """The runs that are asked for; engines one after another at the same rate."""
+def runs(options: argparse.Namespace, endpoint: str = "") -> Iterator[Settings]:
+    """The runs that are asked for; engines one after another at the same rate.
+
+    Args:
+        endpoint: of the S3 server, if there is one.
+    """
     for query, rate, trigger, engine in itertools.product(
         options.query, options.rates, options.trigger, options.engines
     ):
@@ -90,6 +97,7 @@ def runs(options: argparse.Namespace) -> Iterator[Settings]:
             seed=options.seed,
             rows_per_batch=options.rows_per_batch,
             cores=options.cores,
+            s3=endpoint,
             driver_memory=options.driver_memory,
             slot_memory=options.slot_memory,
             settings=dict(options.set),
@@ -150,8 +158,8 @@ def main(arguments: Sequence[str] | None = None, run: Callable[[Settings], Resul
     """Measure run by run, and print the table. 1 if a run failed."""
     options = parser().parse_args(arguments)
     results: list[Result] = []
-    with sigterm_exits():
-        for settings in runs(options):
+    with sigterm_exits(), s3_server() if options.s3 else nullcontext("") as endpoint:
+        for settings in runs(options, endpoint):
             results.append(run(settings))
             cells = line(results[-1]).items()
             print(", ".join(f"{name} {value}" for name, value in cells), file=sys.stderr, flush=True)

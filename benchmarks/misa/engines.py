@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.misa.settings import Settings
+from benchmarks.s3 import hadoop_settings
 from millpond.demo.engine import PEER_SETTINGS
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def session(settings: Settings, work: Path) -> SparkSession:
         # further behind because of the source alone.
         "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
         **STORES[settings.engine],
+        **(hadoop_settings(settings.s3) if settings.s3 else {}),
     }
     if settings.on_millpond:
         chosen["spark.millpond.slot.memory"] = settings.slot_memory
@@ -60,13 +62,12 @@ def session(settings: Settings, work: Path) -> SparkSession:
     return spark
 
 
-def writer(frame: DataFrame, mode: str, settings: Settings, checkpoint: Path) -> DataStreamWriter:
+def writer(frame: DataFrame, mode: str, settings: Settings, checkpoint: str) -> DataStreamWriter:
     """Write a query's rows to a sink that keeps nothing, as the engine does."""
     import millpond
 
     writes = millpond.writeStream(frame) if settings.on_millpond else frame.writeStream
-    writes = writes.format("noop").outputMode(mode).option("checkpointLocation", str(checkpoint))
+    writes = writes.format("noop").outputMode(mode).option("checkpointLocation", checkpoint)
     if settings.engine == "spark-async":
         writes = writes.option("asyncProgressTrackingEnabled", "true")
-    clocked = settings.rate and settings.engine != "spark-deadline"
-    return writes.trigger(processingTime=f"{settings.trigger if clocked else 0:g} seconds")
+    return writes.trigger(processingTime=f"{settings.trigger if settings.clocked else 0:g} seconds")

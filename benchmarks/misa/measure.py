@@ -15,6 +15,7 @@ from benchmarks.misa.result import Batch, Observed, Result, summarize
 from benchmarks.misa.settings import Settings
 from benchmarks.process import ProcessTree
 from benchmarks.result import Machine, without_paths
+from benchmarks.s3 import environment
 
 _LOG_LINES = 25
 """A failed run's error shows this number of last lines of its log."""
@@ -35,7 +36,7 @@ def measure(settings: Settings) -> Result:
         (work / "settings.json").write_bytes(msgspec.json.encode(settings))
         own = [str(work / "settings.json"), str(work / "observed.json")]
         command = [sys.executable, "-m", "benchmarks.misa.run", *own]
-        tree = ProcessTree(command, log=work / "log", env={**os.environ, "TMPDIR": folder})
+        tree = ProcessTree(command, log=work / "log", env=_environment(settings, folder))
         try:
             while tree.running():
                 time.sleep(0.2)
@@ -50,6 +51,10 @@ def measure(settings: Settings) -> Result:
         observed = msgspec.json.decode((work / "observed.json").read_bytes(), type=Observed)
     fill(result, observed, tree)
     return result
+
+
+def _environment(settings: Settings, folder: str) -> dict[str, str]:
+    return {**os.environ, "TMPDIR": folder, **(environment(settings.s3) if settings.s3 else {})}
 
 
 def fill(result: Result, observed: Observed, tree: ProcessTree) -> None:
@@ -68,7 +73,7 @@ def fill(result: Result, observed: Observed, tree: ProcessTree) -> None:
     start, end = measured[0].start, measured[-1].end
     peak = max((sample.memory for sample in tree.samples if start <= sample.time <= end), default=0)
     batches = [_used(batch, tree) for batch in measured]
-    summarize(result, batches, observed.arrived, tree.cpu_between(start, end), peak)
+    summarize(result, batches, tree.cpu_between(start, end), peak)
 
 
 def _used(batch: Batch, tree: ProcessTree) -> Batch:

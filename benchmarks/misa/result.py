@@ -12,8 +12,8 @@ from benchmarks.misa.settings import Settings
 from benchmarks.misa.streams.records import RECORD_BYTES
 from benchmarks.result import Machine, Spread
 
-_KEPT_UP = 0.97
-"""An engine keeps up if it takes this share of the records that come."""
+_KEPT_UP = 95
+"""An engine keeps up if this percentile of its batches takes no longer than the trigger, so that no queue grows."""
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,8 +24,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
         rows: records that it read. row_mean_ms, row_max_ms: how late they were when it ended, on average and at
             most, from when their file came; None where the engine got as many as it takes.
         log_ms: Spark's offset log and commit log.
-        commit_ms: wait for state to be committed. Spark: its own, per task that runs at a time; Millpond: that of the
-            batch before, in sync mode its own, too.
+        commit_ms: Spark: time of its commit, per task that runs at a time. Millpond: wait for the commit of the batch
+            before, in sync mode for its own, too.
         durable_ms: from sealed to durable state of Millpond's last commit, which a batch need not wait for; None
             unless state is on an object store.
         read_ms: reads of state, per task that runs at a time; None if the engine does not report it.
@@ -56,12 +56,10 @@ class Observed(msgspec.Struct, kw_only=True):
 
     Attributes:
         version: Spark's. batches: all of them. refused: why the engine does not run the query, in its own words.
-        arrived: records a second that came; 0 where all were there.
     """
 
     version: str = ""
     batches: list[Batch] = []
-    arrived: float = 0.0
     refused: str | None = None
 
 
@@ -74,7 +72,7 @@ class Result(msgspec.Struct, kw_only=True):
         slope_ms: change of the execution time from batch to batch, by a line through all of them.
         rows_per_second: rows ÷ wall time from the first batch's start to the last one's end.
         batch_rows_per_second: rows ÷ execution time, averaged over batches, as in the paper (MiSA, figure 13).
-        kept_up: whether rows were taken as fast as they came; None if all were there.
+        kept_up: whether nearly all batches end within the trigger; None if they do not begin by the clock.
         cores: CPU seconds ÷ wall time. memory_peak_bytes: proportional set size of all processes.
         refused: why the engine does not run this query, in its own words. error: why there are no figures.
     """
@@ -100,11 +98,11 @@ class Result(msgspec.Struct, kw_only=True):
         return self.batch_rows_per_second * RECORD_BYTES / 1000
 
 
-def summarize(result: Result, batches: Sequence[Batch], arrived: float, cpu_seconds: float, memory_peak: int) -> None:
+def summarize(result: Result, batches: Sequence[Batch], cpu_seconds: float, memory_peak: int) -> None:
     """Compute a result's figures.
 
     Args:
-        batches: one at least. arrived: records a second that came, or 0.
+        batches: one at least.
         cpu_seconds: of all processes, from the first batch's start to the last one's end.
     """
     wall = batches[-1].end - batches[0].start
@@ -116,7 +114,8 @@ def summarize(result: Result, batches: Sequence[Batch], arrived: float, cpu_seco
         result.slope_ms = round(float(np.polyfit(np.arange(len(ms)), ms, 1)[0]), 3)
     result.rows_per_second = round(float(rows.sum()) / wall, 1)
     result.batch_rows_per_second = round(float((rows / ms).mean() * 1000), 1)
-    result.kept_up = result.rows_per_second >= _KEPT_UP * arrived if arrived else None
+    if result.settings.clocked:
+        result.kept_up = float(np.percentile(ms, _KEPT_UP)) <= 1000 * result.settings.trigger
     result.cores = round(cpu_seconds / wall, 2)
     result.memory_peak_bytes = memory_peak
 

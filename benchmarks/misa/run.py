@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from benchmarks.misa.result import Batch, Observed
 from benchmarks.misa.settings import HUNG_SECONDS, LATE, Settings
 from benchmarks.prefetch.arrivals import Arrivals
 from benchmarks.prefetch.latency import read_by
+from benchmarks.s3 import bucket
 from millpond.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -33,15 +35,18 @@ _KEPT_BATCHES = 3
 """Files of this number of last batches stay in the source; it has fewer to list without the others."""
 
 
-def names_of(progress: Mapping[str, Any], checkpoint: Path) -> list[str]:
+def names_of(progress: Mapping[str, Any], read: Callable[[int], list[str]]) -> list[str]:
     """Return the names of the files that a batch has read.
+
+    Args:
+        read: returns the names of an entry of the source's log.
 
     The source's log numbers only batches with files, and the query also runs batches without, which close windows.
     """
     source = progress["sources"][0]
     offsets = (source[name] for name in ("startOffset", "endOffset"))
     before, last = (-1 if offset is None else offset["logOffset"] for offset in offsets)
-    return [name for entry in range(before + 1, last + 1) for name in read_by(checkpoint, entry)]
+    return [name for entry in range(before + 1, last + 1) for name in read(entry)]
 
 
 def batch_of(progress: Mapping[str, Any], names: Sequence[str], came: Mapping[str, float], settings: Settings) -> Batch:
@@ -79,6 +84,30 @@ def batch_of(progress: Mapping[str, Any], names: Sequence[str], came: Mapping[st
     )
 
 
+class SourceLog:
+    """The source's log in a checkpoint, wherever Spark can read it."""
+
+    def __init__(self, spark: SparkSession, checkpoint: str) -> None:
+        assert spark._jvm is not None
+        self._jvm = spark._jvm
+        self._folder = f"{checkpoint}/sources/0"
+        self._files = self._path("").getFileSystem(spark._jsc.hadoopConfiguration())
+
+    def __call__(self, name: str) -> str | None:
+        """Return an entry's text, or None if there is none of this name."""
+        path = self._path(f"/{name}")
+        if not self._files.exists(path):
+            return None
+        stream = self._files.open(path)
+        try:
+            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        finally:
+            stream.close()
+
+    def _path(self, below: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(f"{self._folder}{below}")
+
+
 class Observer:
     """Reads the progress of a query's batches that had files.
 
@@ -86,9 +115,11 @@ class Observer:
         batches: all so far. files: how many they have read.
     """
 
-    def __init__(self, query: StreamingQuery, checkpoint: Path, arrivals: Arrivals, settings: Settings) -> None:
+    def __init__(
+        self, query: StreamingQuery, read: Callable[[int], list[str]], arrivals: Arrivals, settings: Settings
+    ) -> None:
         self._query = query
-        self._checkpoint = checkpoint
+        self._read = read
         self._arrivals = arrivals
         self._settings = settings
         self._next = 0  # the lowest number of a batch whose progress is still to come
@@ -126,7 +157,7 @@ class Observer:
             return
         self._next = number + 1
         # Files count, not rows: Spark counts none where a filter skips a whole file.
-        if names := names_of(progress, self._checkpoint):
+        if names := names_of(progress, self._read):
             self.files += len(names)
             self._arrivals.forget(self._kept[0] if len(self._kept) == _KEPT_BATCHES else [])
             self._kept.append(names)
@@ -198,19 +229,21 @@ def observe(spark: SparkSession, settings: Settings, work: Path) -> Observed:
     """Run a query in a session until it is measured."""
     query, cut = QUERIES[settings.query], settings.engine == "spark-deadline"
     stream = files(Path(settings.events), settings.query, settings.event_rate, settings.seconds, settings.seed)
-    source, waiting, checkpoint = work / "source", work / "waiting", work / "checkpoint"
+    source, waiting = work / "source", work / "waiting"
+    checkpoint = bucket("s3a", work.name) if settings.s3 else str(work / "checkpoint")
     source.mkdir()
     waiting.mkdir()
     files_per_batch = 0 if settings.rate or cut else max(1, settings.rows_per_batch * FILES // settings.event_rate)
     frame = query.over(query.records(spark, f"{source}/*" if cut else str(source), files_per_batch))
     arrivals = Arrivals(waiting if cut else source)
     cutter = Cutter(settings, arrivals, waiting, source) if cut else None
-    # The clock starts after a batch of one file, so that a JVM's slow first batch leaves no queue behind.
-    first = stream[:1] if settings.rate else stream
-    for file in first:
+    # The clock starts after a batch of one file, so that a JVM's slow first batch leaves no queue behind. Without
+    # a rate all files are there before the start.
+    initial = stream[:1] if settings.rate else stream
+    for file in initial:
         arrivals.put(file)
     running = writer(frame, query.mode, settings, checkpoint).start()
-    observer = Observer(running, checkpoint, arrivals, settings)
+    observer = Observer(running, partial(read_by, SourceLog(spark, checkpoint)), arrivals, settings)
 
     def look() -> bool:
         time.sleep(0.02 if cut else 0.1)
@@ -221,17 +254,14 @@ def observe(spark: SparkSession, settings: Settings, work: Path) -> Observed:
 
     await_batch(look, settings)
     started = latest = time.time()
-    with arrivals.clocked(stream[len(first) :], 1 / FILES):
+    with arrivals.clocked(stream[len(initial) :], 1 / FILES):
         while len(observer.batches) < settings.warmup + settings.batches and observer.files < len(stream):
             now = time.time()
             latest = now if look() else latest
             if now > latest + HUNG_SECONDS or (settings.rate and now > started + LATE * settings.seconds):
                 break
     running.stop()
-    rows = sum(rows_of(file.name) for file in stream)
-    return Observed(
-        version=spark.version, batches=observer.batches, arrived=rows / settings.seconds if settings.rate else 0.0
-    )
+    return Observed(version=spark.version, batches=observer.batches)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         batches: to measure. warmup: first batches, left out of every figure.
         rows_per_batch: about as many, where `rate` is 0.
         cores: of the session, and the number of shuffle partitions and slots.
+        s3: endpoint of an S3 server with the whole checkpoint, Millpond's state included; empty = local disk.
         driver_memory, slot_memory: the JVM's heap, and Millpond's memory for each slot, as Spark writes sizes.
         settings: more of Spark's and Millpond's, over the engine's own.
         events: folder in which streams of records are kept.
@@ -46,6 +47,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 1
     rows_per_batch: int = 450_000
     cores: int = 2
+    s3: str = ""
     driver_memory: str = "4g"
     slot_memory: str = "1g"
     settings: dict[str, str] = {}
@@ -68,6 +70,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """Seconds after which even a run that is slow has ended, its start and its last commits included."""
         running = LATE * self.seconds if self.rate else (self.batches + self.warmup) * HUNG_SECONDS
         return running + 3 * HUNG_SECONDS
+
+    @property
+    def clocked(self) -> bool:
+        """Whether batches begin by the clock, with what has come until then."""
+        return bool(self.rate) and self.engine != "spark-deadline"
 
     @property
     def on_millpond(self) -> bool:

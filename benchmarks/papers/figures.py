@@ -16,6 +16,8 @@ from benchmarks.prefetch.figures import place_of
 from benchmarks.prefetch.run import Measured
 from benchmarks.result import Result
 
+CHECKPOINTS = "checkpoints"
+"""The command whose durations are those of checkpoints, not of batches."""
 _SHORTEST_COMMIT_MS = 1.0
 """A commit counts as at least this long, because Spark counts commits in whole milliseconds."""
 _STARTS_DIFFER = 0.1
@@ -96,7 +98,7 @@ def of_results(command: Command, data: bytes) -> Iterator[Figures]:
             engine=command.engine or engine,
             place=command.place or place,
             values={} if result.error or result.refused else dict(_values(result)),
-            series=[round(ms, 1) for ms in _series(result)],
+            series=[round(ms, 1) for ms in _series(command, result)],
             version=result.version,
             seed=result.seed,
             error=result.error,
@@ -104,9 +106,10 @@ def of_results(command: Command, data: bytes) -> Iterator[Figures]:
         )
 
 
-def _series(result: Result) -> list[float]:
-    checkpoints = [batch.checkpoint_ms for batch in result.batches if batch.checkpoint_ms is not None]
-    return checkpoints or [batch.ms for batch in result.batches]
+def _series(command: Command, result: Result) -> list[float]:
+    if command.arguments.startswith(CHECKPOINTS):
+        return [batch.checkpoint_ms for batch in result.batches if batch.checkpoint_ms is not None]
+    return [batch.ms for batch in result.batches]
 
 
 def _values(result: Result) -> Iterator[tuple[str, float]]:
@@ -197,10 +200,10 @@ def of_misa(command: Command, data: bytes) -> Iterator[Figures]:
             refused=result.refused,
         )
         yield figures
-        if kept and settings.rate == max(kept) and not several:
+        if not command.place and kept and settings.rate == max(kept):
             yield msgspec.structs.replace(figures, place=HIGHEST, series=[])
     behind = [result.settings.rate for result in shipped if result.kept_up is False]
-    if behind and not kept and not several:
+    if not command.place and behind and not kept:
         reason = f"Spark as shipped kept up with no rate: {'; '.join(f'{rate:,}' for rate in behind)} rows/s"
         for engine in dict.fromkeys(result.settings.engine for result in results):
             yield Figures(engine=engine, place=HIGHEST, missing=reason)

@@ -30,6 +30,8 @@ NAMES = {
 """Engines and variants, as people call them; the others are called as they are."""
 NOT_MEASURED = "not measured yet"
 """The verdict of a headline whose row has no saved result."""
+NOT_JUDGED = "not judged: a quick run"
+"""The verdict of a headline that was measured with less state and fewer batches than it is about."""
 _MOST_PLACES = 4
 """A cell lists figures of at most this number of places; of more, it shows the first and the last."""
 
@@ -38,7 +40,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """One headline as the page shows it.
 
     Attributes:
-        passed: whether the claim is reached; None if it was not measured.
+        passed: whether the claim is reached; None if it was not measured, or in a quick run only.
     """
 
     peers: str
@@ -85,7 +87,7 @@ def _values(runs: dict[tuple[str, str], Figures], engine: str, metric: str, plac
 
 
 def _ratio(headline: Headline, ours: dict[str, float], peers: dict[str, dict[str, float]]) -> float | None:
-    """By how many times Millpond is better than the best peer, as a geometric mean over the places that both have."""
+    """By how many times Millpond is better than the best peer where both have figures: on average, or at worst."""
     ratios = []
     for place, value in ours.items():
         theirs = [
@@ -98,7 +100,7 @@ def _ratio(headline: Headline, ours: dict[str, float], peers: dict[str, dict[str
             continue
         more = METRICS[headline.metric].more
         ratios.append(value / max(theirs) if more else min(theirs) / value)
-    return geometric_mean(ratios)
+    return min(ratios, default=None) if headline.each else geometric_mean(ratios)
 
 
 def _cell(name: str, values: dict[str, float], headline: Headline, saved: Saved) -> str:
@@ -157,6 +159,8 @@ def _verdict(headline: Headline, ours: dict[str, float], ratio: float | None, sa
         reasons = [_why(peer, headline.peer_place or headline.place, saved) for peer in headline.peers]
         explained = [reason for reason in reasons if ":" in reason]
         return None, explained[0] if explained else "no figure: no peer has one"
+    if saved.quick:
+        return None, NOT_JUDGED
     compared = list(_comparisons(headline, ours, ratio))
     passed = all(holds for holds, _ in compared)
     text = " and ".join(text for holds, text in compared if passed or not holds)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.papers.figures import METRICS, Figures
+from benchmarks.papers.figures import CHECKPOINTS, METRICS, Figures
 from benchmarks.papers.outcome import NAMES
 from benchmarks.papers.row import Row
 from benchmarks.papers.saved import Saved
@@ -41,7 +41,7 @@ def picture(row: Row, saved: Saved) -> str:
             axis.set_title(_label(metric), size=10)
             axis.set_ylim(bottom=0)
         if series:
-            _distributions(axes[-1], series, colours)
+            _distributions(axes[-1], row, series, colours)
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower left", ncols=len(labels), fontsize=8)
     return as_svg(figure, row.name)
@@ -92,7 +92,7 @@ def _lines(axis: Axes, measured: list[Figures], metric: str, colours: dict[str, 
     axis.set_xticks(range(len(places)), places, fontsize=8)
 
 
-def _distributions(axis: Axes, measured: list[Figures], colours: dict[str, str]) -> None:
+def _distributions(axis: Axes, row: Row, measured: list[Figures], colours: dict[str, str]) -> None:
     places = list(dict.fromkeys(figures.place for figures in measured))
     for figures in measured:
         shares = np.arange(1, len(figures.series) + 1) / len(figures.series)
@@ -102,4 +102,5 @@ def _distributions(axis: Axes, measured: list[Figures], colours: dict[str, str])
     if most > _WIDE * max(least, 1.0):
         axis.set_xscale("log")
     axis.set_xlabel("ms")
-    axis.set_title(f"share of {'checkpoints' if 'checkpoint_p99_ms' in measured[0].values else 'batches'}", size=10)
+    checkpoints = any(command.arguments.startswith(CHECKPOINTS) for command in row.commands)
+    axis.set_title(f"share of {'checkpoints' if checkpoints else 'batches'}", size=10)

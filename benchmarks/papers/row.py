@@ -71,6 +71,7 @@ class Headline(msgspec.Struct, frozen=True, kw_only=True):
         peers: those that stand for the paper's baseline. The best of them counts.
         beside: shown beside them, without being compared.
         place: the query or size that is read; empty = all: ratios by their geometric mean, bounds by the worst.
+        each: whether the ratio has to be reached at each place, and not on average.
         peer_place: where the peers are read, if elsewhere.
         ratio: by how many times Millpond has to be better than the best peer.
         most, least: bounds on Millpond's own figure, in the metric's unit.
@@ -85,6 +86,7 @@ class Headline(msgspec.Struct, frozen=True, kw_only=True):
     peers: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
     place: str = ""
+    each: bool = False
     peer_place: str = ""
     ratio: float | None = None
     most: float | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -34,13 +34,22 @@ def ended(progress: Mapping[str, Any]) -> float:
     return float(started + progress["durationMs"]["triggerExecution"] / 1000)
 
 
-def read_by(checkpoint: Path, batch: int) -> list[str]:
-    """The names of the files that a batch has read."""
-    log = checkpoint / "sources" / "0"
-    path = log / str(batch)
-    if not path.exists():
-        path = log / f"{batch}.compact"
-    if not path.exists():
-        return []
-    lines = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+def read_by(log: Callable[[str], str | None], batch: int) -> list[str]:
+    """Return the names of the files that a batch has read.
+
+    Args:
+        log: returns the text of an entry of the source's log by its name, or None if there is none.
+    """
+    text = log(str(batch)) or log(f"{batch}.compact") or ""
+    lines = [json.loads(line) for line in text.splitlines()[1:]]
     return [Path(unquote(urlsplit(line["path"]).path)).name for line in lines if line["batchId"] == batch]
+
+
+def local_log(checkpoint: Path) -> Callable[[str], str | None]:
+    """Return the entries of the source's log in a checkpoint on local disk."""
+
+    def entry(name: str) -> str | None:
+        path = checkpoint / "sources" / "0" / name
+        return path.read_text() if path.exists() else None
+
+    return entry

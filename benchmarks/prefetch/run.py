@@ -18,7 +18,7 @@ from benchmarks.nexmark.generator import NexmarkConfig
 from benchmarks.nexmark.queries import QUERIES
 from benchmarks.nexmark.spark import EVENT_DDL, Streams
 from benchmarks.prefetch.arrivals import ARRIVING, Arrivals, Events
-from benchmarks.prefetch.latency import Latency, ended, read_by
+from benchmarks.prefetch.latency import Latency, ended, local_log, read_by
 from millpond.demo.engine import PEER_SETTINGS
 
 if TYPE_CHECKING:
@@ -198,6 +198,7 @@ def run(config: Config) -> Measured:
     if not config.rate:
         for file in files:
             arrivals.put(file)
+    log = local_log(checkpoint)
     started = time.time()
     print("arriving", flush=True)
     begin, used = 0.0, 0.0
@@ -208,7 +209,7 @@ def run(config: Config) -> Measured:
                 begin, used = now, cpu_seconds()
             found = progresses(running)
             for one in found[seen:-3]:
-                arrivals.forget(read_by(checkpoint, one["batchId"]))
+                arrivals.forget(read_by(log, one["batchId"]))
             seen = max(seen, len(found) - 3)
             if not config.rate and len(found) - done >= len(files) // _MOST:
                 break
@@ -233,12 +234,13 @@ def summary(
 ) -> Measured:
     """Summarize the results between two points in time."""
     begin, end = window
+    log = local_log(checkpoint)
     measured = [one for one in found if begin <= ended(one) <= end]
-    ends = {name: ended(one) for one in found for name in read_by(checkpoint, one["batchId"])}
+    ends = {name: ended(one) for one in found for name in read_by(log, one["batchId"])}
     latencies = [
         ends.get(name, end + 5.0) - at for name, at in arrivals.at.items() if not config.rate or begin <= at <= end
     ]
-    files = {one["batchId"]: len(read_by(checkpoint, one["batchId"])) for one in measured}
+    files = {one["batchId"]: len(read_by(log, one["batchId"])) for one in measured}
     if not measured:
         raise SystemExit("no batch ended while it was measured: give it more --seconds, or fewer events a second")
     speed = ARRIVING * sum(files.values()) / (end - begin)

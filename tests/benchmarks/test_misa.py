@@ -232,7 +232,7 @@ def batches(*ms: float) -> list[Batch]:
 
 def test_figures_of_a_run() -> None:
     found = result()
-    fill(found, Observed(version="4", batches=batches(9000, 200, 300, 400), arrived=100.0), Tree())
+    fill(found, Observed(version="4", batches=batches(9000, 200, 300, 400)), Tree())
     assert [batch.ms for batch in found.batches] == [200, 300, 400]
     assert found.batch_ms.p50 == 300
     assert found.row_max_ms.max == 409
@@ -246,7 +246,7 @@ def test_figures_of_a_run() -> None:
     assert [batch.memory_bytes for batch in found.batches] == [100, 300, 300]
     assert found.batches[0].cpu_seconds == pytest.approx(0.1)
     behind = result()
-    fill(behind, Observed(batches=batches(1, 200, 300, 400), arrived=130.0), Tree())
+    fill(behind, Observed(batches=batches(1, 2000, 3000, 4000)), Tree())
     assert behind.kept_up is False
     assert "behind" in line(behind)["rows/s"]
 
@@ -265,8 +265,7 @@ def test_the_command_line_runs_each_engine_at_each_rate(tmp_path: Path, capsys: 
     def run(settings: Settings) -> Result:
         asked.append(settings)
         found = result(**msgspec.structs.asdict(settings))
-        arrived = 100.0 if settings.rate else 0.0
-        fill(found, Observed(batches=batches(*[100] * (1 + settings.warmup)), arrived=arrived), Tree())
+        fill(found, Observed(batches=batches(*[100] * (1 + settings.warmup))), Tree())
         return found
 
     path = tmp_path / "results.json"

@@ -1,6 +1,7 @@
 """A query of MiSA's as its progress shows it: batches, their files and figures."""
 
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ from benchmarks.misa import run as running
 from benchmarks.misa.run import Observer, await_batch, batch_of, names_of
 from benchmarks.misa.settings import Settings
 from benchmarks.prefetch.arrivals import Arrivals
+from benchmarks.prefetch.latency import local_log, read_by
 
 SETTINGS = Settings(query="LR2", engine="spark-best", batches=3, warmup=1, rate=100, trigger=1.0)
 
@@ -42,12 +44,13 @@ def test_files_of_a_batch_after_one_without_rows(tmp_path: Path) -> None:
         (log / str(entry)).write_text(f"v1\n{path}")
     first = {"startOffset": None, "endOffset": {"logOffset": 0}}
     second = {"startOffset": {"logOffset": 0}, "endOffset": {"logOffset": 1}}
-    assert names_of({"batchId": 0, "sources": [first]}, tmp_path) == ["0-9.parquet"]
-    assert names_of({"batchId": 2, "sources": [second]}, tmp_path) == ["1-9.parquet"]
+    read = partial(read_by, local_log(tmp_path))
+    assert names_of({"batchId": 0, "sources": [first]}, read) == ["0-9.parquet"]
+    assert names_of({"batchId": 2, "sources": [second]}, read) == ["1-9.parquet"]
     without = {"startOffset": {"logOffset": 1}, "endOffset": {"logOffset": 1}}
     idle = {"startOffset": None, "endOffset": None}
-    assert names_of({"batchId": 3, "sources": [without]}, tmp_path) == []
-    assert names_of({"batchId": 0, "sources": [idle]}, tmp_path) == []
+    assert names_of({"batchId": 3, "sources": [without]}, read) == []
+    assert names_of({"batchId": 0, "sources": [idle]}, read) == []
 
 
 class Query:
@@ -90,7 +93,7 @@ def observed(tmp_path: Path, entries: int) -> tuple[Query, Observer]:
         (log / str(entry)).write_text(f"v1\n{path}")
         (tmp_path / name).touch()
         source.at[name] = 0.0
-    return query, Observer(query, tmp_path, source, SETTINGS)
+    return query, Observer(query, partial(read_by, local_log(tmp_path)), source, SETTINGS)
 
 
 def test_batches_are_those_that_read_files(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from benchmarks.nexmark.generator import NexmarkConfig
 from benchmarks.prefetch.__main__ import main, parser
 from benchmarks.prefetch.arrivals import ARRIVING, LOADED, Arrivals, Events
 from benchmarks.prefetch.figures import FIGURES, draw, line
-from benchmarks.prefetch.latency import Latency, ended, read_by
+from benchmarks.prefetch.latency import Latency, ended, local_log, read_by
 from benchmarks.prefetch.run import Config, Measured, summary
 
 STREAM = NexmarkConfig(in_flight_auctions=1000)
@@ -72,7 +72,7 @@ def test_a_row_is_as_late_as_its_batch_ends_after_its_file(tmp_path: Path) -> No
     note(0, "a")
     note(1, "b", "c")
     note(2, "d", compact=".compact")
-    assert [read_by(tmp_path, batch) for batch in range(4)] == [["a"], ["b", "c"], ["d"], []]
+    assert [read_by(local_log(tmp_path), batch) for batch in range(4)] == [["a"], ["b", "c"], ["d"], []]
     arrivals = Arrivals(tmp_path)
     arrivals.at = {"a": 1000.0, "b": 1000.5, "c": 1001.0, "d": 1001.5}
     found = [

@@ -1,8 +1,9 @@
 """The program that the kill tests run in a process of its own: one query over a folder's files, until all are read.
 
 `python job.py QUERY INPUT OUTPUT CHECKPOINT` prints `batch <n>` when Spark has finished a batch and `done` at the end.
-`MASTER` is the cluster's URL, `LOCATION` where state lies if not in the checkpoint, `PARTITIONS` how many it has,
-`CONFS` more settings, as JSON, `EXECUTORS` how many the query waits for, `PAUSE` seconds that `foreachBatch` takes.
+`MASTER` is the cluster's URL and `DRIVER` this program's address there, `LOCATION` where state lies if not in the
+checkpoint, `PARTITIONS` how many it has, `CONFS` more settings, as JSON, `EXECUTORS` how many the query waits for,
+`PAUSE` seconds that `foreachBatch` takes.
 """
 
 import json
@@ -41,8 +42,8 @@ def session() -> SparkSession:
     builder = (
         SparkSession.builder.master(os.environ.get("MASTER", "local[2,4]"))
         .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", os.environ.get("DRIVER", "127.0.0.1"))
+        .config("spark.driver.bindAddress", os.environ.get("DRIVER", "127.0.0.1"))
         .config("spark.driver.memory", "1g")
         .config("spark.executor.memory", "512m")
         .config("spark.sql.shuffle.partitions", "2")

@@ -139,6 +139,33 @@ def runs(query: str) -> list[list[pa.Table]]:
     return rounds() if query in RESTARTED else [[table for tables in rounds() for table in tables]]
 
 
+def joined_windows(df: DataFrame) -> DataFrame:
+    left, right = (df.where(f"s = '{name}'").withWatermark("t", "1 minute").alias(name) for name in ("x", "y"))
+    return left.join(right, F.expr("x.k = y.k and x.t between y.t - interval 1 minute and y.t")).select(
+        F.col("x.k").alias("k"), "x.t", F.col("x.v").alias("one"), F.col("y.v").alias("two")
+    )
+
+
+KNOWN = {
+    "windows": lambda df: by_key(df, "true"),
+    "a join": joined_windows,
+    "deduplicated": lambda df: df.withWatermark("t", "1 minute").dropDuplicates(["t", "k"]).select("t", "k"),
+}
+
+
+@pytest.mark.parametrize("kind", ["left_semi", "left_anti"])
+@pytest.mark.parametrize("below", KNOWN)
+def test_a_table_that_grows(spark: SparkSession, tmp_path: Path, below: str, kind: str) -> None:
+    """Spark moves such joins below what keeps state: rows that a table did not have yet are not in it later either."""
+
+    def query(df: DataFrame, session: SparkSession) -> DataFrame:
+        known = len(list((tmp_path / "in").iterdir())) // 2
+        return KNOWN[below](df).join(session.range(known).selectExpr("int(id) as k"), "k", kind)
+
+    found = compare(spark, tmp_path, query, "append", rounds(), ddl=DDL)
+    assert any(found.values()), "nothing came out"
+
+
 @pytest.mark.parametrize("query", QUERIES)
 def test_append(spark: SparkSession, tmp_path: Path, query: str) -> None:
     found = compare(spark, tmp_path, QUERIES[query], "append", runs(query), ddl=DDL)

@@ -63,8 +63,9 @@ def run_job(
     command = [sys.executable, str(JOB), query, *(str(folder / name) for name in ("in", "out", "checkpoint"))]
     environment = os.environ | {
         "MASTER": cluster.url,
+        "DRIVER": cluster.driver,
         "PARTITIONS": "6",
-        "EXECUTORS": str(cluster.count),
+        "EXECUTORS": str(len(cluster.numbers)),
         "CONFS": json.dumps(settings),
         "PAUSE": str(pause),
     }

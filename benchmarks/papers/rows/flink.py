@@ -152,7 +152,7 @@ _CPU = Row(
     headlines=(
         Headline(
             where="Flink 2.0 §6.1, Fig. 11",
-            measured="CPU of the task managers over an hour, compaction in them and elsewhere",
+            measured="CPU of the task managers over an hour, with compaction in them and in processes of its own",
             theirs="smoother, without peaks at checkpoints",
             metric="cores_deviation",
             ours="by a compactor",
@@ -197,7 +197,8 @@ _CACHES = Row(
         ),
         Headline(
             where="Flink 2.0 §6.2, Fig. 13",
-            measured="the five queries with the most I/O, asynchronous against synchronous; here of commits",
+            measured="the five queries with the most I/O, asynchronous against synchronous access to state; here"
+            " asynchronous against synchronous commits",
             theirs="about 2 ×",
             metric="rows_per_second",
             ours=_NONE,
@@ -230,7 +231,7 @@ _ASYNC = Row(
     headlines=(
         Headline(
             where="Flink 2.0 §6.2, Fig. 13",
-            measured="state awaited key by key, against each key waiting for the one before",
+            measured="a processor that reads state of many keys at once, against one key after the other",
             theirs="about 2 ×",
             metric="rows_per_second",
             peers=("millpond, synchronous",),

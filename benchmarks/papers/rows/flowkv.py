@@ -100,6 +100,7 @@ ROWS = (
                 metric="batch_p95_ms",
                 peers=("spark",),
                 ratio=1.0,
+                each=True,
             ),
         ),
     ),

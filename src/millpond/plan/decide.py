@@ -141,7 +141,8 @@ def _decided(
     if joins or windows or filters:
         plan = with_simplified_conditions(catalyst, plan)
     if joins or filters:
-        plan = with_settled_conditions(catalyst, plan, pruned=joins)
+        semi_joins = not any(_is_moved(node) for node in plan.walk())  # else the query stays on Spark
+        plan = with_settled_conditions(catalyst, plan, pruned=joins, semi_joins=semi_joins)
     plan = without_repeated_groupings(catalyst, plan)
     needed: Needed = needed_columns(catalyst, plan) if windows else MappingProxyType({})
     decider = _Decider(catalyst, analyzed, plan, mode, map_groups, needed, shared=shared)
@@ -268,7 +269,7 @@ class _Decider:
         if self.shared:
             return Operator(title, reason=Reason("MP-CTE"))
         try:
-            if node.join_type == "LeftSemi" and any(_lets_semi_joins_pass(below) for below in node.children[0].walk()):
+            if _is_moved(node):
                 raise Unsupported(Reason("MP-OPERATOR", "a left semi join that Spark moves below its left side"))
             reading = read_join(self.catalyst, node)
             self._check_watermarks(reading.spec.lag is not None)
@@ -416,9 +417,12 @@ def _check_key(attribute: Expression) -> None:
     check_key(attribute)
 
 
-def _lets_semi_joins_pass(node: Node) -> bool:
-    """Whether Spark's optimiser moves semi joins below this stateful node, where rows match at other times."""
-    return node.joins_streams or (node.streaming and node.kind in ("Aggregate", "Distinct", "Window"))
+def _is_moved(node: Node) -> bool:
+    """Whether this is a semi join of two streams that Spark moves below state, where rows match at other times."""
+    below = node.children[0].walk() if node.joins_streams and node.join_type == "LeftSemi" else ()
+    return any(
+        one.joins_streams or (one.streaming and one.kind in ("Aggregate", "Distinct", "Window")) for one in below
+    )
 
 
 def _filters_state(node: Node) -> bool:

@@ -30,6 +30,7 @@ _UNALIASED = (
     "org.apache.spark.sql.catalyst.analysis.EliminateView",
     f"{_OPTIMIZER}.EliminateResolvedHint",
 )
+_MOVING_SEMI_JOINS = (f"{_OPTIMIZER}.PushDownLeftSemiAntiJoin", f"{_OPTIMIZER}.PushLeftSemiLeftAntiThroughJoin")
 _SETTLING = (
     f"{_OPTIMIZER}.PushDownPredicates",
     f"{_OPTIMIZER}.ReplaceNullWithFalseInPredicate",
@@ -45,24 +46,27 @@ _MAX_PASSES = 100
 """Same as `spark.sql.optimizer.maxIterations`."""
 
 
-def with_settled_conditions(catalyst: Catalyst, plan: Node, *, pruned: bool) -> Node:
+def with_settled_conditions(catalyst: Catalyst, plan: Node, *, pruned: bool, semi_joins: bool) -> Node:
     """Return the plan with conditions placed, and joins rewritten, as by Spark's optimiser.
 
     The place of a condition decides which rows reach the nodes that watch their event time, and so which rows are late.
     On Spark, a filter on one key above an aggregate is moved below the watermark. The behaviour of a stream join
     follows from its type, condition and columns: predicates above it become part of its condition, and unused columns
-    are pruned, with their watermarks.
+    are pruned, with their watermarks. Semi and anti joins with tables are moved below state, too: what enters the state
+    was known to the table of its batch.
 
     Args:
         catalyst: of the query's session.
         plan: a plan with plain conditions.
         pruned: whether unused columns are pruned.
+        semi_joins: whether semi and anti joins are moved.
     """
+    settling = (*_SETTLING, *_MOVING_SEMI_JOINS) if semi_joins else _SETTLING
     # The order of Spark's optimiser: filters are inferred once, and the inferred filters are then moved in turn.
     java = _applied(catalyst, _UNALIASED, plan.java)
-    java = _applied(catalyst, _SETTLING, java, _MAX_PASSES)
+    java = _applied(catalyst, settling, java, _MAX_PASSES)
     java = _applied(catalyst, _INFERRING, java)
-    java = _applied(catalyst, _SETTLING, java, _MAX_PASSES)
+    java = _applied(catalyst, settling, java, _MAX_PASSES)
     java = _applied(catalyst, _EXTRA, java, _MAX_PASSES)
     return Node(_applied(catalyst, _PRUNING, java) if pruned else java)
 
