@@ -68,6 +68,7 @@ chaos: export MILLPOND_SCHEDULES ?= 5000
 chaos: export MILLPOND_SPARK_SCHEDULES ?= 50
 chaos: export MILLPOND_KILLS ?= 500
 chaos: export MILLPOND_SPARK_KILLS ?= 50
+chaos: export MILLPOND_HOST_SCHEDULES ?= 300
 chaos: check-java setup
 	@$(PYTEST) --timeout 0 tests/chaos tests/slot/test_kills.py
 
