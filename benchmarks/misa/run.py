@@ -94,7 +94,7 @@ class SourceLog:
         self._files = self._path("").getFileSystem(spark._jsc.hadoopConfiguration())
 
     def __call__(self, name: str) -> str | None:
-        """Return an entry's text, or None if there is none of this name."""
+        """Return an entry's text, or None where no entry has this name."""
         path = self._path(f"/{name}")
         if not self._files.exists(path):
             return None

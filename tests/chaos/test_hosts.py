@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.xdist_group("hosts"), pytest.mark.timeout(900)]
 
 
 class Schedule:
-    """What happens to a cluster, and when: two to four events, each after a batch. Some host always works.
+    """Two to four events that befall a cluster, each after a batch. Some host always works.
 
     Args:
         cluster: hosts in a network of their own.
