@@ -69,7 +69,8 @@ def parser() -> argparse.ArgumentParser:
     add("--rows-per-batch", type=count, default=450_000, metavar="N", help="where an engine gets as many as it takes")
     add("--seed", type=int, default=1)
     add("--cores", type=count, default=2)
-    add("--s3", action="store_true", help="the whole checkpoint on a real S3 server (SeaweedFS)")
+    s3 = "the whole checkpoint on a real S3 server (SeaweedFS), or on the local disk"
+    add("--s3", action=argparse.BooleanOptionalAction, default=False, help=s3)
     add("--driver-memory", default="4g")
     add("--slot-memory", default="1g", help="of each of Millpond's slots")
     add("--set", type=setting, action="append", default=[], metavar="KEY=VALUE", help="of Spark or Millpond")

@@ -169,7 +169,7 @@ def test_each_headline_of_a_row_finds_its_figures(name: str, quick: bool, tmp_pa
             *("apsys-read-write", 0),
             "--engines millpond --keys 2k --rows-per-batch 2k --max-batches 3 --warmup-batches 2 --slot-memory 64m",
         ),
-        ("misa-lr2", 0, "--batches 2 --warmup 1 --rates 200 --engines millpond"),
+        ("misa-lr2", 0, "--no-s3 --batches 2 --warmup 1 --rates 200 --engines millpond"),
         (
             *("prefetch-q18", 0),
             "--in-flight 1000 --people 1000 --variants prefetching --seconds 4 --warmup 2 --rate 3000",
