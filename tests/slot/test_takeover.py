@@ -67,10 +67,13 @@ def test_a_killed_slot_is_taken_over_with_what_it_had_sealed(counting, ask):
 
 
 def test_a_commit_that_never_left_a_killed_slot_is_adopted(counting, ask, folder):
-    # Puts take a third of a second: the slot dies before its last one is through.
-    slow = msgspec.structs.replace(counting, location=f"faults+{counting.location}?latency_ms=300")
+    # The store takes nothing until the slot is dead.
+    held = folder / "held"
+    slow = msgspec.structs.replace(counting, location=f"faults+{counting.location}?hold={held}")
+    held.touch()
     ask(slow, 0, grouped(0, [1], [5]))
     slot(slow).kill()
+    held.unlink()
     assert not durable(counting, 1)
     assert ask(slow, 1, grouped(0, [1], [6])) == {1: (2, 11)}
 
