@@ -11,7 +11,7 @@ import pyspark
 from tests.real_s3 import BUCKET, running, weed
 
 _KEY, _SECRET = "key", "secret"
-"""Who may use the server (see `tests/real_s3.py`)."""
+"""Credentials of the server (see `tests/real_s3.py`)."""
 
 
 @contextmanager

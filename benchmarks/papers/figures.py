@@ -200,10 +200,10 @@ def of_misa(command: Command, data: bytes) -> Iterator[Figures]:
             refused=result.refused,
         )
         yield figures
-        if not command.place and kept and settings.rate == max(kept):
+        if not command.place and not several and kept and settings.rate == max(kept):
             yield msgspec.structs.replace(figures, place=HIGHEST, series=[])
     behind = [result.settings.rate for result in shipped if result.kept_up is False]
-    if not command.place and behind and not kept:
+    if not command.place and not several and behind and not kept:
         reason = f"Spark as shipped kept up with no rate: {'; '.join(f'{rate:,}' for rate in behind)} rows/s"
         for engine in dict.fromkeys(result.settings.engine for result in results):
             yield Figures(engine=engine, place=HIGHEST, missing=reason)

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -75,7 +74,8 @@ class Schedule:
             self.heal()
             self._kill_driver()
         elif event in ("stop", "cut", "kill") and len(cluster.numbers) - len(self._away) == 1:
-            cluster.kill_executor(number)
+            if cluster.has_executor(number):
+                cluster.kill_executor(number)
         elif event == "stop":
             self._away[number] = event, batch
             cluster.signal(number, signal.SIGSTOP)
@@ -85,11 +85,15 @@ class Schedule:
             cluster.network.cut(number)
         elif event == "slow":
             cluster.signal(number, signal.SIGSTOP)
-            threading.Timer(2.0, partial(cluster.signal, number, signal.SIGCONT)).start()
+            threading.Timer(2.0, self._resume, (number,)).start()
         elif event == "kill":
             cluster.kill(number)
         elif cluster.has_executor(number):
             cluster.decommission(number) if event == "decommission" else cluster.kill_executor(number)
+
+    def _resume(self, number: int) -> None:
+        with suppress(KeyError):  # it was killed meanwhile
+            self.cluster.signal(number, signal.SIGCONT)
 
     def _return(self, number: int, what: str) -> None:
         del self._away[number]
