@@ -19,6 +19,8 @@ _FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSyst
 _WORKER_MEMORY = 2 << 30
 """Bytes that a worker takes with its JVM, slots and Python workers."""
 
+_BEGUN = time.monotonic()
+
 HOSTS = int(os.environ.get("MILLPOND_HOSTS", "0"))
 
 # Times that PySpark hands out are local ones: recorded answers and live ones have to be of one zone.
@@ -42,10 +44,13 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     selection.mark(items)
+    selection.drawn(items)
     selection.longest_first(items)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if time.monotonic() - _BEGUN > selection.SECONDS:
+        pytest.skip(f"not begun: {selection.SECONDS:.0f} seconds are over")
     recorded.begin("" if item.get_closest_marker("slow") else selection.plain(item.nodeid))
 
 

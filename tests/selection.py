@@ -16,6 +16,10 @@ from hypothesis import settings
 
 EXAMPLES = float(os.environ.get("MILLPOND_EXAMPLES", "1"))
 """Which part of the examples is drawn that tests ask for."""
+SECONDS = float(os.environ.get("MILLPOND_SECONDS", "inf"))
+"""How long after its start a worker begins further tests."""
+ORDER = os.environ.get("MILLPOND_ORDER", "")
+"""Draws the order of files, so that a limit in time leaves out others each time; empty: as they are collected."""
 
 QUICK_TESTS, QUICK_CASES = 2, 10
 """The quick suite has one in so many of a module's costly tests, and of such a test's cases; at least one."""
@@ -69,6 +73,12 @@ def longest_first(items: list[pytest.Item]) -> None:
         return min(ranks, default=len(weights))
 
     items.sort(key=weight)
+
+
+def drawn(items: list[pytest.Item]) -> None:
+    """Put files in the order that `MILLPOND_ORDER` draws, if it does; their tests stay together."""
+    if ORDER:
+        items.sort(key=lambda item: hashlib.sha256((ORDER + item.nodeid.partition("::")[0]).encode()).digest())
 
 
 def plain(nodeid: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import subprocess
 import sys
 from decimal import Decimal
@@ -88,6 +89,42 @@ def test_what_takes_long_comes_first() -> None:
     selection.mark(items)  # type: ignore[arg-type]
     selection.longest_first(items)  # type: ignore[arg-type]
     assert [item.nodeid[-1] for item in items] == ["c", "b", "a"]
+
+
+def test_files_are_drawn_and_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"tests/{file}.py::test_{n}" for file in "abcdefgh" for n in range(3)]
+
+    def ordered(order: str) -> list[str]:
+        monkeypatch.setattr(selection, "ORDER", order)
+        items = [Item(name) for name in names]
+        selection.drawn(items)  # type: ignore[arg-type]
+        return [item.nodeid for item in items]
+
+    assert ordered("") == names
+    assert len({tuple(ordered(str(order))) for order in range(10)}) == 10
+    files = [name.partition("::")[0] for name in ordered("1")]
+    assert [file for n, file in enumerate(files) if n % 3 == 0] == list(dict.fromkeys(files))
+
+
+def test_what_has_not_begun_in_time_is_skipped() -> None:
+    run = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+            "-rs",
+            f"{__file__}::test_the_same_cases_are_quick_under_xdist",
+        ],
+        cwd=ROOT,
+        env={**os.environ, "MILLPOND_SECONDS": "0"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "1 skipped" in run.stdout
+    assert "not begun: 0 seconds are over" in run.stdout
 
 
 @given(st.integers())
