@@ -210,9 +210,9 @@ def rescale_state(
                 ", ".join(map(str, part.parents)),
                 f"{sum(state_of_table.runs.keys for state_of_table in tables):,}",
                 f"{len(runs):,}",
-                f"{sum(run.window is not None for run in runs):,}",
+                f"{sum(run.visible is not None for run in runs):,}",
                 f"{len(deltas):,}",
-                f"{sum(delta.window is not None for delta in deltas):,}",
+                f"{sum(delta.visible is not None for delta in deltas):,}",
                 f"{sum(delta.length for delta in deltas):,}",
             )
     _out.print(f"{reader.files.url}: version {version}, {before}, to become {partitions}")

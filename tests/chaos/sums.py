@@ -60,7 +60,7 @@ def sending(files: FileSystem, rows: State, version: int, prefix: str = "") -> I
 def read_run(files: FileSystem, ref: RunRef) -> State:
     """The rows of a file that count."""
     rows: State = json.loads(files.get(ref.name))
-    return inside(rows, range_of(ref.window))
+    return inside(rows, range_of(ref.visible))
 
 
 def merge(files: FileSystem, job: Merge, prefix: str = "") -> RunRef | None:
@@ -96,5 +96,5 @@ def deltas_of(files: FileSystem, manifest: PartitionManifest) -> State:
     found: State = {}
     for table in manifest.tables.values():
         for ref in table.deltas:
-            found |= inside(json.loads(bytes(memoryview(read_delta(files, ref)))), range_of(ref.window))
+            found |= inside(json.loads(bytes(memoryview(read_delta(files, ref)))), range_of(ref.visible))
     return found

@@ -36,7 +36,7 @@ def take(held: list[TableState], partition: int, partitions: int) -> PartitionMa
     return inherited(of(partitions), base, 0, partition, 5, lambda tip: manifests[tip.partition])
 
 
-def window(first: int, stop: int) -> tuple[int, int]:
+def interval(first: int, stop: int) -> tuple[int, int]:
     return first << SHIFT, (stop << SHIFT) - 1
 
 
@@ -57,9 +57,9 @@ def test_a_part_of_a_partition_reads_its_files_by_a_window():
     pending = RunRef("pending", 9, 9, 1 << SHIFT, 2 << SHIFT, pending=True)
     table = TableState(TableManifest((inside, across, outside, pending), 3, 100), (delta("c", 4),))
     found = take([table], 0, 4).tables["main"]
-    assert [(run.name, run.window) for run in found.runs.runs] == [("inside", None), ("across", window(0, 16))]
+    assert [(run.name, run.visible) for run in found.runs.runs] == [("inside", None), ("across", interval(0, 16))]
     assert (found.runs.flushed, found.runs.keys) == (3, 25)
-    assert found.deltas == (delta("c", 4, window=window(0, 16)),)
+    assert found.deltas == (delta("c", 4, visible=interval(0, 16)),)
 
 
 def test_parts_of_several_partitions_stand_one_after_another():
@@ -67,9 +67,9 @@ def test_parts_of_several_partitions_stand_one_after_another():
     right = TableState(TableManifest((), 2, 30), tuple(delta(f"d{version}", version) for version in (3, 4, 5)))
     found = take([left, right], 0, 1)
     table = found.tables["main"]
-    assert [run.window for run in table.runs.runs] == [None]
+    assert [run.visible for run in table.runs.runs] == [None]
     assert [each.commit for each in table.deltas] == ["c5", "d3", "d4", "d5"]
-    assert [each.window for each in table.deltas] == [window(0, 32)] + 3 * [window(32, 64)]
+    assert [each.visible for each in table.deltas] == [interval(0, 32)] + 3 * [interval(32, 64)]
     assert (table.runs.flushed, table.runs.keys) == (2, 90)  # a later flush covers the deltas of both
     assert found.id == take([left, right], 0, 1).id != take([left, right], 1, 3).id
     assert found.lineage
@@ -77,11 +77,17 @@ def test_parts_of_several_partitions_stand_one_after_another():
 
 def test_a_file_that_was_shared_is_read_by_both_windows_when_partitions_meet_again():
     first = TableState(
-        TableManifest((RunRef("new", 9, 9, 0, 1 << SHIFT), RunRef("old", 9, 9, 0, 50 << SHIFT, window=window(0, 32))))
+        TableManifest(
+            (RunRef("new", 9, 9, 0, 1 << SHIFT), RunRef("old", 9, 9, 0, 50 << SHIFT, visible=interval(0, 32)))
+        )
     )
-    second = TableState(TableManifest((RunRef("old", 9, 9, 0, 50 << SHIFT, window=window(32, 64)),)))
+    second = TableState(TableManifest((RunRef("old", 9, 9, 0, 50 << SHIFT, visible=interval(32, 64)),)))
     runs = take([first, second], 0, 1).tables["main"].runs.runs
-    assert [(run.name, run.window) for run in runs] == [("new", None), ("old", window(0, 32)), ("old", window(32, 64))]
+    assert [(run.name, run.visible) for run in runs] == [
+        ("new", None),
+        ("old", interval(0, 32)),
+        ("old", interval(32, 64)),
+    ]
 
 
 def test_rows_of_deltas_that_are_covered_stay_covered():
@@ -98,20 +104,20 @@ def test_rows_below_the_lowest_hash_do_not_come_back():
     left, right = (take([TableState(rows, (delta("c", 1),))], number, 4).tables["main"] for number in (0, 1))
     assert not left.runs.runs
     assert not left.deltas
-    assert right.runs.runs[0].window == right.deltas[0].window == window(20, 32)
+    assert right.runs.runs[0].visible == right.deltas[0].visible == interval(20, 32)
     assert right.runs.lowest == 0
 
 
 def test_rows_that_belong_to_their_group_have_windows_of_its_hash():
     table = TableState(TableManifest((RunRef("d", 9, 9, 1 << SHIFT, 2 << SHIFT),), axis="group"))
     runs = take([table], 3, 4).tables["main"].runs
-    assert (runs.runs[0].window, runs.axis) == (window(48, 64), "group")
+    assert (runs.runs[0].visible, runs.axis) == (interval(48, 64), "group")
 
 
 def test_rows_of_no_partition_are_of_use_to_all():
     table = TableState(TableManifest((RunRef("s", 9, 9, 1, 2),), axis="none"), (delta("c", 1),))
     found = take([table, table], 0, 1).tables["main"]
-    assert [run.window for run in found.runs.runs] == [None]
+    assert [run.visible for run in found.runs.runs] == [None]
     assert len(found.deltas) == 1
 
 

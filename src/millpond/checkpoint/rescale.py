@@ -1,8 +1,8 @@
 """Rescaling: derive the manifests of another number of partitions. No data moves.
 
-A new manifest names the same files and deltas as the old ones. Each reference has the *window* of hashes that counts:
-the intersection of the old partition's range with the new one's. So one file may belong to several partitions, until
-each has compacted it away. (Flink 2.0 §5.1: files are shared by reference.)
+A new manifest names the same files and deltas as the old ones. Each reference has the interval of hashes
+that counts (`visible`): the intersection of the old partition's range with the new one's. So one file may belong to
+several partitions, until each has compacted it away. (Flink 2.0 §5.1: files are shared by reference.)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import xxhash
 from millpond.checkpoint.formats.manifest import DeltaRef, PartitionManifest, TableState
 from millpond.checkpoint.generation import BaseVersion, Generation, Tip, split_key_groups
 from millpond.errors import StateDamagedError
-from millpond.files.refs import RunRef, TableManifest, range_of, window_of
+from millpond.files.refs import RunRef, TableManifest, interval_of, range_of
 from millpond.layout import HashRange
 from millpond.time_slices import disjoint
 
@@ -133,13 +133,13 @@ def _table(name: str, version: int, parts: Sequence[tuple[TableState, HashRange]
         live = part.meet(HashRange(state.runs.lowest))
         if live.lo >= live.hi:
             continue
-        window = HashRange() if state.runs.axis == "none" else live
-        runs += _runs(state.runs, window)
-        deltas += _deltas(state, window)
+        live = HashRange() if state.runs.axis == "none" else live
+        runs += _runs(state.runs, live)
+        deltas += _deltas(state, live)
     # The minimum: with a higher value, the next commit would drop deltas that the runs of a parent do not cover.
     flushed = min(state.runs.flushed for state, _ in parts)
     first = parts[0][0].runs
-    # With axis `none`, all parents name the same files and deltas, without windows.
+    # With axis `none`, all parents name the same files and deltas, all of whose rows count.
     manifest = TableManifest(tuple(dict.fromkeys(runs)), flushed, keys, first.expired, axis=first.axis)
     return TableState(manifest, tuple(dict.fromkeys(deltas)))
 
@@ -152,29 +152,29 @@ def _keys_below(keys: int, held: HashRange, until: int) -> int:
     return keys * (until - held.lo) // (held.hi - held.lo)
 
 
-def _runs(table: TableManifest, window: HashRange) -> Iterator[RunRef]:
+def _runs(table: TableManifest, live: HashRange) -> Iterator[RunRef]:
     for run in table.runs:
         if run.pending:
             continue  # its rows are also in deltas or other runs, and the slot that was writing it is gone
-        visible = range_of(run.window).meet(window)
+        visible = range_of(run.visible).meet(live)
         if run.last and table.axis == "hash":
             if run.last < visible.lo or run.first >= visible.hi:
                 continue
             if visible.has(HashRange(run.first, run.last + 1)):
-                yield msgspec.structs.replace(run, window=None)
+                yield msgspec.structs.replace(run, visible=None)
                 continue
         if visible.lo < visible.hi:
-            yield msgspec.structs.replace(run, window=window_of(visible))
+            yield msgspec.structs.replace(run, visible=interval_of(visible))
 
 
-def _deltas(state: TableState, window: HashRange) -> Iterator[DeltaRef]:
+def _deltas(state: TableState, live: HashRange) -> Iterator[DeltaRef]:
     covered = state.runs.skip
     for delta in state.deltas:
         remaining = delta.rows - delta.skip
         if covered and covered >= remaining:
             covered -= remaining
             continue
-        visible = range_of(delta.window).meet(window)
+        visible = range_of(delta.visible).meet(live)
         if visible.lo < visible.hi:
-            yield msgspec.structs.replace(delta, skip=delta.skip + covered, window=window_of(visible))
+            yield msgspec.structs.replace(delta, skip=delta.skip + covered, visible=interval_of(visible))
         covered = 0

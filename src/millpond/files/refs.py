@@ -19,12 +19,12 @@ HashInterval = tuple[int, int]
 """Interval of hashes, both ends included: only rows of a file within it belong to the partition."""
 
 
-def range_of(window: HashInterval | None) -> HashRange:
+def range_of(interval: HashInterval | None) -> HashRange:
     """Convert an interval to a range; None is the whole range."""
-    return HashRange() if window is None else HashRange(window[0], window[1] + 1)
+    return HashRange() if interval is None else HashRange(interval[0], interval[1] + 1)
 
 
-def window_of(range_: HashRange) -> HashInterval | None:
+def interval_of(range_: HashRange) -> HashInterval | None:
     """Convert a range, which is not empty, to an interval; None for the whole range."""
     return None if range_.whole else (range_.lo, min(range_.hi - 1, LAST_HASH))
 
@@ -42,7 +42,7 @@ class RunRef(msgspec.Struct, frozen=True):
         marks: whether its rows are matched bits for rows of the other runs instead of rows of the table (see
             `OrderedTable`).
         pending: whether the reference only protects the file from removal; its rows are still in deltas or other runs.
-        window: interval of hashes of the rows that count, by the table's axis; None for all. After rescaling, a file
+        visible: interval of hashes of the rows that count, by the table's axis; None for all. After rescaling, a file
             belongs to several partitions, and each reads its own interval.
     """
 
@@ -57,7 +57,7 @@ class RunRef(msgspec.Struct, frozen=True):
     checksum: int = 0
     marks: bool = False
     pending: bool = False
-    window: HashInterval | None = None
+    visible: HashInterval | None = None
 
 
 class TableManifest(msgspec.Struct, frozen=True):

@@ -64,7 +64,7 @@ def _read_modify_write(
         runs = RunSet(layout, opened, range_)
         for ref, data in zip(state.deltas, read_deltas(files, state.deltas), strict=True):
             for rows in converted_rows(ref, data, earlier[ref.shape], layout, files.locate(ref.commit)):
-                rows = inside(rows, range_of(ref.window), axis)
+                rows = inside(rows, range_of(ref.visible), axis)
                 runs.add(memory_run(sort_rows(rows, layout), layout, filtered=False))
         yield from runs.scan()
     finally:
@@ -100,7 +100,7 @@ def _aligned(
         opened = [store.open(ref, [layout]) for ref in reversed(state.runs.runs)]
         for ref in state.deltas:
             if ref.length:
-                opened += store.open_range(ByteRange(ref.commit, ref.offset, ref.length, ref.window), [layout])
+                opened += store.open_range(ByteRange(ref.commit, ref.offset, ref.length, ref.visible), [layout])
         yield from read_gradually([opened], layout, _MEMORY // 8, range_.meet(HashRange(state.runs.lowest)))
     finally:
         store.close()
@@ -131,7 +131,7 @@ def _scanned(files: FileSystem, table: LoadedTable, state: TableState) -> Iterat
     """Apply the deltas to a table that was opened on its files, then yield its rows."""
     for ref, data in zip(state.deltas, read_deltas(files, state.deltas), strict=True):
         for rows in rows_of(ref, data, table.layout, files.locate(ref.commit)):
-            table.load(rows, range_of(ref.window))
+            table.load(rows, range_of(ref.visible))
     yield from table.scan()
 
 

@@ -231,18 +231,18 @@ class AppendFiles:
             # Checked before mapping: a page beyond the end of a shortened file would kill the process (SIGBUS).
             if self._in_place.size(ref.name) != ref.bytes:
                 raise damaged_error(place, "it does not have the length that it was written with")
-            return AppendFile(MappedBytes.of_file(place), layouts, range_of(ref.window))
+            return AppendFile(MappedBytes.of_file(place), layouts, range_of(ref.visible))
         remote = RemoteBytes(self._files, ByteRange(ref.name, 0, ref.bytes), self._requests)
         if self._copies is None:
-            return AppendFile(remote, layouts, range_of(ref.window))
+            return AppendFile(remote, layouts, range_of(ref.visible))
         data = CachedBytes(ref.name, remote, self._copies, self._map_copy(ref), self._on_remote_read)
         try:
-            return AppendFile(data, layouts, range_of(ref.window))
+            return AppendFile(data, layouts, range_of(ref.visible))
         except StateDamagedError:
             # The local copy may be the damaged one: open the file in the state location instead.
             if not data.report_damage():
                 raise
-            return AppendFile(data, layouts, range_of(ref.window))
+            return AppendFile(data, layouts, range_of(ref.visible))
 
     def _map_copy(self, ref: RunRef) -> MappedBytes | None:
         assert self._copies is not None
@@ -260,13 +260,13 @@ class AppendFiles:
 
     def open_range(self, at: ByteRange, layouts: Sequence[RowLayout]) -> list[AppendFile]:
         """Open files that lie back to back within another object (see `open`)."""
-        window = range_of(at.window)
+        visible = range_of(at.visible)
         if self._in_place is None:
-            return open_files(RemoteBytes(self._files, at, self._requests), layouts, window)
+            return open_files(RemoteBytes(self._files, at, self._requests), layouts, visible)
         if self._in_place.size(at.name) < at.offset + at.length:
             raise damaged_error(self._files.locate(at.name), "it is shorter than it was written")
         whole = MappedBytes.of_file(self._in_place.path_of(at.name))
-        return open_files(whole.part(at.offset, at.length), layouts, window)
+        return open_files(whole.part(at.offset, at.length), layouts, visible)
 
     def read_ahead(self, parts: Iterable[SectionBlocks]) -> Iterator[list[Rows]]:
         """Yield the rows of file parts in order, reading the next parts ahead."""

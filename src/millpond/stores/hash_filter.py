@@ -1,4 +1,4 @@
-"""Filtering rows of shared files by hash: after rescaling, some belong to other partitions (see `RunRef.window`)."""
+"""Filtering rows of shared files by hash: after rescaling, some belong to other partitions (see `RunRef.visible`)."""
 
 from __future__ import annotations
 

@@ -42,13 +42,13 @@ class MergeRuns(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ru
 
 
 class MergeParts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="parts"):
-    """A merge of the parts of an ordered table into one part for each time window that has rows (see `stores.ordered`).
+    """A merge of the parts of an ordered table into one for each time interval that has rows (see `stores.ordered`).
 
     Attributes:
         schema: of the rows. inputs: the parts.
         marks: for each part, a bit for every row that was matched after the part was written; empty if there are none.
         lowest, highest: the hash range to merge, both ends included.
-        windows: time intervals, each without its first and with its second bound.
+        intervals: time intervals, each without its first and with its second bound.
         drop_matched: whether matched rows are left out.
         size: rows in a piece, roughly.
     """
@@ -58,7 +58,7 @@ class MergeParts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="p
     marks: tuple[bytes, ...]
     lowest: int
     highest: int
-    windows: tuple[tuple[int, int], ...]
+    intervals: tuple[tuple[int, int], ...]
     drop_matched: bool
     size: int
 

@@ -49,8 +49,8 @@ class Table(Protocol):
 class LoadedTable(Table, Protocol):
     """A table that loads its deltas into memory; tables of the append stores read deltas in place."""
 
-    def load(self, delta_rows: Rows, window: HashRange = HashRange()) -> None:  # noqa: B008
-        """Apply a delta's rows on top of the table's files, oldest delta first; rows outside the window are skipped."""
+    def load(self, delta_rows: Rows, visible: HashRange = HashRange()) -> None:  # noqa: B008
+        """Apply a delta's rows on top of the table's files, oldest delta first; rows outside `visible` are skipped."""
 
     def scan(self) -> Iterator[Rows]:
         """Yield all rows, in pieces."""

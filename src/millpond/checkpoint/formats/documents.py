@@ -11,7 +11,7 @@ from millpond.errors import StateDamagedError, StateIncompatibleError
 from millpond.files.backends.filesystem import FileSystem
 from millpond.files.backends.retry import put_once
 
-FORMAT = 5
+FORMAT = 6
 """Format version of the checkpoint; every document has it in its field `format`."""
 
 DIGITS = 15

@@ -23,7 +23,7 @@ class DeltaRef(msgspec.Struct, frozen=True):
         checksum: XXH3 of the bytes.
         rows: number of rows.
         skip: number of leading rows that do not count.
-        window: hashes of the rows that count; None for all (see `RunRef`).
+        visible: hashes of the rows that count; None for all (see `RunRef`).
         shape: number of the state schema of its rows (see `checkpoint.state_schema`).
     """
 
@@ -34,7 +34,7 @@ class DeltaRef(msgspec.Struct, frozen=True):
     checksum: int
     rows: int = 0
     skip: int = 0
-    window: HashInterval | None = None
+    visible: HashInterval | None = None
     shape: int = 0
 
 

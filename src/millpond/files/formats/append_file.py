@@ -45,12 +45,12 @@ _REQUEST_BYTES = 1 << 20
 
 
 class ByteRange(msgspec.Struct, frozen=True):
-    """`length` bytes from `offset` of an object of the state location; `window`: hashes of the rows that count."""
+    """`length` bytes from `offset` of an object of the state location; `visible`: hashes of the rows that count."""
 
     name: str
     offset: int
     length: int
-    window: HashInterval | None = None
+    visible: HashInterval | None = None
 
 
 class _Section(msgspec.Struct, frozen=True):
@@ -310,7 +310,7 @@ class AppendFile:
     Args:
         data: the bytes of the file. If several files are concatenated, the last one is opened.
         layouts: expected layouts of the sections; the last one applies to all further sections.
-        window: hashes of the rows that count (see `RunRef`).
+        visible: hashes of the rows that count (see `RunRef`).
 
     Attributes:
         begin: offset in `data` at which the file begins.
@@ -321,20 +321,20 @@ class AppendFile:
         StateIncompatibleError: the file has a newer format, or its rows have other columns.
     """
 
-    def __init__(self, data: Bytes, layouts: Sequence[RowLayout], window: HashRange = HashRange()) -> None:  # noqa: B008
+    def __init__(self, data: Bytes, layouts: Sequence[RowLayout], visible: HashRange = HashRange()) -> None:  # noqa: B008
         self.data = data
-        self.window = window
+        self.visible = visible
         self.begin, self.sections = _read_directory(data, layouts)
         self.memory = sum(section.memory for section in self.sections)
 
     @property
     def rows(self) -> int:
-        """Number of rows of the first section (ordered by hash) within the window, rounded up to whole blocks."""
+        """Number of rows of the first section (ordered by hash) within `visible`, rounded up to whole blocks."""
         section = self.sections[0]
-        if self.window.whole or not section.count:
+        if self.visible.whole or not section.count:
             return section.rows
-        begin = max(0, int(np.searchsorted(section.first, np.uint64(self.window.lo), "left")) - 1)
-        end = max(begin, int(np.searchsorted(section.first, np.uint64(self.window.hi - 1), "right")))
+        begin = max(0, int(np.searchsorted(section.first, np.uint64(self.visible.lo), "left")) - 1)
+        end = max(begin, int(np.searchsorted(section.first, np.uint64(self.visible.hi - 1), "right")))
         return int(section.starts[end] - section.starts[begin])
 
     def ranges(self, section: Section, blocks: Sequence[int] | NDArray[np.int64]) -> list[tuple[int, int]]:
@@ -374,12 +374,12 @@ class AppendFile:
         return decoded
 
 
-def open_files(data: Bytes, layouts: Sequence[RowLayout], window: HashRange = HashRange()) -> list[AppendFile]:  # noqa: B008
+def open_files(data: Bytes, layouts: Sequence[RowLayout], visible: HashRange = HashRange()) -> list[AppendFile]:  # noqa: B008
     """Open all of several concatenated append files, in order (see `AppendFile`)."""
     files: list[AppendFile] = []
     end = data.size
     while end:
-        files.append(AppendFile(data.part(0, end), layouts, window))
+        files.append(AppendFile(data.part(0, end), layouts, visible))
         end = files[-1].begin
     return files[::-1]
 

@@ -148,7 +148,7 @@ class Tables:
     def _open_aligned(self, request: _TableRequest) -> AlignedTable:
         name = request.name
         deltas = self._states[name].deltas if name in self._states else ()
-        ranges = [ByteRange(ref.commit, ref.offset, ref.length, ref.window) for ref in deltas if ref.length]
+        ranges = [ByteRange(ref.commit, ref.offset, ref.length, ref.visible) for ref in deltas if ref.length]
         return self._aligned_store(request.schema).open(
             name, self._manifest_of(name), ranges, layout=RowLayout(request.schema)
         )
@@ -199,7 +199,7 @@ class Tables:
                 for ref, data in zip(state.deltas, checkpoint.read_deltas(state.deltas), strict=True):
                     before = self._schemas[ref.shape][base_name(name)] if self._schemas else table.layout.schema
                     for rows in converted_rows(ref, data, before, table.layout, checkpoint.files.locate(ref.commit)):
-                        table.load(rows, range_of(ref.window))
+                        table.load(rows, range_of(ref.visible))
 
     @contextmanager
     def _name_variable(self, name: str) -> Iterator[None]:

@@ -55,7 +55,7 @@ class _Cursor:
     def __init__(self, file: AppendFile, section: Section, range_: HashRange) -> None:
         self.file = file
         self.section = section
-        range_ = range_.meet(file.window)
+        range_ = range_.meet(file.visible)
         first = section.first
         # `first` has the lowest hash of each block, so the block before may hold hashes of the range, too.
         self.block = max(0, int(np.searchsorted(first, np.uint64(range_.lo), "left")) - 1)

@@ -328,13 +328,12 @@ class AlignedStore:
         if self._account.reserve(held):
             return
         for table in sorted(self._tables.values(), key=lambda table: -table.buffered):
-            if self._account.reserve(held + more):
-                break
             self._spilled_bytes += table.buffered
             table.freeze(spool=True)
             held = self._memory() + more
-        if not self._account.reserve(held):
-            self._account.force(held)
+            if self._account.reserve(held):
+                return
+        self._account.force(held)
 
     def remove(self, window: WindowName, table: AlignedTable) -> None:
         """Remove a closed table."""

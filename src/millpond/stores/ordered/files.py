@@ -261,7 +261,7 @@ class PartFiles:
             marks=tuple(b"" if source.marks is None else source.marks.tobytes() for source in inputs),
             lowest=self._range.lo,
             highest=self._range.hi - 1,
-            windows=tuple((interval.after, interval.until) for interval in intervals),
+            intervals=tuple((interval.after, interval.until) for interval in intervals),
             drop_matched=self._drop_matched,
             size=min(max(rows_per_piece, _MIN_PIECE_ROWS), 65536),
         )
@@ -322,7 +322,7 @@ def do_merge(
     Returns:
         `outputs`.
     """
-    for after, until in job.windows:
+    for after, until in job.intervals:
         pieces = merge_parts(
             inputs,
             layout,

@@ -351,9 +351,9 @@ class OrderedTable:
         for part in self.fresh:
             yield from self._unexpired(rows for rows, _ in part.chunks())
 
-    def load(self, delta_rows: Rows, window: HashRange = HashRange()) -> None:  # noqa: B008
-        """Apply a delta during recovery; rows outside the window are skipped."""
-        delta_rows = inside(delta_rows, window)
+    def load(self, delta_rows: Rows, visible: HashRange = HashRange()) -> None:  # noqa: B008
+        """Apply a delta during recovery; rows outside `visible` are skipped."""
+        delta_rows = inside(delta_rows, visible)
         is_name = delta_rows.words[:, META] & np.uint64(MARK) != 0
         if not is_name.all():
             words = delta_rows.words[~is_name] if is_name.any() else delta_rows.words

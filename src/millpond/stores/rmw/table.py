@@ -185,13 +185,13 @@ class RmwTable:
         # Deltas repeat keys, so the number of keys in the manifest is a second upper bound.
         self.size_index(min(rows, self._keys or rows, self._memory.capacity))
 
-    def load(self, delta_rows: Rows, window: HashRange = HashRange()) -> None:  # noqa: B008
+    def load(self, delta_rows: Rows, visible: HashRange = HashRange()) -> None:  # noqa: B008
         """Apply rows of a delta during recovery: each replaces the row of its key.
 
         Args:
-            delta_rows: in the order of the deltas. window: hashes outside of it are skipped.
+            delta_rows: in the order of the deltas. visible: hashes outside of it are skipped.
         """
-        delta_rows = inside(delta_rows, window, axis_word(self.layout, self._axis)).contiguous()
+        delta_rows = inside(delta_rows, visible, axis_word(self.layout, self._axis)).contiguous()
         words = delta_rows.words
         for start in range(0, len(words), _LOAD_ROWS):
             piece = Rows(words[start : start + _LOAD_ROWS], delta_rows.heap)

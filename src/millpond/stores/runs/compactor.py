@@ -152,7 +152,7 @@ class Compactor:
         return MergeRuns(
             schema=layout.schema,
             inputs=tuple(run.ref for run in inputs if run.ref is not None),
-            axis=next((run.view.axis for run in inputs if not run.view.window.whole), HASH),
+            axis=next((run.view.axis for run in inputs if not run.view.visible.whole), HASH),
             lowest=range_.lo,
             highest=range_.hi - 1,
             drop_tombstones=whole,
@@ -195,8 +195,8 @@ def do_merge(job: MergeRuns, inputs: Sequence[Run], store: Writer, pace: Pace) -
 def _extent(run: Run) -> Extent:
     ref = run.ref
     assert ref is not None
-    if ref.window is None or run.view.axis != HASH:
+    if ref.visible is None or run.view.axis != HASH:
         return Extent(ref.first, ref.last, ref.bytes)
-    # Only the rows inside the window count; their bytes are estimated from their share of the rows.
-    first, last = max(ref.first, ref.window[0]), min(ref.last, ref.window[1])
+    # Only the rows inside `visible` count; their bytes are estimated from their share of the rows.
+    first, last = max(ref.first, ref.visible[0]), min(ref.last, ref.visible[1])
     return Extent(first, max(first, last), ref.bytes * run.rows // max(1, ref.rows))

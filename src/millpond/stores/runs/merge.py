@@ -19,14 +19,14 @@ PIECE_ROWS = 65536
 
 
 class View(NamedTuple):
-    """A run as input of a merge: the source of its blocks, and the rows that count (see `RunRef.window`).
+    """A run as input of a merge: the source of its blocks, and the rows that count (see `RunRef.visible`).
 
     Attributes:
-        axis: index of the word that the window refers to.
+        axis: index of the word that `visible` refers to.
     """
 
     source: BlockSource
-    window: HashRange = HashRange()
+    visible: HashRange = HashRange()
     axis: int = HASH
 
     def start_reading(self, lowest: int, highest: int) -> Callable[[], tuple[NDArray[np.int64], BlockTable]]:
@@ -36,7 +36,7 @@ class View(NamedTuple):
             A function that waits for the blocks, and returns the number of rows in each and their addresses.
         """
         index = self.source.index
-        if self.axis == HASH and not self.window.meets(HashRange(lowest, highest + 1)):
+        if self.axis == HASH and not self.visible.meets(HashRange(lowest, highest + 1)):
             return lambda: (np.empty(0, np.int64), BlockTable(_NO_ADDRESSES, _NO_ADDRESSES, ()))
         begin, end = index.span(lowest, highest)
         wait = self.source.begin_scan(begin, end)
@@ -45,21 +45,21 @@ class View(NamedTuple):
     def _select_blocks(self, begin: int, end: int, table: BlockTable) -> tuple[NDArray[np.int64], BlockTable]:
         counts = np.diff(self.source.index.starts[begin : end + 1])
         words_at, heap_at = table.words_at[begin:end], table.heap_at[begin:end]
-        if self.axis == HASH or self.window.whole or begin == end:
+        if self.axis == HASH or self.visible.whole or begin == end:
             return counts, BlockTable(words_at, heap_at, table.pins)
         width = self.source.layout.width
         row_in_block = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
         rows_at = np.repeat(words_at, counts) + row_in_block.astype(np.uint64) * np.uint64(8 * width)
         rows = Rows(*gather_rows(rows_at, np.repeat(heap_at, counts), width, kernel_layout(self.source.layout).blobs))
         # Rows belong to partitions by another word than the hash, so they are filtered one by one into a new block.
-        left = MemorySource(inside(rows, self.window, self.axis), self.source.layout, filtered=False)
+        left = MemorySource(inside(rows, self.visible, self.axis), self.source.layout, filtered=False)
         table = left.blocks(np.arange(left.index.count))
         return np.diff(left.index.starts), BlockTable(table.words_at, table.heap_at, (left,))
 
     @property
-    def window_bounds(self) -> list[int]:
+    def bounds(self) -> list[int]:
         """Hashes at which rows begin and cease to count."""
-        return [] if self.window.whole or self.axis != HASH else [self.window.lo, self.window.hi]
+        return [] if self.visible.whole or self.axis != HASH else [self.visible.lo, self.visible.hi]
 
 
 _NO_ADDRESSES = np.empty(0, np.uint64)
@@ -125,7 +125,7 @@ def _boundaries(runs: Sequence[View], lowest: int, highest: int, size: int) -> I
     cuts = np.searchsorted(before, np.arange(size, int(rows.sum()), size), "left")
     # Rows of one hash may fill several blocks: they stay together.
     ends = fences[order[cuts[cuts < len(order)]]].tolist()
-    for end in sorted({*ends, *(bound for run in runs for bound in run.window_bounds)}):
+    for end in sorted({*ends, *(bound for run in runs for bound in run.bounds)}):
         if lowest < end <= highest:
             yield end
     yield highest + 1

@@ -145,4 +145,4 @@ class PrefetchedRows:
 
 def hash_identifies_rows(runs: Sequence[Run]) -> bool:
     """Return whether hashes alone identify rows of the partition: not if rows belong to it by another word."""
-    return all(run.view.window.whole or run.view.axis == HASH for run in runs)
+    return all(run.view.visible.whole or run.view.axis == HASH for run in runs)

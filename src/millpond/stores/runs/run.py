@@ -114,8 +114,8 @@ class Run:
         self.source = source
         self.layout = source.layout
         self.ref = ref
-        self.view = View(source, range_of(ref.window if ref is not None else None), axis)
-        self.range = range_.meet(self.view.window) if axis == HASH else range_
+        self.view = View(source, range_of(ref.visible if ref is not None else None), axis)
+        self.range = range_.meet(self.view.visible) if axis == HASH else range_
         self._filter_skips = 0
         self._due_stamp: int | None = None
 
@@ -162,12 +162,12 @@ class Run:
 
     def search_steps(self, query: Query, select: NDArray[np.int32]) -> Search:
         """Search as `search`, pausing after each request, so that several searches can wait concurrently."""
-        if self.view.window.whole:
+        if self.view.visible.whole:
             return (yield from self._search(query, select))
         values = query.keys.words[query.probes.order[select], self.view.axis]
-        count = self.view.window.covers(values)
+        count = self.view.visible.covers(values)
         left = yield from self._search(query, select[count])
-        # Keys outside the window: the run may have rows of other partitions for them, so older runs are searched.
+        # Keys outside of `visible`: the run may have rows of other partitions for them, so older runs are searched.
         return np.sort(np.concatenate([select[~count], left]))
 
     def _search(self, query: Query, select: NDArray[np.int32]) -> Search:

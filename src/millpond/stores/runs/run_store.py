@@ -171,7 +171,7 @@ class RunStore:
             return mapped_in_place
         source = self._source(ref, layout, self._map_copy(ref, layout))
         # A copy of the whole file does not pay if this partition reads only a part of it.
-        whole = range_.meet(range_of(ref.window)).has(HashRange(ref.first, ref.last + 1))
+        whole = range_.meet(range_of(ref.visible)).has(HashRange(ref.first, ref.last + 1))
         if not source.mapped and whole:
             self._hydrate_if(source, self.copies.should_copy_on_open)
         return source

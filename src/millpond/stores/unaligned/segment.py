@@ -104,8 +104,8 @@ def entries_of(part: SectionBlocks, rows: list[Rows]) -> Entries:
     bounds = np.zeros(len(rows) + 1, np.int64)
     np.cumsum([piece.count for piece in rows], out=bounds[1:])
     words = np.concatenate([piece.words for piece in rows]) if rows else np.empty((0, 3), np.uint64)
-    if not part.file.window.whole:
-        words[~part.file.window.covers(words[:, HASH]), HASH] = 0  # marks an entry of another partition
+    if not part.file.visible.whole:
+        words[~part.file.visible.covers(words[:, HASH]), HASH] = 0  # marks an entry of another partition
     return Entries(part.blocks, words, bounds)
 
 
@@ -125,7 +125,7 @@ def read_taken_ids(store: AppendFiles, segment: Segment) -> Iterator[NDArray[np.
         part = SectionBlocks(segment.file, section, np.arange(begin, min(begin + _BLOCKS_PER_READ, section.count)))
         for rows in store.read_ahead([part]):
             ids = np.concatenate([piece.words[:, HASH] for piece in rows])
-            yield np.ascontiguousarray(ids[segment.file.window.covers(ids)])
+            yield np.ascontiguousarray(ids[segment.file.visible.covers(ids)])
 
 
 def fill_index(writer: AppendFileWriter, entries: Words, taken: NDArray[np.uint64]) -> None:

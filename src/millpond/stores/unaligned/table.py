@@ -316,10 +316,10 @@ class UnalignedTable:
         self._budget.trim_if_needed()
         return delta
 
-    def load(self, delta_rows: Rows, window: HashRange = HashRange()) -> None:  # noqa: B008
+    def load(self, delta_rows: Rows, visible: HashRange = HashRange()) -> None:  # noqa: B008
         """Apply a delta during recovery; deltas come in the manifest's order.
 
-        Rows outside the window are skipped, but count among the rows that segments cover (`TableManifest.skip`).
+        Rows outside `visible` are skipped, but count among the rows that segments cover (`TableManifest.skip`).
         """
         words = delta_rows.words
         if self._rows_to_skip:
@@ -330,7 +330,7 @@ class UnalignedTable:
         dead = (words[:, META] & _TAKEN) != 0
         cuts = {*(np.flatnonzero(np.diff(dead)) + 1).tolist(), *range(0, len(words), _CHUNK_ROWS), len(words)}
         for begin, end in pairwise(sorted(cuts)):
-            own = inside(Rows(np.ascontiguousarray(words[begin:end]), delta_rows.heap), window)
+            own = inside(Rows(np.ascontiguousarray(words[begin:end]), delta_rows.heap), visible)
             if own.count and not dead[begin]:
                 self._put(own)  # may first write a segment of earlier rows, so these rows count only afterwards
             elif own.count:
