@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -83,9 +83,10 @@ class Hanging:
 
     def __init__(self) -> None:
         self.hosts: set[str] = set()
+        self.polls = 0
 
     def remove_silent(self) -> None:
-        pass
+        self.polls += 1
 
     def removed_hosts(self) -> frozenset[str]:
         return frozenset(self.hosts)
@@ -123,10 +124,14 @@ class World:
 
     def runs(self, count: int) -> None:
         """Wait until this many runs have begun."""
-        deadline = time.monotonic() + 30
-        while len(self.java) < count or self.query._jsq is not self.java[count - 1]:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: len(self.java) >= count and self.query._jsq is self.java[count - 1])
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -166,6 +171,18 @@ def test_a_loss_that_is_not_durable_restarts_behind_the_same_handle(worlds: Any)
     assert world.query.exception() is None
     assert len(world.java) == 2
     assert world.restarts == [Restart(1, "state_lost", ("b",))]
+
+
+def test_executors_are_asked_while_the_query_is_started_again(worlds: Any) -> None:
+    """One that hangs then would hold the repeated batch up until Spark notices it."""
+    world = worlds()
+    world.gate.clear()
+    world.placing.lost.append(("b", {1}))
+    wait_until(lambda: bool(world.restarts))
+    before = world.hanging.polls
+    wait_until(lambda: world.hanging.polls > before + 2)
+    world.gate.set()
+    world.runs(2)
 
 
 def test_a_loss_whose_versions_are_durable_leaves_the_run_alone(worlds: Any) -> None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from py4j.protocol import Py4JError
@@ -174,13 +176,7 @@ class Supervisor:
                 log.debug("whether the state of lost hosts is durable is not known: %s", error)
 
     def _add_lost_hosts(self, loss: Loss | None) -> Loss | None:
-        hung: frozenset[str] = frozenset()
-        try:
-            if self._pings is not None:
-                self._pings.remove_silent()
-                hung = self._pings.removed_hosts()
-        except Py4JError as error:  # asked again soon
-            log.debug("whether executors hang is not known: %s", error)
+        hung = self._hung_hosts()
         hosts, partitions = self._placement.update()
         hung &= hosts
         # A host without partitions of the query may have rows for others.
@@ -189,6 +185,34 @@ class Supervisor:
         if loss is not None:
             hosts, partitions, hung = hosts | loss.hosts, partitions | loss.partitions, hung | loss.hung
         return Loss(hosts, partitions, hung)
+
+    def _hung_hosts(self) -> frozenset[str]:
+        """Give up the executors that do not answer; return the hosts of those given up a short time ago."""
+        if self._pings is None:
+            return frozenset()
+        try:
+            self._pings.remove_silent()
+            return self._pings.removed_hosts()
+        except Py4JError as error:  # asked again soon
+            log.debug("whether executors hang is not known: %s", error)
+            return frozenset()
+
+    @contextmanager
+    def _pinging(self) -> Iterator[None]:
+        """Look for executors that hang in another thread: a start waits for the batches that it repeats."""
+        ended = threading.Event()
+
+        def ping() -> None:
+            while not ended.wait(POLL_SECONDS):
+                self._hung_hosts()
+
+        thread = threading.Thread(target=ping, name="millpond-pinging", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
     def _is_over(self, loss: Loss, running: StreamingQuery) -> bool:
         """Return whether all batches that need state of the lost hosts have found it, or will find it."""
@@ -261,7 +285,8 @@ class Supervisor:
             try:
                 self._check_overtaken(own, restart)
                 self._stop()  # a start refuses to, if spark.sql.streaming.stopActiveRunOnRestart is false
-                running = self._restart(restart)
+                with self._pinging():
+                    running = self._restart(restart)
                 self._restarts = restart.number
                 return running
             except TransientError as error:
