@@ -198,6 +198,14 @@ def test_a_loss_whose_versions_are_durable_leaves_the_run_alone(worlds: Any) -> 
     assert world.query.isActive
 
 
+def test_a_lost_host_without_partitions_leaves_the_run_alone(worlds: Any) -> None:
+    world = worlds()
+    world.placing.lost.append(("b", set()))
+    world.supervisor._is_durable = lambda partitions, version: not partitions
+    time.sleep(0.6)  # three times as long as commits may take here
+    assert not world.restarts
+
+
 def test_batches_that_went_on_end_a_loss(worlds: Any) -> None:
     world = worlds()
     world.durable = True
@@ -239,9 +247,11 @@ def test_a_refusal_keeps_its_code(worlds: Any) -> None:
         world.query.awaitTermination()
 
 
-def test_a_run_that_fails_after_a_loss_is_started_again(worlds: Any) -> None:
+@pytest.mark.parametrize("placed", [{1}, set()])
+def test_a_run_that_fails_after_a_loss_is_started_again(worlds: Any, placed: set[int]) -> None:
+    """A task may have run on a host on which no partition was placed."""
     world = worlds()
-    world.placing.lost.append(("b", {1}))
+    world.placing.lost.append(("b", placed))
     world.java[0].fail("a task failed four times")
     world.runs(2)
     assert world.restarts == [Restart(1, "run_failed", ("b",))]

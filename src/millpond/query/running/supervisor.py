@@ -179,8 +179,8 @@ class Supervisor:
         hung = self._hung_hosts()
         hosts, partitions = self._placement.update()
         hung &= hosts
-        # A host without partitions of the query may have rows for others.
-        if not partitions and not hung:
+        # A host without partitions of the query may have rows for others, or state: tasks may run anywhere.
+        if not hosts:
             return loss
         if loss is not None:
             hosts, partitions, hung = hosts | loss.hosts, partitions | loss.partitions, hung | loss.hung
