@@ -15,7 +15,7 @@ from benchmarks.papers.run import QUICK_SECONDS, run
 from benchmarks.papers.saved import RECORD, ROOT, Results, Saved
 from benchmarks.process import sigterm_exits
 
-PAGE = ROOT / "docs" / "papers.md"
+PAGE = ROOT / "docs" / "benchmarks" / "papers.md"
 REPORT = ROOT / "build" / "papers.html"
 QUICK = Path("build") / "papers-quick"
 """Where quick runs go, so that they do not replace whole runs among the results of record."""

@@ -1,4 +1,4 @@
-"""The page `docs/papers.md`, made from saved results alone."""
+"""The page `docs/benchmarks/papers.md`, made from saved results alone."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def page(rows: Sequence[Row], saved: Mapping[str, Saved]) -> str:
 def _lines(rows: Sequence[Row], saved: Mapping[str, Saved]) -> Iterator[str]:
     yield "# The papers, measured again"
     yield ""
-    yield "Each headline of the papers that Millpond builds on ([references](references.md)): the paper's figure, the"
-    yield "peer's figure here, Millpond's figure here, and whether Millpond reaches the claim."
+    yield "Each headline of the papers that Millpond builds on ([references](../references.md)): the paper's figure,"
+    yield "the peer's figure here, Millpond's figure here, and whether Millpond reaches the claim."
     yield "`python -m benchmarks papers` measures the headlines, saves the results, and makes this page from them."
     if not saved:
         yield "No results are saved yet."

@@ -15,7 +15,7 @@ from millpond.demo.machine import java_version
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = Path(__file__).with_name("results")
-"""The results of record, from which `docs/papers.md` is made."""
+"""The results of record, from which `docs/benchmarks/papers.md` is made."""
 UNKNOWN = "unknown"
 """The commit of a source tree without git."""
 _PACKAGES = ("pyspark", "pyarrow", "numpy", "numba")

@@ -65,7 +65,7 @@ def operator_task(
     slots = settings.slots or _cores(spark)
     check_memory(spark.sparkContext, min(slots, partitions), settings.slot_memory, operators)
     warn_of_other_memory(application, settings.slot_memory)
-    # Off by default: in most queries, hints cost more than they save (docs/benchmarks.md).
+    # Off by default: in most queries, hints cost more than they save (docs/benchmarks/prefetching-figures.md).
     prefetching = settings.prefetch == "on" or (settings.prefetch == "auto" and hinted)
     return OperatorTask(
         application=application,
