@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
         type=Path,
         default=None,
         metavar="DIR",
-        help="for results/, papers.md and papers.html; default: the results of record, docs/ and build/",
+        help="for results/, papers.md and papers.html; default: the results of record, docs/benchmarks/ and build/",
     )
     return p
 
