@@ -2,8 +2,7 @@
 
 import pickle
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any, ClassVar
@@ -19,6 +18,7 @@ from millpond.operators.lookups.operator import LookupOperator
 from millpond.spec.kinds.enrich import EnrichSpec
 from tests.lookup.tables import Memory, MemoryTable
 from tests.operators.rig import Rig, as_rows, fields, record_batch
+from tests.waiting import wait_until
 
 COLUMNS = fields("k bigint; s string; n int")
 FOUND = fields("name string; price decimal(10,2); parts array<int>")
@@ -55,13 +55,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr(operator, "time", clock)
     monkeypatch.setattr(fetch, "time", clock)
     return clock
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until, "it never came true"
-        time.sleep(0.01)
 
 
 def wait_for_answers(rig: Rig) -> None:

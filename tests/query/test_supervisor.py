@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +19,7 @@ from millpond.checkpoint.generation import Restart
 from millpond.errors import MillpondError, StateDamagedError, TransientError
 from millpond.query.running.handle import RunningQuery
 from millpond.query.running.supervisor import Supervisor
+from tests.waiting import wait_until
 
 
 class Java:
@@ -125,13 +126,6 @@ class World:
     def runs(self, count: int) -> None:
         """Wait until this many runs have begun."""
         wait_until(lambda: len(self.java) >= count and self.query._jsq is self.java[count - 1])
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.fixture

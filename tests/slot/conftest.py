@@ -3,8 +3,7 @@ import os
 import shutil
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -103,13 +102,6 @@ def rows(partition: int = 0, *, partitions: int = 4, count: int = 10, name: str 
             name: pa.array([None, *range(count)], pa.int64()),
         }
     )
-
-
-def wait_until(condition: Callable[[], bool], timeout: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.01)
 
 
 def with_tests_on_path() -> dict[str, str]:

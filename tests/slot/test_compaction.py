@@ -41,8 +41,9 @@ from millpond.stores.runs.run_store import RunStore
 from millpond.tasks.operator_task import SlotSettings
 from tests.rows import Entry, decode, encode
 from tests.s3 import pointed_at
+from tests.waiting import wait_until
 
-from .conftest import wait_until, with_tests_on_path
+from .conftest import with_tests_on_path
 from .test_damage import Counts
 
 PATIENCE = 120.0

@@ -22,8 +22,9 @@ from millpond.slot.process.messages import Done, Run
 from millpond.tasks.operator_task import OperatorTask
 from millpond.worker.slot_stage import SlotStage
 from tests.interleave import Interleaved, schedules
+from tests.waiting import wait_until
 
-from .conftest import FakeContext, hasty, rows, wait_until, with_tests_on_path
+from .conftest import FakeContext, hasty, rows, with_tests_on_path
 
 
 def _run(task: OperatorTask, *batches, batch=0):

@@ -17,8 +17,9 @@ from millpond.slot.process.messages import Run
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.operators import AggregateCall, Field
 from millpond.tasks.operator_task import OperatorTask
+from tests.waiting import wait_until
 
-from .conftest import begin, grouped, table_of, wait_until
+from .conftest import begin, grouped, table_of
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ import pytest
 import millpond.slot.process.identity as identity
 from millpond.errors import TransientError
 from millpond.slot.process.identity import Process, executor_host, namespace, owner
-
-from .conftest import wait_until
+from tests.waiting import wait_until
 
 
 def _start(code: str) -> subprocess.Popen:

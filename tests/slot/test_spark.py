@@ -19,8 +19,9 @@ from millpond.slot.process.client import drain
 from millpond.slot.process.identity import Process
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.worker.slot_stage import Coverage, SlotStage
+from tests.waiting import wait_until
 
-from .conftest import GROUPED, begin, wait_until, with_tests_on_path
+from .conftest import GROUPED, begin, with_tests_on_path
 
 ROWS = 20_000
 KEYS = 500

@@ -19,8 +19,9 @@ from millpond.files.locations.opening import join_url, open_filesystem
 from millpond.slot.process.client import answered_batches, drain
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.worker.slot_stage import SlotStage
+from tests.waiting import wait_until
 
-from .conftest import FakeContext, begin, grouped, hasty, table_of, wait_until, with_tests_on_path
+from .conftest import FakeContext, begin, grouped, hasty, table_of, with_tests_on_path
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from millpond.stores.runs.merge import merge
 from millpond.stores.runs.run_set import RunSet
 from millpond.stores.runs.run_store import RunStore
 from tests.rows import FIXED, decode, random_rows
-from tests.slot.conftest import wait_until
 from tests.stores.shelf import found_rows
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.costly
 

@@ -189,7 +189,7 @@ class RmwTable:
         """Apply rows of a delta during recovery: each replaces the row of its key.
 
         Args:
-            delta_rows: in the order of the deltas. visible: hashes outside of it are skipped.
+            delta_rows: in the order of the deltas. visible: other hashes are skipped.
         """
         delta_rows = inside(delta_rows, visible, axis_word(self.layout, self._axis)).contiguous()
         words = delta_rows.words

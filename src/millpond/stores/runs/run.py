@@ -167,7 +167,7 @@ class Run:
         values = query.keys.words[query.probes.order[select], self.view.axis]
         count = self.view.visible.covers(values)
         left = yield from self._search(query, select[count])
-        # Keys outside of `visible`: the run may have rows of other partitions for them, so older runs are searched.
+        # Keys outside `visible`: the run may have rows of other partitions for them, so older runs are searched.
         return np.sort(np.concatenate([select[~count], left]))
 
     def _search(self, query: Query, select: NDArray[np.int32]) -> Search:
