@@ -74,10 +74,13 @@ chaos: check-java setup
 
 # The older versions of Spark, each with an environment of its own: a query of each kind is compared with Spark, and on
 # 4.2, the newest that Delta Lake runs on, batches are merged into a Delta table.
-smoke-4.2: SMOKE_WITH := delta-spark==4.4.0
-$(SMOKES): smoke-%: check-java
-	@[ -x .venv-spark-$*/bin/python ] || $(PYTHON) -m venv .venv-spark-$*
-	@.venv-spark-$*/bin/python -m pip install -q --disable-pip-version-check -e '.[dev]' 'pyspark==$*.*' $(SMOKE_WITH)
+.venv-spark-4.2/.installed: SMOKE_WITH := delta-spark==4.4.0
+.venv-spark-%/.installed: pyproject.toml
+	@[ -x $(@D)/bin/python ] || $(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install -q --disable-pip-version-check -e '.[dev]' 'pyspark==$*.*' $(SMOKE_WITH)
+	@touch $@
+
+$(SMOKES): smoke-%: check-java .venv-spark-%/.installed
 	@PYSPARK_PYTHON=$(abspath .venv-spark-$*/bin/python) .venv-spark-$*/bin/python -m pytest -n 2 tests/smoke
 
 # Check style, types, imports and words.
