@@ -3,9 +3,13 @@
 A count over keys that are all in the state runs on several hosts of this machine. One host after the other is killed in
 the middle of the query, with its executor, its slots and its disk, and another one takes its place. Printed is how long
 each loss delayed the query: the time from the kill to the end of the next batch, and to the third, beside the median
-batch; and whether the query was started again, as the lost host's last commit was not durable. With `--hold` the store
-takes nothing from the end of the batch before until the kill, so that no commit of the host is durable. With `--hang`
-the host's processes are stopped, not killed.
+batch; whether the query was started again, as the lost host's last commit was not durable; and the longest batch until
+the hosts were complete.
+
+With `--hold` the store takes nothing from the end of the batch before until the kill, so that no commit of the host is
+durable. With `--how stop` the host's processes are stopped, not killed; with `--how decommission` its executor hands
+over and ends, and another one starts there. With `--check` all rows come in each batch (complete mode,
+`foreachBatch`), and those of each batch that follows a loss are compared with Spark's over the same events in batch.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -29,9 +33,11 @@ import millpond
 from benchmarks.cli import count
 from benchmarks.config import RunConfig
 from benchmarks.engine_spark import cluster_of, session, store_url
-from benchmarks.workloads import build
+from benchmarks.nexmark.spark import numbers_between
+from benchmarks.workloads import build, rmw, rmw_columns
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
     from tests.cluster import Hosts
 
@@ -77,9 +83,9 @@ class Batches:
 
 
 def lose(
-    hosts: Hosts, number: int, query: StreamingQuery, batches: Batches, delay: float, held: Path | None, hang: bool
+    hosts: Hosts, number: int, query: StreamingQuery, batches: Batches, delay: float, held: Path | None, how: str
 ) -> Loss:
-    """Kill or stop a host some time after the end of a batch; the store takes nothing while the file `held` exists."""
+    """Make a host leave some time after the end of a batch; the store takes nothing while the file `held` exists."""
     run = query.runId
     if held is not None:
         batches.wait_for(batches.last + 1)
@@ -88,16 +94,18 @@ def lose(
     before = batches.last
     time.sleep(delay)
     killed = time.monotonic()
-    if hang:
+    if how == "stop":
         hosts.signal(number, signal.SIGSTOP)
-    else:
+    elif how == "kill":
         hosts.kill(number)
+    else:
+        hosts.decommission(number)
     if held is not None:
         held.unlink()
     # The batch that was planned when the host was lost, whatever its number: later ones end after it.
     first = batches.wait_for(before + 1)
     third = batches.wait_for(before + 3)
-    if hang:
+    if how == "stop":
         hosts.kill(number)
     return Loss(first - killed, third - killed, query.runId != run)
 
@@ -116,8 +124,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--kills", type=count, default=6)
     add("--delay", type=float, metavar="S", help="from the end of a batch to the kill; random by default")
     add("--hold", action="store_true", help="the store takes nothing from the batch before until the kill")
-    add("--hang", action="store_true", help="stop the host's processes instead")
+    add("--how", choices=("kill", "stop", "decommission"), default="kill", help="what befalls a host")
     add("--timeout", type=float, default=30.0, metavar="S", help="without an answer, after which a host is given up")
+    add("--check", action="store_true", help="compare the rows after each loss with Spark's in batch")
     add("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     work = Path(tempfile.mkdtemp(prefix="millpond-lost-host-"))
@@ -150,26 +159,68 @@ def measure(config: RunConfig, hosts: Hosts, options: argparse.Namespace, choice
     """Start the query, lose hosts, and print what each loss cost."""
     spark = session(config, hosts.url)
     print(f"state at {store_url(config)}", flush=True)
-    writer = millpond.writeStream(build(spark, config)).outputMode("update").format("noop")
+    rows: dict[int, Fingerprint] = {}
+
+    def keep(batch: DataFrame, number: int) -> None:
+        rows[number] = fingerprint(batch)
+
+    writer = millpond.writeStream(build(spark, config))
+    writer = (
+        writer.outputMode("complete").foreachBatch(keep)
+        if options.check
+        else writer.outputMode("update").format("noop")
+    )
     query = writer.option("checkpointLocation", f"{config.work}/checkpoint").start()
     batches = Batches(query)
     batches.wait_for(config.left_out + _BETWEEN)
     median = statistics.median(list(batches.seconds.values())[-_BETWEEN:])
     print(f"{config.keys:,} keys on {config.hosts} hosts: median batch {median:.2f} s", flush=True)
     held = Path(config.store_hold) if config.store_hold else None
+    followed = []
     for kill in range(options.kills):
         number = kill % config.hosts
         pause = choice.uniform(0.0, median) if options.delay is None else options.delay
-        loss = lose(hosts, number, query, batches, pause, held, options.hang)
+        followed.append(batches.last + 1)
+        loss = lose(hosts, number, query, batches, pause, held, options.how)
         print(
             f"host lost: next batch after {loss.first:.1f} s, third after {loss.third:.1f} s"
             f"{', started again' if loss.restarted else ''}",
             flush=True,
         )
-        hosts.add(number)
+        if options.how != "decommission":
+            hosts.add(number)
         batches.wait_for(batches.last + _BETWEEN)
+        longest = max(seconds for batch, seconds in batches.seconds.items() if batch >= followed[-1])
+        print(f"longest batch until the hosts were complete: {longest / median:.1f} x the median", flush=True)
     query.stop()
+    if options.check:
+        check(spark, config, {number: rows[number] for number in [*followed, max(rows)]})
     spark.stop()
+
+
+class Fingerprint(NamedTuple):
+    """Number of a batch's rows, and sum of their hashes (as text, of any size)."""
+
+    rows: int
+    hashes: str
+
+
+def fingerprint(rows: DataFrame) -> Fingerprint:
+    """Return what tells rows of one batch from others, in any order."""
+    hashed = "cast(sum(cast(xxhash64(key, count, sum, max) as decimal(38))) as string)"
+    found = rows.selectExpr("count(*)", hashed).first()
+    assert found is not None
+    return Fingerprint(*found)
+
+
+def check(spark: SparkSession, config: RunConfig, rows: dict[int, Fingerprint]) -> None:
+    """Compare the rows of batches with Spark's in batch over the events until their ends."""
+    for number, found in rows.items():
+        events = numbers_between(spark, 0, (number + 1) * config.rows_per_batch, config.partitions)
+        wanted = fingerprint(rmw(events.selectExpr(*rmw_columns(config))))
+        if found != wanted:
+            raise RuntimeError(f"batch {number} has other rows: {found}, not {wanted}")
+    print(f"the rows of {len(rows)} batches are Spark's", flush=True)
 
 
 if __name__ == "__main__":

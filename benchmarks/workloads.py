@@ -79,11 +79,14 @@ def arriving(spark: SparkSession, config: RunConfig) -> DataFrame:
     return source.load().selectExpr("value as n")
 
 
+def rmw_columns(config: RunConfig) -> tuple[str, str]:
+    """The columns `key`, `amount` of event `n`, in SQL."""
+    return f"{key_sql(config)} as key", f"{draw_sql('n', config.seed, Stream.VALUE)} % 1000000L as amount"
+
+
 def rmw_source(spark: SparkSession, config: RunConfig) -> DataFrame:
-    """Columns `key`, `amount`."""
-    return arriving(spark, config).selectExpr(
-        f"{key_sql(config)} as key", f"{draw_sql('n', config.seed, Stream.VALUE)} % 1000000L as amount"
-    )
+    """Columns `key`, `amount`, as they arrive."""
+    return arriving(spark, config).selectExpr(*rmw_columns(config))
 
 
 def rmw(source: DataFrame) -> DataFrame:
