@@ -19,7 +19,7 @@ def main(spark: SparkSession, folder: Path) -> list[Row]:
         .agg(F.count("*").alias("count"), F.max("value").alias("newest"))
         .withColumn("rate", F.col("newest") / F.col("count"))
     )
-    millpond.explain(counts)
+    millpond.explain(counts, "update")
     for _ in range(2):  # each run is a batch; the second one finds the state of the first
         query = (
             millpond.writeStream(counts)

@@ -99,12 +99,12 @@ def install(spark: SparkSession) -> None:
 def explain(df: DataFrame, output_mode: str = ..., *, as_dict: Literal[False] = ...) -> None: ...
 @overload
 def explain(df: DataFrame, output_mode: str = ..., *, as_dict: Literal[True]) -> dict[str, Any]: ...
-def explain(df: DataFrame, output_mode: str = "update", *, as_dict: bool = False) -> dict[str, Any] | None:
+def explain(df: DataFrame, output_mode: str = "append", *, as_dict: bool = False) -> dict[str, Any] | None:
     """Print where each stateful operator of a streaming DataFrame would run, its access pattern, and the reasons.
 
     Args:
         df: a streaming DataFrame of a classic session.
-        output_mode: the output mode of the query: `append`, `update` or `complete`.
+        output_mode: the output mode of the query: `append` (as for `writeStream`, the default), `update` or `complete`.
         as_dict: return the decision as plain data instead of printing it.
 
     Returns:
@@ -168,7 +168,7 @@ def lookahead(df: DataFrame, *columns: str) -> DataFrame:
     Examples:
         >>> clicks = spark.readStream.format("rate").load()
         >>> counts = millpond.lookahead(clicks, "value").groupBy("value").count()
-        >>> millpond.explain(counts)
+        >>> millpond.explain(counts, "update")
         1 stateful operator, update mode
           [millpond 0] aggregate by value
               ...

@@ -180,7 +180,7 @@ def test_explain_and_figures(session: SparkSession, tmp_path: Path, redis: Redis
     write(tmp_path / "in", 1)
     rows = millpond.enrich(stream(session, tmp_path / "in"), redis, on={"ad": "id"}, columns=COLUMNS, ttl=None)
     counts = rows.groupBy("campaign").count()
-    millpond.explain(counts)
+    millpond.explain(counts, "update")
     said = capsys.readouterr().out
     assert "2 operators, update mode" in said
     assert "[millpond 0] enrich by ad" in said

@@ -195,7 +195,7 @@ def test_why_a_stage_announces_nothing(keyed: DataFrame, capsys: pytest.CaptureF
     assert why(one.mapInArrow(slowly, "other bigint").groupBy("other").count()) == [
         "its key depends on other, made by MapInArrow"
     ]
-    millpond.explain(changed)
+    millpond.explain(changed, "update")
     assert "lookahead(k) announces nothing (aggregate by k: its key depends on k" in capsys.readouterr().out
 
 

@@ -124,10 +124,10 @@ def test_it_is_explained(spark: SparkSession, tmp_path: Path, capsys: pytest.Cap
     session = spark.newSession()
     write(tmp_path, 0, script(("a", "[]")))
     df = transformed(stream(session, tmp_path, DDL), Async())
-    millpond.explain(df)
+    millpond.explain(df, "update")
     assert "asynchronous, with at most 6,000 keys in flight" in capsys.readouterr().out
     session.conf.set("spark.millpond.async.inFlight", "7")
-    (operator,) = millpond.explain(df, as_dict=True)["operators"]
+    (operator,) = millpond.explain(df, "update", as_dict=True)["operators"]
     assert operator["functions"] == [
         "value: value",
         "list: list",
