@@ -62,19 +62,19 @@ class Batches:
         self.seconds: dict[int, float] = {}
 
     def wait_for(self, batch: int, timeout: float = 600.0) -> float:
-        """Wait until a batch has ended; return when."""
+        """Wait until a batch, or one after it, has ended; return when."""
         deadline = time.monotonic() + timeout
-        while batch not in self.ended:
+        while not self.ended or self.last < batch:
             if not self._query.isActive:
                 raise RuntimeError(f"the query has ended: {self._query.exception()}")
             if time.monotonic() > deadline:
                 raise RuntimeError(f"batch {batch} did not end in {timeout:.0f} s")
-            last = self._query.lastProgress
-            if last is not None and last["batchId"] not in self.ended:
-                self.ended[last["batchId"]] = time.monotonic()
-                self.seconds[last["batchId"]] = last["durationMs"]["triggerExecution"] / 1000
+            progress = self._query.lastProgress
+            if progress is not None and progress["batchId"] not in self.ended:
+                self.ended[progress["batchId"]] = time.monotonic()
+                self.seconds[progress["batchId"]] = progress["durationMs"]["triggerExecution"] / 1000
             time.sleep(0.02)
-        return self.ended[batch]
+        return self.ended[self.last]
 
     @property
     def last(self) -> int:
