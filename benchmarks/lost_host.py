@@ -9,7 +9,8 @@ the hosts were complete.
 With `--hold` the store takes nothing from the end of the batch before until the kill, so that no commit of the host is
 durable. With `--how stop` the host's processes are stopped, not killed; with `--how decommission` its executor hands
 over and ends, and another one starts there. With `--check` all rows come in each batch (complete mode,
-`foreachBatch`), and those of each batch that follows a loss are compared with Spark's over the same events in batch.
+`foreachBatch`), and the last ones are compared with Spark's over the same events in batch: a row that any batch lost or
+counted twice is missing or too many from then on.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 import millpond
-from benchmarks.cli import count
+from benchmarks.cli import count, setting
 from benchmarks.config import RunConfig
 from benchmarks.engine_spark import cluster_of, session, store_url
 from benchmarks.nexmark.spark import numbers_between
@@ -126,7 +127,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--hold", action="store_true", help="the store takes nothing from the batch before until the kill")
     add("--how", choices=("kill", "stop", "decommission"), default="kill", help="what befalls a host")
     add("--timeout", type=float, default=30.0, metavar="S", help="without an answer, after which a host is given up")
-    add("--check", action="store_true", help="compare the rows after each loss with Spark's in batch")
+    add("--check", action="store_true", help="compare the last rows with Spark's in batch")
+    add("--set", type=setting, action="append", default=[], metavar="KEY=VALUE", help="a further setting")
     add("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     work = Path(tempfile.mkdtemp(prefix="millpond-lost-host-"))
@@ -146,7 +148,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         slot_memory=options.slot_memory,
         store_latency_ms=options.latency,
         store_hold=str(held or ""),
-        settings={"spark.millpond.executor.timeout": f"{options.timeout:g}", "spark.millpond.restarts": "100"},
+        settings={
+            "spark.millpond.executor.timeout": f"{options.timeout:g}",
+            "spark.millpond.restarts": "100",
+            **dict(options.set),
+        },
     )
     try:
         with cluster_of(config) as hosts:
@@ -176,11 +182,10 @@ def measure(config: RunConfig, hosts: Hosts, options: argparse.Namespace, choice
     median = statistics.median(list(batches.seconds.values())[-_BETWEEN:])
     print(f"{config.keys:,} keys on {config.hosts} hosts: median batch {median:.2f} s", flush=True)
     held = Path(config.store_hold) if config.store_hold else None
-    followed = []
     for kill in range(options.kills):
         number = kill % config.hosts
         pause = choice.uniform(0.0, median) if options.delay is None else options.delay
-        followed.append(batches.last + 1)
+        before = batches.last
         loss = lose(hosts, number, query, batches, pause, held, options.how)
         print(
             f"host lost: next batch after {loss.first:.1f} s, third after {loss.third:.1f} s"
@@ -190,11 +195,11 @@ def measure(config: RunConfig, hosts: Hosts, options: argparse.Namespace, choice
         if options.how != "decommission":
             hosts.add(number)
         batches.wait_for(batches.last + _BETWEEN)
-        longest = max(seconds for batch, seconds in batches.seconds.items() if batch >= followed[-1])
+        longest = max(seconds for batch, seconds in batches.seconds.items() if batch > before)
         print(f"longest batch until the hosts were complete: {longest / median:.1f} x the median", flush=True)
     query.stop()
     if options.check:
-        check(spark, config, {number: rows[number] for number in [*followed, max(rows)]})
+        check(spark, config, max(rows), rows[max(rows)])
     spark.stop()
 
 
@@ -213,14 +218,13 @@ def fingerprint(rows: DataFrame) -> Fingerprint:
     return Fingerprint(*found)
 
 
-def check(spark: SparkSession, config: RunConfig, rows: dict[int, Fingerprint]) -> None:
-    """Compare the rows of batches with Spark's in batch over the events until their ends."""
-    for number, found in rows.items():
-        events = numbers_between(spark, 0, (number + 1) * config.rows_per_batch, config.partitions)
-        wanted = fingerprint(rmw(events.selectExpr(*rmw_columns(config))))
-        if found != wanted:
-            raise RuntimeError(f"batch {number} has other rows: {found}, not {wanted}")
-    print(f"the rows of {len(rows)} batches are Spark's", flush=True)
+def check(spark: SparkSession, config: RunConfig, number: int, found: Fingerprint) -> None:
+    """Compare the rows of a batch with Spark's in batch over the events until its end."""
+    events = numbers_between(spark, 0, (number + 1) * config.rows_per_batch, config.partitions)
+    wanted = fingerprint(rmw(events.selectExpr(*rmw_columns(config))))
+    if found != wanted:
+        raise RuntimeError(f"batch {number} has other rows: {found}, not {wanted}")
+    print(f"the {found.rows:,} rows of batch {number} are Spark's", flush=True)
 
 
 if __name__ == "__main__":
