@@ -222,7 +222,7 @@ def bitwise_leaf(leaf: Leaf) -> Leaf:
     if leaf.dtype.machine != "float":
         return leaf
     # As integers, floats escape normalisation: rows come back with the bits that they had.
-    bits = np.ascontiguousarray(numbers(leaf.array, leaf.dtype)).view(np.int64)
+    bits = numbers(leaf.array, leaf.dtype).view(np.int64)
     return Leaf(pa.array(bits), DataType("bigint"), leaf.valid)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from millpond.layout import HashRange, Rows, Words
+from millpond.layout import HashRange, Words
 from millpond.operators.columns.encode import hashes_of, numbers, plain, portions, validity
 from millpond.operators.dedup.tables import within_table
 from millpond.operators.functions.accumulators import BLOCK
@@ -94,7 +94,7 @@ class WithinWatermarkOperator:
         new = np.empty(batch.num_rows, dtype=np.bool_)
         for start in range(0, batch.num_rows, BLOCK):
             block = slice(start, start + BLOCK)
-            rows, created = self._table.upsert(Rows(keys.words[block], keys.heap), stamps[block], touch="created")
+            rows, created = self._table.upsert(keys.take(block), stamps[block], touch="created")
             new[block] = created
             fresh = rows[created]
             self._table.words[fresh, self._expiry_offset] = expiries[block][created].view(np.uint64)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from millpond.kernels.ordered.order import MATCHED
 from millpond.layout import META, NEVER, Column, RowLayout, Rows, TableSchema
-from millpond.operators.columns.decode import ints, key_column, to_arrow
+from millpond.operators.columns.decode import key_column, to_arrow
 from millpond.operators.columns.encode import (
     ALL,
     Place,
@@ -57,7 +57,7 @@ def side_table(spec: JoinSpec, side: str) -> StateTable:
 def read_side(spec: JoinSpec, name: str, rows: Rows) -> pa.RecordBatch:
     """Decode rows of a side's table for a user."""
     side, count = SideRows.of(spec, name), rows.count
-    times_ = ints(rows, side.time)
+    times_ = rows.ints(side.time)
     timed = times_ != NEVER
     matched = pa.array(rows.words[:, META] & np.uint64(MATCHED) != 0)
     columns = [
@@ -197,7 +197,7 @@ class SideRows:
 
     def _column(self, rows: Rows, place: int, field: Field) -> pa.Array:
         if place == FROM_TIME:
-            times_ = ints(rows, self.time)
+            times_ = rows.ints(self.time)
             valid = times_ != NEVER
             if valid.all():
                 return to_arrow(times_, ALL, parse_type(field.type))

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from millpond.layout import INLINE, LENGTH, Column, Ints, Rows
 from millpond.lookup.fetch import ABSENT, FAILED, PRESENT, looked_up_schema
 from millpond.lookup.rows import Values
-from millpond.operators.columns.decode import ints, nested_column
+from millpond.operators.columns.decode import nested_column
 from millpond.operators.columns.encode import ALL, strings
 from millpond.operators.columns.nested import pack
 from millpond.operators.protocol import MakeTable
@@ -69,10 +69,10 @@ class Cache:
         ids = self._table.find(keys, stamp)
         known = np.flatnonzero(ids >= 0)
         rows = self._table.copy(ids[known])
-        until = ints(rows, self._until)
+        until = rows.ints(self._until)
         good = until >> 1 > now
         if not good.all():
-            known, until, rows = known[good], until[good], Rows(rows.words[good], rows.heap)
+            known, until, rows = known[good], until[good], rows.take(good)
         if not len(known):
             return known, Values(pa.RecordBatch.from_pylist([], self._columns), np.empty(0, np.uint8), {})
         values = nested_column(rows, self._value, ALL, self._type)

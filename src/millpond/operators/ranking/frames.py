@@ -75,4 +75,4 @@ def _filter(position: int | None) -> tuple[int, ...]:
 def _take(column: Operand, rows: NDArray[np.int64]) -> Operand:
     valid: Mask = column.valid[rows] if column.valid.size else ALL
     values = column.values[rows] if len(column.values) else column.values
-    return Operand(np.ascontiguousarray(values), valid)
+    return Operand(values, valid)

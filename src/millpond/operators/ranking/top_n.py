@@ -94,10 +94,8 @@ class TopNOperator:
         self._table.preload(keys, self._version)
         rank_block = self._rank_block_single if self.spec.single else self._rank_block
         for start in range(0, batch.num_rows, BLOCK):
-            stop = start + BLOCK
-            rank_block(
-                Rows(keys.words[start:stop], keys.heap), Rows(rows.words[start:stop], rows.heap), signs[start:stop]
-            )
+            piece = slice(start, start + BLOCK)
+            rank_block(keys.take(piece), rows.take(piece), signs[piece])
 
     def _group(self, keys: Rows) -> tuple[KeyBlock, NDArray[np.bool_]]:
         # Existing rows do not count as changed yet: `_touch` marks only the groups that the block changes.
@@ -131,7 +129,7 @@ class TopNOperator:
         first = firsts[changed]
         if created[first].all():
             return block.groups[changed]
-        rows: NDArray[np.int64] = self._table.upsert(Rows(keys.words[first], keys.heap), self._version).rows
+        rows: NDArray[np.int64] = self._table.upsert(keys.take(first), self._version).rows
         return rows
 
     def _slab(self) -> tuple[int, int]:
@@ -189,7 +187,7 @@ class TopNOperator:
         winners = winners[changed]
         put_best(*self._slab(), self._slots_offset, ids, winners, rows_at, slots.stride, self._bytes, self._version)
         for offset in slots.blobs:
-            pairs = np.ascontiguousarray(rows.words[winners, offset : offset + 2])
+            pairs = rows.words[winners, offset : offset + 2]
             self._table.put_bytes(ids, self._slots_offset + offset, pairs, rows.heap)
 
     def finish(self) -> dict[str, TableDelta]:
@@ -203,14 +201,14 @@ class TopNOperator:
 
     def _inserted_rows(self, rows: Rows) -> Iterator[pa.RecordBatch]:
         words = rows.words[:, self._slots_offset :]
-        words = np.ascontiguousarray(words[words[:, INSERTED_AT] == np.uint64(self._version + 1)])
+        words = words[words[:, INSERTED_AT] == np.uint64(self._version + 1)]
         if len(words):
             ranks = pa.array(np.ones(len(words), dtype=np.int32))
             yield from self._slots.unpack(Rows(words, rows.heap), [ranks], self.spec.output_fields)
 
     def _changes(self, rows: Rows) -> Iterator[pa.RecordBatch]:
         slots, spec = self._slots, self.spec
-        words = np.ascontiguousarray(rows.words)
+        words = rows.packed().words
         # Each stored row has at most an old image and a new one.
         max_changes = 2 * int(words[:, self._slots_offset + 2].sum())
         owners, which = np.empty(max_changes, dtype=np.int64), np.empty(max_changes, dtype=np.int64)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from millpond.errors import UsageError
 from millpond.layout import Column, RowLayout, Rows, TableSchema, Words
-from millpond.operators.columns.decode import OversizeError, ints, key_columns, to_arrow
+from millpond.operators.columns.decode import OversizeError, key_columns, to_arrow
 from millpond.operators.columns.encode import ALL, Leaf, Place, flatten_all, key_rows
 from millpond.operators.functions.accumulators import Accumulator
 from millpond.operators.protocol import StateTable
@@ -108,21 +108,20 @@ def decode_rows(
             columns = key_columns(rows, table.keys, table.types)
         else:
             columns = key_columns(rows, table.keys[:-1], table.types[:-1])
-            bounds = [ints(rows, table.values[bound].offset) for bound in (0, 1)]
+            bounds = [rows.ints(table.values[bound].offset) for bound in (0, 1)]
             children = [
                 to_arrow(values, ALL, inner) for values, (_, inner) in zip(bounds, table.window.fields, strict=True)
             ]
             columns.append(pa.Array.from_buffers(table.window.arrow, rows.count, [None], children=children))
         columns += [call.result(rows) for call in calls]
     except OversizeError as error:
-        middle = rows.count // 2
-        if not middle:
+        if rows.count < 2:
             raise UsageError(
                 "The results of one group take more than 2 GiB, which is more than an Arrow column holds.",
                 action="Group by more columns, or collect less of each row.",
             ) from error
-        yield from decode_rows(table, calls, fields, Rows(rows.words[:middle], rows.heap))
-        yield from decode_rows(table, calls, fields, Rows(rows.words[middle:], rows.heap))
+        for half in rows.halves():
+            yield from decode_rows(table, calls, fields, half)
         return
     if columns:
         yield pa.RecordBatch.from_arrays(columns, names=[field.name for field in fields])
