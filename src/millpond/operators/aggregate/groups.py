@@ -22,6 +22,7 @@ from millpond.operators.columns.encode import (
     flatten,
     flatten_all,
     hashes_of,
+    is_true,
     key_rows,
     normalised,
     operand,
@@ -166,7 +167,7 @@ class Groups:
             p: operand(batch.column(first + p), self._input_types[p], nulls_only=p in folds.counted)
             for p in folds.used | folds.filters
         }
-        filters = {p: and_masks(operands[p].valid, operands[p].values.astype(np.uint8)) for p in folds.filters}
+        filters = {p: is_true(operands[p]) for p in folds.filters}
         keys = key_rows(hashes, leaves, self.main.keys, self.main.layout.key_stop)
         for side in folds.sides:
             columns = {p: batch.column(first + p) for p in side.distinct.inputs}

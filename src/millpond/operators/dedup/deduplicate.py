@@ -62,7 +62,7 @@ class Seen:
                 yield rows if new.all() else rows.filter(pa.array(new))
 
     def _insert(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
-        keys = self._main.encode(hashes_of(batch), [batch.column(1 + position) for position in self._positions])
+        keys = self._main.encode(batch, self._positions)
         self.table.preload(keys, self._version)
         new = np.empty(batch.num_rows, dtype=np.bool_)
         for start in range(0, batch.num_rows, BLOCK):

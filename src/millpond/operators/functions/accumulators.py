@@ -22,7 +22,7 @@ from millpond.errors import ArithmeticOverflowError
 from millpond.kernels.aggregate import numeric
 from millpond.layout import Kind, Rows
 from millpond.operators.columns.decode import not_null, to_arrow
-from millpond.operators.columns.encode import ALL, Mask, Operand, Place, and_masks
+from millpond.operators.columns.encode import ALL, Mask, Operand, Place, and_masks, is_true
 from millpond.spec.operators import AggregateCall
 from millpond.spec.types import DataType, parse_type
 
@@ -105,15 +105,10 @@ class Count(Accumulator):
     columns: tuple[StateColumn, ...] = (StateColumn("word"),)
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
-        for column in operands:
-            counts = and_masks(counts, column.valid)
-        self._counts = counts
+        self._counts = and_masks(counts, *(column.valid for column in operands))
 
     def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
-        if self._counts.size:
-            numeric.count_valid(table.words, rows, start, self.places[0].offset, self._counts)
-        else:
-            numeric.count_rows(table.words, rows, self.places[0].offset)
+        count_valid(table, rows, start, self.places[0], self._counts)
 
     def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         add_counts(table, rows, source, self.places[0])
@@ -126,7 +121,7 @@ class CountIf(Count):
     """`count_if(b)`."""
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
-        super().load(operands, and_masks(counts, operands[0].values.astype(np.uint8)))
+        super().load((), and_masks(counts, is_true(operands[0])))
 
 
 class SumInts(Accumulator):

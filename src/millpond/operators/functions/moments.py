@@ -43,9 +43,7 @@ class Statistic(Accumulator):
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
         self._values = [operand.values.astype(np.float64, copy=False) for operand in operands]
-        for operand in operands:
-            counts = and_masks(counts, operand.valid)
-        self._valid = counts
+        self._valid = counts = and_masks(counts, *(operand.valid for operand in operands))
         self._overflows: list[Flags] = []
         if self.call.options.get("merges_empty"):
             with np.errstate(all="ignore"):

@@ -97,10 +97,9 @@ class Percentile(OrderStatistic):
 
     def results(self, groups: NDArray[np.int64], count: int, operands: Sequence[Operand], counts: Mask) -> pa.Array:
         values = operands[0]
-        counts = and_masks(counts, values.valid)
+        counts = and_masks(counts, *(column.valid for column in operands))
         frequencies = None
         if len(operands) > 1:
-            counts = and_masks(counts, operands[1].valid)
             frequencies = operands[1].values.astype(np.int64, copy=False)
             used = frequencies[counts.astype(np.bool_)] if counts.size else frequencies
             if (used < 0).any():
@@ -179,9 +178,7 @@ def _concat_operands(parts: Sequence[Operand]) -> Operand:
     if len(parts) == 1:
         return parts[0]
     values = np.concatenate([part.values for part in parts])
-    valid = ALL
-    if any(part.valid.size for part in parts):
-        valid = np.concatenate([p.valid if p.valid.size else np.ones(len(p.values), np.uint8) for p in parts])
+    valid = concatenate_masks([part.valid for part in parts], [len(part.values) for part in parts])
     heap = NO_HEAP
     if any(part.heap.size for part in parts):
         heap = np.concatenate([part.heap for part in parts])

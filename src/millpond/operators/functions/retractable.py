@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from millpond.kernels.aggregate import fixed_point, retract
 from millpond.layout import Rows, Words
 from millpond.operators.columns.decode import to_arrow, widen
-from millpond.operators.columns.encode import ALL, Mask, Operand, and_masks
+from millpond.operators.columns.encode import ALL, Mask, Operand, and_masks, is_true
 from millpond.operators.functions.accumulators import Accumulator, StateColumn, overflow_in_integers
 from millpond.operators.functions.decimal_sums import averages, overflow_in_sum, sum_precision, words_of
 from millpond.spec.operators import AggregateCall
@@ -46,9 +46,7 @@ class RetractableCount(Retractable):
     columns: tuple[StateColumn, ...] = (StateColumn("word"),)
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
-        for column in operands:
-            counts = and_masks(counts, column.valid)
-        self._counts = counts
+        self._counts = and_masks(counts, *(column.valid for column in operands))
 
     def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
         retract.count(table.words, rows, start, *self.places[0], self._counts, self.signs)
@@ -64,7 +62,7 @@ class RetractableCountIf(RetractableCount):
     """`count_if(b)`."""
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
-        super().load(operands, and_masks(counts, operands[0].values.astype(np.uint8)))
+        super().load((), and_masks(counts, is_true(operands[0])))
 
 
 class RetractableBitXor(Retractable):

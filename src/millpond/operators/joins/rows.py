@@ -18,11 +18,11 @@ from millpond.operators.columns.encode import (
     flatten_all,
     hashes_of,
     key_rows,
-    numbers,
     plain,
     put_columns,
     validity,
 )
+from millpond.operators.event_time_slices import times_of
 from millpond.operators.protocol import StateTable
 from millpond.spec.kinds.join import FROM_TIME, JoinSide, JoinSpec
 from millpond.spec.operators import Field
@@ -209,7 +209,4 @@ class SideRows:
 
 def times(column: pa.Array) -> NDArray[np.int64]:
     """Return a column of times in microseconds; `NEVER` where it is null."""
-    array = plain(column)
-    values = numbers(array, _LONG)
-    valid = validity(array)
-    return np.where(valid != 0, values, NEVER) if valid.size else values
+    return times_of(column, _LONG)

@@ -53,13 +53,13 @@ class Cache:
 
     def encode_keys(self, hashes: Ints, columns: list[pa.Array]) -> Rows:
         """Encode keys for the cache."""
-        return self._keyed.encode(hashes, columns)
+        return self._keyed.encode_columns(hashes, columns)
 
     def find(self, keys: Rows, stamp: int, now: int) -> tuple[NDArray[np.int64], Values]:
         """Find keys in the cache.
 
         Args:
-            encode_keys: distinct keys.
+            keys: distinct keys.
             stamp: the batch that uses them.
             now: the time in milliseconds (monotonic).
 
@@ -84,7 +84,7 @@ class Cache:
         """Add results of keys, except those whose lookup failed.
 
         Args:
-            encode_keys: the keys.
+            keys: the keys.
             values: their results.
             stamp: the batch that uses them.
             requested_at: the time of the request in milliseconds (monotonic).

@@ -218,7 +218,7 @@ class Input:
 
         def numbers(batch: pa.RecordBatch) -> NDArray[np.int64]:
             table.size_index(batch.num_rows)
-            keys = self._distinct.encode(hashes_of(batch), batch.columns[1 : 1 + self._keys], self._comparison_leaf)
+            keys = self._distinct.encode(batch, range(self._keys), self._comparison_leaf)
             return table.upsert(keys, 0).rows
 
         try:

@@ -72,7 +72,7 @@ class StoredVariable:
 
     def keys(self, hashes: Ints, columns: list[pa.Array]) -> Rows:
         """Encode keys for the table; as in Spark, floats are compared bit by bit."""
-        return self.variable.keyed.encode(hashes, columns, bitwise_leaf)
+        return self.variable.keyed.encode_columns(hashes, columns, bitwise_leaf)
 
     def expect(self, keys: int) -> None:
         """Prepare for `keys` more keys, which come in hash order (see `RmwTable.expect`)."""

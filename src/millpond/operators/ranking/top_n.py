@@ -20,7 +20,7 @@ from millpond.kernels.ranking import top_n as ranking
 from millpond.kernels.ranking.grouping import KeyBlock, group
 from millpond.kernels.ranking.packed_rows import INSERTED_AT, long_slots, put_best, read_slots, write_slots
 from millpond.layout import HashRange, Rows, Words
-from millpond.operators.columns.encode import hashes_of, portions
+from millpond.operators.columns.encode import portions
 from millpond.operators.protocol import MAIN, MAX_OUTPUT_ROWS, NO_EXTRA_METRICS, MakeRmwTable, Times
 from millpond.operators.ranking.packed_rows import PackedRows
 from millpond.operators.ranking.tables import rank_table
@@ -86,7 +86,7 @@ class TopNOperator:
 
     def _fold(self, batch: pa.RecordBatch) -> None:
         columns = batch.columns[1 : 1 + len(self.spec.columns)]
-        keys = self._main.encode(hashes_of(batch), [columns[position] for position in self.spec.keys])
+        keys = self._main.encode(batch, self.spec.keys)
         rows = self._slots.pack(columns, batch.num_rows)
         signs = np.empty(0, dtype=np.int8)
         if self.spec.retracts:

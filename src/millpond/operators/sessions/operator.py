@@ -18,7 +18,7 @@ from millpond.files.formats.segment import decode_rows as decode_segment
 from millpond.files.formats.segment import encode_rows
 from millpond.kernels.event_time import sessions as kernels
 from millpond.layout import HashRange, Ints, Rows, Words
-from millpond.operators.columns.encode import ALL, and_masks, hashes_of, numbers, operand, plain, portions
+from millpond.operators.columns.encode import ALL, is_true, numbers, operand, plain, portions
 from millpond.operators.columns.offsets import bounds_of
 from millpond.operators.functions.accumulators import BLOCK
 from millpond.operators.protocol import MAIN, MAX_OUTPUT_ROWS, NO_EXTRA_METRICS, MakeTable, Times
@@ -165,7 +165,7 @@ class SessionOperator:
         self._merge(heads, stored, pieces, fold)
 
     def _fold(self, batch: pa.RecordBatch, starts: Ints, ends: Ints) -> None:
-        keys = self._main.encode(hashes_of(batch), batch.columns[1 : 1 + len(self._key_types)])
+        keys = self._main.encode(batch, range(len(self._key_types)))
         keys.words[:, self._ordinal] = 0
         pieces = Pieces.of(keys, starts, ends, self._layout)
         heads = keys.take(pieces.leaders)
@@ -237,8 +237,7 @@ class SessionOperator:
         for call, spec in zip(self._calls, self.spec.calls, strict=True):
             counts = ALL
             if spec.filter is not None:
-                condition = operands[spec.filter]
-                counts = and_masks(condition.valid, condition.values.astype(np.uint8))
+                counts = is_true(operands[spec.filter])
             call.load([operands[position] for position in spec.inputs], counts)
 
     def _update(self, rows: Ints, bounds: Ints) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from millpond.errors import UsageError
 from millpond.layout import Column, RowLayout, Rows, TableSchema, Words
 from millpond.operators.columns.decode import OversizeError, key_columns, to_arrow
-from millpond.operators.columns.encode import ALL, Leaf, Place, flatten_all, key_rows
+from millpond.operators.columns.encode import ALL, Leaf, Place, flatten_all, hashes_of, key_rows
 from millpond.operators.functions.accumulators import Accumulator
 from millpond.operators.protocol import StateTable
 from millpond.spec.operators import Field
@@ -46,6 +46,19 @@ class Keyed:
         return tuple(parse_type(field.type) for field in self.fields)
 
     def encode(
+        self, batch: pa.RecordBatch, positions: Iterable[int], converted: Callable[[Leaf], Leaf] | None = None
+    ) -> Rows:
+        """Encode the keys of a batch as rows of the table, up to the last key column.
+
+        Args:
+            batch: the column `__hash`, then others.
+            positions: the positions of the key columns, without the ordinals of sessions, among these others.
+            converted: see `encode_columns`.
+        """
+        columns = [batch.column(1 + position) for position in positions]
+        return self.encode_columns(hashes_of(batch), columns, converted)
+
+    def encode_columns(
         self,
         hashes: NDArray[np.int64],
         columns: Sequence[pa.Array],
