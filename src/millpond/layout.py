@@ -7,6 +7,7 @@ the offset of the whole value in the heap that accompanies the rows (Umbra's str
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -132,7 +133,9 @@ class RowLayout:
 class Rows(NamedTuple):
     """Rows of one layout, and the heap that their long `bytes` values point into.
 
-    `words` has shape (rows, width) and dtype uint64; `heap` is an array of uint8. The holder defines the order of rows.
+    `words` has shape (rows, width) and dtype uint64; `heap` is a contiguous array of uint8. The holder defines the
+    order of rows. Methods that return rows share the heap. They copy words only where they must, so a result may refer
+    to the same words.
     """
 
     words: Words
@@ -143,8 +146,45 @@ class Rows(NamedTuple):
         """Number of rows."""
         return len(self.words)
 
+    def span(self, offset: int, width: int) -> Words:
+        """Return `width` words of each row, from `offset` on, as packed uint64[n, width]."""
+        return np.ascontiguousarray(self.words[:, offset : offset + width])
+
+    def word(self, offset: int) -> Words:
+        """Return one word of each row as contiguous uint64[n]."""
+        return np.ascontiguousarray(self.words[:, offset])
+
+    def ints(self, offset: int) -> Ints:
+        """Return one word of each row as contiguous int64[n]."""
+        return self.word(offset).view(np.int64)
+
+    def floats(self, offset: int) -> NDArray[np.float64]:
+        """Return one word of each row as contiguous float64[n]."""
+        return self.word(offset).view(np.float64)
+
+    def take(self, which: slice | NDArray[np.bool_] | NDArray[np.integer]) -> Rows:
+        """Select rows: a slice refers to the same words, a mask or positions copy them, packed."""
+        return Rows(self.words[which], self.heap)
+
+    def pieces(self, size: int) -> Iterator[Rows]:
+        """Yield the rows in pieces of at most `size` rows."""
+        return (self.take(slice(start, start + size)) for start in range(0, self.count, size))
+
+    def halves(self) -> tuple[Rows, Rows]:
+        """Return the first half and the rest; of a single row, the first half is empty."""
+        middle = self.count // 2
+        return self.take(slice(middle)), self.take(slice(middle, None))
+
+    def head(self, width: int) -> Rows:
+        """Return the first `width` words of each row, packed; with a layout's `key_stop`, the rows' keys."""
+        return Rows(self.span(0, width), self.heap)
+
+    def packed(self) -> Rows:
+        """Return rows without gaps between them (C order); copy only if there are gaps."""
+        return self if self.words.flags.c_contiguous else Rows(np.ascontiguousarray(self.words), self.heap)
+
     def contiguous(self) -> Rows:
-        """Return rows with contiguous words, as kernels require; copy only if they are not contiguous."""
+        """Return rows each of which is contiguous, though there may be gaps between them; copy only if one is not."""
         words = contiguous(self.words)
         return self if words is self.words else Rows(words, self.heap)
 

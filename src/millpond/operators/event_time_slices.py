@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from millpond.layout import NEVER, HashRange
-from millpond.operators.columns.encode import numbers, plain, validity
+from millpond.operators.columns.encode import and_masks, numbers, plain, validity
 from millpond.operators.protocol import Times
 from millpond.spec.operators import EventTime
 from millpond.spec.types import DataType
@@ -278,8 +278,7 @@ def times_of(array: pa.Array, dtype: DataType) -> NDArray[np.int64]:
     while dtype.name == "struct":
         dtype = dtype.fields[-1][1]
         array = plain(array.field(array.type.num_fields - 1))
-        inner = validity(array)
-        valid = valid & inner if valid.size and inner.size else valid if valid.size else inner
+        valid = and_masks(valid, validity(array))
     times = numbers(array, dtype)
     # As in Spark, a row without event time is never late, and the watermark never closes its state.
     return np.where(valid.astype(np.bool_), times, NEVER) if valid.size else times

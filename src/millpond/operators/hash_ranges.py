@@ -32,9 +32,9 @@ def by_range(pieces: Iterator[Rows], bounds: Iterable[int]) -> Iterator[list[Row
             hashes = piece.words[:, HASH]
             cut = len(hashes) if int(hashes[-1]) < bound else int(np.searchsorted(hashes, np.uint64(bound), "left"))
             if cut:
-                within.append(Rows(piece.words[:cut], piece.heap))
+                within.append(piece.take(slice(cut)))
             if cut < len(hashes):
-                piece = Rows(piece.words[cut:], piece.heap)
+                piece = piece.take(slice(cut, None))
                 break
             piece = next(pieces, None)
         yield within

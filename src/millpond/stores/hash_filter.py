@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from millpond.files.refs import Axis
 from millpond.layout import HASH, HashRange, RowLayout, Rows
 
@@ -18,4 +16,4 @@ def inside(rows: Rows, range_: HashRange, word: int = HASH) -> Rows:
     if range_.whole:
         return rows
     count = range_.covers(rows.words[:, word])
-    return rows if count.all() else Rows(np.ascontiguousarray(rows.words[count]), rows.heap)
+    return rows if count.all() else rows.take(count)

@@ -34,7 +34,7 @@ def rows_of(ref: DeltaRef, data: Buffer, layout: RowLayout, name: str) -> Iterat
     skip = ref.skip
     for rows in decode_rows(data, layout, name):
         if skip < rows.count:
-            yield Rows(rows.words[skip:], rows.heap) if skip else rows
+            yield rows.take(slice(skip, None))
         skip = max(0, skip - rows.count)
 
 

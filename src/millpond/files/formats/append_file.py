@@ -272,7 +272,7 @@ class AppendFileWriter:
             ValueError: the rows are out of order.
         """
         layout, first, counts, offsets, sizes = self._sections[-1]
-        rows = Rows(np.ascontiguousarray(rows.words), rows.heap)
+        rows = rows.packed()
         cut = cut_blocks(rows.words, layout)
         block_starts = axis[cut.starts].astype(np.uint64)
         if (block_starts < np.append(np.uint64(self._last), block_starts)[:-1]).any():

@@ -222,9 +222,9 @@ class MemorySource:
     may_read_disk = False
 
     def __init__(self, rows: Rows, layout: RowLayout, *, filtered: bool = True) -> None:
-        words = np.ascontiguousarray(rows.words)
         self.layout = layout
-        self.rows = Rows(words, np.ascontiguousarray(rows.heap))
+        self.rows = rows.packed()
+        words = self.rows.words
         starts = np.append(np.arange(0, len(words), rows_per_block(layout), dtype=np.int64), len(words))
         lines = lines_for(np.diff(starts))
         self.index = BlockIndex(words[starts[:-1], HASH], starts, lines, int(words[-1, HASH]) if len(words) else 0)
@@ -274,9 +274,9 @@ class MemorySource:
 
 def sort_rows(rows: Rows, layout: RowLayout) -> Rows:
     """Sort rows by hash and compact their heap. The sort is stable."""
-    words = np.ascontiguousarray(rows.words)
-    _, order = order_by_hash(words[:, HASH])
-    rows_at, heaps_at = addresses(words, rows.heap)
+    rows = rows.packed()
+    _, order = order_by_hash(rows.words[:, HASH])
+    rows_at, heaps_at = addresses(*rows)
     return Rows(*gather_rows(rows_at[order], heaps_at, layout.width, kernel_layout(layout).blobs))
 
 

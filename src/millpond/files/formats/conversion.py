@@ -68,7 +68,7 @@ class Conversion:
         for source, target in self._words:
             words[:, target] = old[:, source]
         for source, target in self._signs:
-            words[:, target] = (np.ascontiguousarray(old[:, source]).view(np.int64) >> 63).view(np.uint64)
+            words[:, target] = (old[:, source].view(np.int64) >> 63).view(np.uint64)
         for source, target in self._nulls:
             bits = (old[:, NULLS + source // 64] >> np.uint64(source % 64)) & _ONE
             words[:, NULLS + target // 64] |= bits << np.uint64(target % 64)

@@ -165,7 +165,7 @@ class RunWriter:
                 max(self._access_times[1], int(meta.max()) >> 16),
             )
             self._tombstones += int(np.count_nonzero(meta & np.uint64(1)))
-        rows = Rows(np.ascontiguousarray(rows.words), rows.heap)
+        rows = rows.packed()
         words = rows.words
         cut = cut_run(words, self._layout)
         fence, counts = words[cut.starts, HASH], cut.stops - cut.starts

@@ -34,7 +34,7 @@ def encode_rows(rows: Rows, layout: RowLayout, compress: bool) -> list[Buffer]:
 
     Uncompressed rows of a layout without `bytes` columns are referenced, not copied, so they must not change later.
     """
-    rows = Rows(np.ascontiguousarray(rows.words), rows.heap)
+    rows = rows.packed()
     blocks = encode_blocks(rows, layout, cut_blocks(rows.words, layout), [compress])
     return [*(buffer for (block,) in blocks for buffer in block), *encode_end(rows.count)]
 

@@ -179,9 +179,9 @@ class BufferedAggregate(WindowedAggregate):
 
 def _in_arrival_order(rows: Rows) -> Rows:
     """Sort rows in hash order by arrival within each hash, whatever their panes."""
-    hashes, arrivals = np.ascontiguousarray(rows.words[:, HASH]), np.ascontiguousarray(rows.words[:, META])
+    hashes, arrivals = rows.word(HASH), rows.word(META)
     if ((hashes[:-1] != hashes[1:]) | (arrivals[:-1] < arrivals[1:])).all():
         return rows
     _, by_arrival = order_by_hash(arrivals)
     _, order = order_by_hash(hashes[by_arrival])
-    return Rows(rows.words[by_arrival[order]], rows.heap)
+    return rows.take(by_arrival[order])

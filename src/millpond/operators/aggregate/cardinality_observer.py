@@ -11,7 +11,6 @@ import pyarrow as pa
 from millpond.kernels.aggregate import distinct_entries
 from millpond.layout import HASH, Rows
 from millpond.operators.aggregate.tables import SAMPLE, distinct_inputs, sample_table
-from millpond.operators.columns.encode import hashes_of
 from millpond.operators.protocol import MakeRmwTable
 from millpond.operators.tables.keyed import Keyed, keyed
 from millpond.spec.kinds.aggregate import AggregateSpec
@@ -129,8 +128,7 @@ class Sample:
 
     def _sampled_hashes(self, batch: pa.RecordBatch, inputs: tuple[int, ...], table: Keyed) -> np.ndarray:
         layout = table.layout
-        columns = [batch.column(1 + self._keys + position) for position in inputs]
-        words, heap = table.encode(hashes_of(batch), columns)
+        words, heap = table.encode(batch, (self._keys + position for position in inputs))
         references = np.zeros(layout.width, np.uint8)
         references[[offset + 1 for offset in layout.bytes_columns]] = 1
         distinct_entries.hash_entries(words, heap, layout.key_start, layout.key_stop, references)

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from millpond.kernels.aggregate import retract
 from millpond.kernels.ranking.changes import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
 from millpond.layout import Column, Rows
-from millpond.operators.columns.decode import ints
 from millpond.operators.columns.encode import ALL, Place
 from millpond.operators.retraction import unknown_retraction
 from millpond.spec.kinds.aggregate import AggregateSpec
@@ -101,7 +100,7 @@ class GroupChangelog:
         count = retract.snapshot(table.words, rows, self._snapshot_version.offset, version + 1, self._columns, fresh)
         for index in self._bytes_columns if count else ():
             offset, ids = self.accumulators[index].offset, fresh[:count]
-            pairs = np.ascontiguousarray(table.words[ids, offset : offset + 2])
+            pairs = table.words[ids, offset : offset + 2]
             # The copy gets bytes of its own: accumulators append to theirs in place.
             table.put_bytes(ids, self.before[index].offset, pairs, table.heap.data)
 
@@ -115,8 +114,8 @@ class GroupChangelog:
         Raises:
             StateDamagedError: a row was retracted that was never inserted.
         """
-        row_counts = ints(rows, self._rows.offset)
-        for count in (ints(rows, offset) for offset in counts):
+        row_counts = rows.ints(self._rows.offset)
+        for count in (rows.ints(offset) for offset in counts):
             # A row that is retracted with other values than it was counted with shows here, though not always.
             if ((count < 0) | (count > row_counts)).any():
                 raise unknown_retraction()
@@ -125,12 +124,12 @@ class GroupChangelog:
 
     def existing(self, rows: Rows) -> Rows:
         """Return the rows of groups that exist."""
-        return rows if self._always else _select(rows, ints(rows, self._rows.offset) != 0)
+        return rows if self._always else _select(rows, rows.ints(self._rows.offset) != 0)
 
     def changes(self, rows: Rows, decode: Decode) -> Iterator[pa.RecordBatch]:
         """Yield the changes of groups that a batch touched: old images first, then new ones."""
-        before = ints(rows, self._rows_before.offset) != 0
-        after = np.ones(rows.count, dtype=np.bool_) if self._always else ints(rows, self._rows.offset) != 0
+        before = rows.ints(self._rows_before.offset) != 0
+        after = np.ones(rows.count, dtype=np.bool_) if self._always else rows.ints(self._rows.offset) != 0
         # A retraction and an insert that cancel out yield nothing: unchanged images are not emitted.
         changed = (before != after) | ~self._is_unchanged(rows)
         for present, counterpart, lone, paired, old in (
@@ -165,4 +164,4 @@ def _null_position(place: Place) -> tuple[int, int]:
 
 
 def _select(rows: Rows, which: NDArray[np.bool_]) -> Rows:
-    return rows if which.all() else Rows(np.ascontiguousarray(rows.words[which]), rows.heap)
+    return rows if which.all() else rows.take(which)

@@ -22,6 +22,7 @@ from millpond.operators.columns.encode import (
     flatten,
     flatten_all,
     hashes_of,
+    is_true,
     key_rows,
     normalised,
     operand,
@@ -145,17 +146,17 @@ class Groups:
         """Fold in partial results of `calls`, whose state columns follow the keys and `skipped` further columns."""
         for portion in portions(batch, self.table.portion_bytes, self.table.portion_keys):
             rows = partial_rows(portion, self.main, self.main.types, self.main.keys, calls, skipped)
-            keys = Rows(np.ascontiguousarray(rows.words[:, : self.main.layout.key_stop]), rows.heap)
+            keys = rows.head(self.main.layout.key_stop)
             self.table.preload(keys, self._version)
             signs = np.ones(rows.count if self.changelog is not None else 0, dtype=np.int8)
             for start in range(0, rows.count, BLOCK):
                 block = slice(start, start + BLOCK)
-                ids = self.table.upsert(Rows(keys.words[block], keys.heap), self._version).rows
+                ids = self.table.upsert(keys.take(block), self._version).rows
                 # A combined row counts as one row: only whether a group has rows matters, not how many.
                 if self.changelog is not None:
                     self.changelog.update(self.table, ids, start, self._version, signs)
                 for call in calls:
-                    call.combine(self.table, ids, Rows(rows.words[block], rows.heap))
+                    call.combine(self.table, ids, rows.take(block))
 
     def _fold(self, batch: pa.RecordBatch, folds: _Folds) -> None:
         count = batch.num_rows
@@ -166,7 +167,7 @@ class Groups:
             p: operand(batch.column(first + p), self._input_types[p], nulls_only=p in folds.counted)
             for p in folds.used | folds.filters
         }
-        filters = {p: and_masks(operands[p].valid, operands[p].values.astype(np.uint8)) for p in folds.filters}
+        filters = {p: is_true(operands[p]) for p in folds.filters}
         keys = key_rows(hashes, leaves, self.main.keys, self.main.layout.key_stop)
         for side in folds.sides:
             columns = {p: batch.column(first + p) for p in side.distinct.inputs}
@@ -191,7 +192,7 @@ class Groups:
             for side in folds.sides:
                 # First: whether an input is new to its group decides which rows the accumulators count.
                 side.fill(start, stop, self._version)
-            rows = self.table.upsert(Rows(keys.words[start:stop], keys.heap), self._version).rows
+            rows = self.table.upsert(keys.take(slice(start, stop)), self._version).rows
             if self.changelog is not None:
                 # Before the accumulators change the rows: the image from before the batch is copied here.
                 self.changelog.update(self.table, rows, start, self._version, signs)
@@ -344,7 +345,7 @@ class _Side:
         if low == high:
             return
         # Entries that exist do not count as changed, so the delta holds only new ones.
-        rows, created = self._table.upsert(Rows(self._rows.words[low:high], self._rows.heap), version, touch="created")
+        rows, created = self._table.upsert(self._rows.take(slice(low, high)), version, touch="created")
         new = created.view(np.uint8)
         place = self._keyed.values[0]
         numeric.assign_words(self._table.words, rows, 0, *place, new, self._groups[low:high], ALL)

@@ -90,8 +90,8 @@ class _Panes:
 
     def add(self, rows: Rows, low: int, high: int) -> None:
         """Add the rows that begin from `low` to `high`; the memory that they refer to must stay."""
-        begins = np.ascontiguousarray(rows.words[:, self._place]).view(np.int64)
-        hashes = np.ascontiguousarray(rows.words[:, HASH]).view(np.int64)
+        begins = rows.ints(self._place)
+        hashes = rows.ints(HASH)
         rows_at, heaps_at = addresses(rows.words, rows.heap)
         which = (begins >= low) & (begins <= high)
         if not which.all():

@@ -185,7 +185,7 @@ class WindowedAggregate:
     def _closing_now(self, part: Groups, rows: Rows) -> Rows:
         place = part.main.keys[self._time_leaf]
         times = rows.words[:, place.offset].view(np.int64)
-        return Rows(rows.words[self._parts.closing_now(times)], rows.heap)
+        return rows.take(self._parts.closing_now(times))
 
     def _decoded(self, part: Groups, rows: Rows) -> Iterator[pa.RecordBatch]:
         for batch in decode_rows(part.main, part.calls, self.spec.output_fields, rows):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from millpond.kernels.columns import arrow_words
 from millpond.layout import Bytes, Ints, Rows
 from millpond.operators.columns.buffers import NUMPY, bitmap
-from millpond.operators.columns.encode import ALL, Mask, Place
+from millpond.operators.columns.encode import ALL, Mask, Operand, Place
 from millpond.operators.columns.nested import unpack
 from millpond.spec.types import DataType
 
@@ -30,31 +30,24 @@ def not_null(rows: Rows, place: Place) -> Mask:
     return (bits == 0).view(np.uint8) if bits.any() else ALL
 
 
-def ints(rows: Rows, offset: int) -> NDArray[np.int64]:
-    """Return a word column as int64[n]."""
-    return np.ascontiguousarray(rows.words[:, offset]).view(np.int64)
-
-
-def floats(rows: Rows, offset: int) -> NDArray[np.float64]:
-    """Return a word column as float64[n]."""
-    return np.ascontiguousarray(rows.words[:, offset]).view(np.float64)
-
-
-def wide(rows: Rows, offset: int) -> NDArray[np.uint64]:
-    """Return a column of two words as uint64[n, 2]."""
-    return np.ascontiguousarray(rows.words[:, offset : offset + 2])
+def stored_operand(rows: Rows, place: Place, machine: str | None) -> Operand:
+    """Read a stored column, given the kind of its machine values (see `DataType.machine`)."""
+    valid = not_null(rows, place)
+    if machine in ("bytes", "wide"):
+        return Operand(rows.span(place.offset, 2), valid, rows.heap)
+    return Operand(rows.floats(place.offset) if machine == "float" else rows.ints(place.offset), valid)
 
 
 def to_arrow(values: NDArray[Any], valid: Mask, dtype: DataType) -> pa.Array:
     """Build an Arrow array of `dtype` from machine values: int64[n], float64[n], or uint64[n, 2] for decimals."""
-    count = len(values)
+    data: NDArray[Any]
     if dtype.name == "boolean":
         data = np.packbits(values.astype(np.bool_), bitorder="little")
     elif dtype.name == "decimal":
-        data = np.ascontiguousarray(widen(values) if values.ndim == 1 else values)
+        data = widen(values) if values.ndim == 1 else values
     else:
-        data = np.ascontiguousarray(values.astype(NUMPY[dtype.name], copy=False))
-    return pa.Array.from_buffers(dtype.arrow, count, [bitmap(valid), pa.py_buffer(data)])
+        data = values.astype(NUMPY[dtype.name], copy=False)
+    return pa.Array.from_buffers(dtype.arrow, len(values), [bitmap(valid), pa.py_buffer(np.ascontiguousarray(data))])
 
 
 def widen(values: NDArray[np.int64]) -> NDArray[np.uint64]:
@@ -125,8 +118,8 @@ def atom(rows: Rows, place: Place, dtype: DataType) -> pa.Array:
     if machine == "bytes":
         return bytes_column(rows, place.offset, valid, dtype)
     if machine == "wide":
-        return to_arrow(rows.words[:, place.offset : place.offset + 2], valid, dtype)
-    return to_arrow(floats(rows, place.offset) if machine == "float" else ints(rows, place.offset), valid, dtype)
+        return to_arrow(rows.span(place.offset, 2), valid, dtype)
+    return to_arrow(rows.floats(place.offset) if machine == "float" else rows.ints(place.offset), valid, dtype)
 
 
 def key_column(rows: Rows, places: Iterator[Place], dtype: DataType) -> pa.Array:

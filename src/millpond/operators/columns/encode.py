@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,11 +72,14 @@ def portions(batch: pa.RecordBatch, size: int, max_rows: int) -> Iterator[pa.Rec
             yield batch.slice(start, rows)
 
 
-def and_masks(left: Mask, right: Mask) -> Mask:
-    """Combine two masks: rows that count in both."""
-    if not left.size:
-        return right
-    return left & right if right.size else left
+def and_masks(*masks: Mask) -> Mask:
+    """Combine masks: rows that count in all of them."""
+    return reduce(np.bitwise_and, [mask for mask in masks if mask.size] or [ALL])
+
+
+def is_true(column: Operand) -> Mask:
+    """Return a mask of the rows in which a boolean column is true."""
+    return and_masks(column.valid, column.values.astype(np.uint8))
 
 
 def concatenate_masks(masks: Sequence[Mask], sizes: Sequence[int]) -> Mask:
@@ -222,7 +226,7 @@ def bitwise_leaf(leaf: Leaf) -> Leaf:
     if leaf.dtype.machine != "float":
         return leaf
     # As integers, floats escape normalisation: rows come back with the bits that they had.
-    bits = np.ascontiguousarray(numbers(leaf.array, leaf.dtype)).view(np.int64)
+    bits = numbers(leaf.array, leaf.dtype).view(np.int64)
     return Leaf(pa.array(bits), DataType("bigint"), leaf.valid)
 
 

@@ -154,7 +154,7 @@ def _fixed(array: pa.Array, dtype: DataType, valid: Valid, normal: bool) -> Byte
     values = fixed_values(array, dtype, valid)
     if normal and dtype.machine == "float":
         values = normalised(values)
-    return np.ascontiguousarray(values).view(np.uint8).reshape(-1)
+    return values.view(np.uint8).reshape(-1)
 
 
 def unpack(data: Bytes, ends: Ints, dtype: DataType) -> pa.Array:

@@ -67,7 +67,7 @@ def _values(array: pa.Array, dtype: DataType, valid: Valid) -> tuple[Ints, Bytes
         byte_strings.escape(offsets, data, ends, out)
         return ends, out
     words = _unsigned(fixed_values(array, dtype, valid), dtype)
-    data = np.ascontiguousarray(words.astype(words.dtype.newbyteorder(">"))).view(np.uint8).reshape(-1)
+    data = words.astype(words.dtype.newbyteorder(">"), order="C").view(np.uint8).reshape(-1)
     return np.arange(count + 1) * (data.size // count if count else 1), data
 
 
@@ -89,7 +89,7 @@ def _unsigned(values: NDArray[Any], dtype: DataType) -> NDArray[Any]:
     if dtype.name in _SIGNED:
         signed: NDArray[Any] = values.view(kind) ^ sign
         return signed
-    plain = np.ascontiguousarray(normalised(values)).view(kind)
+    plain = normalised(values).view(kind)
     # Negative floats order in reverse, so all their bits are flipped; of others only the sign.
     flipped: NDArray[Any] = np.where(plain & sign != 0, ~plain, plain | sign)
     return flipped

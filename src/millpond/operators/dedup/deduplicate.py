@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from millpond.layout import HashRange, Rows, Words
+from millpond.layout import HashRange, Words
 from millpond.operators.columns.encode import hashes_of, portions
 from millpond.operators.dedup.tables import seen_table
 from millpond.operators.event_time_slices import SlicedState, UnslicedState, times_of
@@ -62,13 +62,13 @@ class Seen:
                 yield rows if new.all() else rows.filter(pa.array(new))
 
     def _insert(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
-        keys = self._main.encode(hashes_of(batch), [batch.column(1 + position) for position in self._positions])
+        keys = self._main.encode(batch, self._positions)
         self.table.preload(keys, self._version)
         new = np.empty(batch.num_rows, dtype=np.bool_)
         for start in range(0, batch.num_rows, BLOCK):
-            block = Rows(keys.words[start : start + BLOCK], keys.heap)
+            block = slice(start, start + BLOCK)
             # Of equal keys in a block only the first creates a row, so only the first passes.
-            new[start : start + BLOCK] = self.table.upsert(block, self._version, touch="created").created
+            new[block] = self.table.upsert(keys.take(block), self._version, touch="created").created
         return new
 
     def seal(self) -> dict[str, TableDelta]:

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from millpond.layout import HashRange, Rows, Words
-from millpond.operators.columns.encode import hashes_of, numbers, plain, portions, validity
+from millpond.layout import HashRange, Words
+from millpond.operators.columns.encode import numbers, plain, portions, validity
 from millpond.operators.dedup.tables import within_table
 from millpond.operators.functions.accumulators import BLOCK
 from millpond.operators.protocol import MAIN, MAX_OUTPUT_ROWS, NO_EXTRA_METRICS, MakeRmwTable, Times
@@ -88,13 +88,13 @@ class WithinWatermarkOperator:
             self._first_rows = []
 
     def _insert(self, batch: pa.RecordBatch, expiries: NDArray[np.int64]) -> None:
-        keys = self._main.encode(hashes_of(batch), [batch.column(1 + position) for position in self.spec.keys])
+        keys = self._main.encode(batch, self.spec.keys)
         stamps = Expiry.stamps(expiries)
         self._table.preload(keys, stamps)
         new = np.empty(batch.num_rows, dtype=np.bool_)
         for start in range(0, batch.num_rows, BLOCK):
             block = slice(start, start + BLOCK)
-            rows, created = self._table.upsert(Rows(keys.words[block], keys.heap), stamps[block], touch="created")
+            rows, created = self._table.upsert(keys.take(block), stamps[block], touch="created")
             new[block] = created
             fresh = rows[created]
             self._table.words[fresh, self._expiry_offset] = expiries[block][created].view(np.uint64)

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from millpond.errors import ArithmeticOverflowError
 from millpond.kernels.aggregate import numeric
 from millpond.layout import Kind, Rows
-from millpond.operators.columns.decode import floats, ints, not_null, to_arrow
-from millpond.operators.columns.encode import ALL, Mask, Operand, Place, and_masks
+from millpond.operators.columns.decode import not_null, to_arrow
+from millpond.operators.columns.encode import ALL, Mask, Operand, Place, and_masks, is_true
 from millpond.spec.operators import AggregateCall
 from millpond.spec.types import DataType, parse_type
 
@@ -87,8 +87,8 @@ class Accumulator(ABC):
             ArithmeticOverflowError: a sum overflows in ANSI mode.
         """
         for start in range(0, len(rows), BLOCK):
-            stop = start + BLOCK
-            self._combine(table, rows[start:stop], Rows(source.words[start:stop], source.heap))
+            block = slice(start, start + BLOCK)
+            self._combine(table, rows[block], source.take(block))
 
     @abstractmethod
     def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
@@ -105,28 +105,23 @@ class Count(Accumulator):
     columns: tuple[StateColumn, ...] = (StateColumn("word"),)
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
-        for column in operands:
-            counts = and_masks(counts, column.valid)
-        self._counts = counts
+        self._counts = and_masks(counts, *(column.valid for column in operands))
 
     def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
-        if self._counts.size:
-            numeric.count_valid(table.words, rows, start, self.places[0].offset, self._counts)
-        else:
-            numeric.count_rows(table.words, rows, self.places[0].offset)
+        count_valid(table, rows, start, self.places[0], self._counts)
 
     def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         add_counts(table, rows, source, self.places[0])
 
     def result(self, rows: Rows) -> pa.Array:
-        return to_arrow(ints(rows, self.places[0].offset), ALL, self.type)
+        return to_arrow(rows.ints(self.places[0].offset), ALL, self.type)
 
 
 class CountIf(Count):
     """`count_if(b)`."""
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
-        super().load(operands, and_masks(counts, operands[0].values.astype(np.uint8)))
+        super().load((), and_masks(counts, is_true(operands[0])))
 
 
 class SumInts(Accumulator):
@@ -142,7 +137,7 @@ class SumInts(Accumulator):
         self._add(table, rows, start, self._values, self._valid)
 
     def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
-        self._add(table, rows, 0, ints(source, self.places[0].offset), not_null(source, self.places[0]))
+        self._add(table, rows, 0, source.ints(self.places[0].offset), not_null(source, self.places[0]))
 
     def _add(
         self, table: Writable, rows: NDArray[np.int64], start: int, values: NDArray[np.int64], valid: Mask
@@ -155,7 +150,7 @@ class SumInts(Accumulator):
 
     def result(self, rows: Rows) -> pa.Array:
         place = self.places[0]
-        return to_arrow(ints(rows, place.offset), not_null(rows, place), self.type)
+        return to_arrow(rows.ints(place.offset), not_null(rows, place), self.type)
 
 
 class TrySumInts(SumInts):
@@ -182,11 +177,11 @@ class TrySumInts(SumInts):
     def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         place = self.places[0]
         kernel_args = (table.words, rows, 0, *place, not_null(source, place))
-        sums, excesses = (ints(source, place_.offset) for place_ in self.places)
+        sums, excesses = (source.ints(place_.offset) for place_ in self.places)
         numeric.try_sum_ints(*kernel_args, sums, excesses, self._batch)
 
     def result(self, rows: Rows) -> pa.Array:
-        sums, excesses = (ints(rows, place.offset) for place in self.places)
+        sums, excesses = (rows.ints(place.offset) for place in self.places)
         valid = and_masks(not_null(rows, self.places[0]), (excesses == 0).view(np.uint8))
         return to_arrow(sums, valid, self.type)
 
@@ -217,7 +212,7 @@ class SumFloats(Accumulator):
         self._add(table, rows, start, self._values, self._valid)
 
     def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
-        self._add(table, rows, 0, floats(source, self.places[0].offset), not_null(source, self.places[0]))
+        self._add(table, rows, 0, source.floats(self.places[0].offset), not_null(source, self.places[0]))
 
     def _add(
         self, table: Writable, rows: NDArray[np.int64], start: int, values: NDArray[np.float64], valid: Mask
@@ -226,7 +221,7 @@ class SumFloats(Accumulator):
 
     def result(self, rows: Rows) -> pa.Array:
         place = self.places[0]
-        return to_arrow(floats(rows, place.offset), not_null(rows, place), self.type)
+        return to_arrow(rows.floats(place.offset), not_null(rows, place), self.type)
 
 
 class Product(SumFloats):
@@ -252,9 +247,9 @@ class Average(SumFloats):
         add_counts(table, rows, source, self.places[1])
 
     def result(self, rows: Rows) -> pa.Array:
-        counts = ints(rows, self.places[1].offset)
+        counts = rows.ints(self.places[1].offset)
         with np.errstate(divide="ignore", invalid="ignore"):
-            quotients = floats(rows, self.places[0].offset) / counts
+            quotients = rows.floats(self.places[0].offset) / counts
         # The average of no values is null.
         return to_arrow(quotients, (counts != 0).view(np.uint8), self.type)
 
@@ -278,4 +273,4 @@ def count_valid(table: Writable, rows: NDArray[np.int64], start: int, place: Pla
 
 def add_counts(table: Writable, rows: NDArray[np.int64], source: Rows, place: Place) -> None:
     """Add the counts of other rows of the table's layout."""
-    numeric.sum_ints(table.words, rows, 0, *place, ALL, ints(source, place.offset))
+    numeric.sum_ints(table.words, rows, 0, *place, ALL, source.ints(place.offset))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from millpond.kernels.aggregate import collect as kernels
 from millpond.layout import Bytes, Rows, Words
-from millpond.operators.columns.decode import LIMIT, OversizeError, ints, to_arrow
+from millpond.operators.columns.decode import LIMIT, OversizeError, to_arrow
 from millpond.operators.columns.encode import ALL, NO_HEAP, Mask, Operand, and_masks
 from millpond.operators.columns.nested import byte_width, unpack
 from millpond.operators.functions.accumulators import BLOCK, Accumulator, StateColumn
@@ -71,7 +71,7 @@ class GrowingBytes:
 
     def append(self, table: Writable, rows: NDArray[np.int64], offset: int, source: Rows) -> None:
         """Append the blobs of other rows of the same layout, one for each row."""
-        sizes, starts = ints(source, offset + 2), ints(source, offset + 1)
+        sizes, starts = source.ints(offset + 2), source.ints(offset + 1)
         self.make_room_for(table, rows, offset, sizes)
         kernels.append_blobs(table.words, table.heap.data, rows, offset, sizes, starts, source.heap)
 
@@ -175,7 +175,7 @@ class FixedBytes(Accumulator):
     def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         offset = self.places[0].offset
         started = source.words[:, offset] != 0
-        rows, starts = rows[started], ints(source, offset + 1)[started]
+        rows, starts = rows[started], source.ints(offset + 1)[started]
         self._start(table, rows)
         self.add(table, rows, starts, source.heap)
 

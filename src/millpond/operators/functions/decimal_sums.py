@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from millpond.errors import ArithmeticOverflowError, NumericRangeError
 from millpond.kernels.aggregate import decimals
 from millpond.layout import Rows, Words
-from millpond.operators.columns.decode import ints, not_null, to_arrow, wide
+from millpond.operators.columns.decode import not_null, to_arrow
 from millpond.operators.columns.encode import Mask, Operand, and_masks
 from millpond.operators.functions.accumulators import Accumulator, StateColumn, add_counts, count_valid
 from millpond.spec.operators import AggregateCall
@@ -59,7 +59,7 @@ class SumDecimals(Accumulator):
     def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         place = self.places[0]
         excesses = source.words[:, self.places[1].offset].copy() if self._may_return else _NO_EXCESSES
-        self._add(table, rows, 0, wide(source, place.offset), excesses, not_null(source, place))
+        self._add(table, rows, 0, source.span(place.offset, 2), excesses, not_null(source, place))
 
     def _add(
         self, table: Writable, rows: NDArray[np.int64], start: int, values: NDArray[Any], excesses: Words, valid: Mask
@@ -77,7 +77,7 @@ class SumDecimals(Accumulator):
         return to_arrow(self._sums(rows), valid, self.type)
 
     def _sums(self, rows: Rows) -> Words:
-        return wide(rows, self.places[0].offset)
+        return rows.span(self.places[0].offset, 2)
 
     def _within(self, rows: Rows) -> NDArray[np.bool_]:
         """Return a mask of the rows whose sums are within their precision.
@@ -108,7 +108,7 @@ class AverageDecimals(SumDecimals):
         add_counts(table, rows, source, self.places[-1])
 
     def result(self, rows: Rows) -> pa.Array:
-        counts = ints(rows, self.places[-1].offset)
+        counts = rows.ints(self.places[-1].offset)
         return averages(self.inputs[0], self.type, self._sums(rows), counts, self._within(rows), ansi=self.ansi)
 
 

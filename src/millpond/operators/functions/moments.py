@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from millpond.errors import DivideByZeroError
 from millpond.kernels.aggregate import moments
 from millpond.layout import Rows
-from millpond.operators.columns.decode import floats, to_arrow
+from millpond.operators.columns.decode import to_arrow
 from millpond.operators.columns.encode import Mask, Operand, and_masks
 from millpond.operators.functions.accumulators import Accumulator, StateColumn
 from millpond.spec.operators import AggregateCall
@@ -43,9 +43,7 @@ class Statistic(Accumulator):
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
         self._values = [operand.values.astype(np.float64, copy=False) for operand in operands]
-        for operand in operands:
-            counts = and_masks(counts, operand.valid)
-        self._valid = counts
+        self._valid = counts = and_masks(counts, *(operand.valid for operand in operands))
         self._overflows: list[Flags] = []
         if self.call.options.get("merges_empty"):
             with np.errstate(all="ignore"):
@@ -69,7 +67,7 @@ class Statistic(Accumulator):
         """Return each row's product for each of the sums."""
 
     def result(self, rows: Rows) -> pa.Array:
-        state = [floats(rows, place.offset) for place in self.places]
+        state = [rows.floats(place.offset) for place in self.places]
         with np.errstate(all="ignore"):
             values, valid = self._statistic(*state)
         return to_arrow(values, (valid & (state[0] != 0.0)).view(np.uint8), self.type)
@@ -118,7 +116,7 @@ class Moments(Statistic):
 
     def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         offset = self.places[0].offset
-        others = np.ascontiguousarray(source.words[:, offset : offset + self._order + 1])
+        others = source.span(offset, self._order + 1)
         moments.combine_moments(table.words, rows, offset, self._order, others)
 
 
@@ -193,7 +191,7 @@ class CoMoments(Statistic):
 
     def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         offset = self.places[0].offset
-        others = np.ascontiguousarray(source.words[:, offset : offset + self.width])
+        others = source.span(offset, self.width)
         moments.combine_comoments(table.words, rows, offset, self.width, others)
 
 

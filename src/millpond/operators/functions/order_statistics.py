@@ -97,10 +97,9 @@ class Percentile(OrderStatistic):
 
     def results(self, groups: NDArray[np.int64], count: int, operands: Sequence[Operand], counts: Mask) -> pa.Array:
         values = operands[0]
-        counts = and_masks(counts, values.valid)
+        counts = and_masks(counts, *(column.valid for column in operands))
         frequencies = None
         if len(operands) > 1:
-            counts = and_masks(counts, operands[1].valid)
             frequencies = operands[1].values.astype(np.int64, copy=False)
             used = frequencies[counts.astype(np.bool_)] if counts.size else frequencies
             if (used < 0).any():
@@ -168,7 +167,7 @@ class Mode(OrderStatistic):
         if not len(order):
             return pa.nulls(count, self.type.arrow)
         if self.inputs[0].kind == "bytes":
-            pairs = np.ascontiguousarray(np.where(present[:, None], values.values[picked], np.uint64(0)))
+            pairs = np.where(present[:, None], values.values[picked], np.uint64(0))
             column = nested_column if self.type.nested else bytes_column
             return column(Rows(pairs, values.heap), 0, present, self.type)
         return to_arrow(values.values[picked], present, self.type)
@@ -179,9 +178,7 @@ def _concat_operands(parts: Sequence[Operand]) -> Operand:
     if len(parts) == 1:
         return parts[0]
     values = np.concatenate([part.values for part in parts])
-    valid = ALL
-    if any(part.valid.size for part in parts):
-        valid = np.concatenate([p.valid if p.valid.size else np.ones(len(p.values), np.uint8) for p in parts])
+    valid = concatenate_masks([part.valid for part in parts], [len(part.values) for part in parts])
     heap = NO_HEAP
     if any(part.heap.size for part in parts):
         heap = np.concatenate([part.heap for part in parts])
@@ -239,15 +236,15 @@ def ranks_of(values: Operand, dtype: DataType) -> list[NDArray[np.uint64]]:
         # Negative numbers order in reverse, so all their bits are flipped; of others only the sign.
         return [np.where(bits & _SIGN != 0, ~bits, bits | _SIGN)]
     if dtype.machine == "wide":
-        return [np.ascontiguousarray(plain[:, 0]), np.ascontiguousarray(plain[:, 1]) ^ _SIGN]
+        return [plain[:, 0], plain[:, 1] ^ _SIGN]
     if dtype.machine == "bytes":
-        text = bytes_column(Rows(np.ascontiguousarray(plain), values.heap), 0, ALL, DataType("binary"))
+        text = bytes_column(Rows(plain, values.heap), 0, ALL, DataType("binary"))
         encoded = text.dictionary_encode()
         rank = np.empty(len(encoded.dictionary), np.uint64)
         order = pc.array_sort_indices(encoded.dictionary)
         rank[order.to_numpy()] = np.arange(len(rank), dtype=np.uint64)
         return [rank[encoded.indices.to_numpy()]]
-    return [np.ascontiguousarray(plain.astype(np.int64, copy=False)).view(np.uint64) ^ _SIGN]
+    return [plain.astype(np.int64, copy=False).view(np.uint64) ^ _SIGN]
 
 
 def doubles(values: NDArray[Any], dtype: DataType) -> NDArray[np.float64]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from millpond.kernels.aggregate import collect, quantiles
 from millpond.layout import Rows
-from millpond.operators.columns.decode import LIMIT, OversizeError, ints, to_arrow
+from millpond.operators.columns.decode import LIMIT, OversizeError, to_arrow
 from millpond.operators.columns.encode import Mask, Operand, and_masks
 from millpond.operators.columns.offsets import bounds_of
 from millpond.operators.functions.accumulators import BLOCK, Accumulator, StateColumn
@@ -63,10 +63,9 @@ class PercentileApprox(Accumulator):
 
     def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         offset, counts = self.places[0].offset, self.places[2].offset
-        self._bytes.make_room_for(table, rows, offset, ints(source, offset + 2))
+        self._bytes.make_room_for(table, rows, offset, source.ints(offset + 2))
         heap = table.heap.data
-        words = np.ascontiguousarray(source.words)
-        quantiles.combine(table.words, heap, rows, offset, counts, self._error, words, source.heap)
+        quantiles.combine(table.words, heap, rows, offset, counts, self._error, *source.packed())
         self._flush_full_buffers(table, rows)
 
     def _flush_full_buffers(self, table: Writable, rows: NDArray[np.int64]) -> None:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from millpond.kernels.aggregate import fixed_point, retract
 from millpond.layout import Rows, Words
-from millpond.operators.columns.decode import ints, to_arrow, widen
-from millpond.operators.columns.encode import ALL, Mask, Operand, and_masks
+from millpond.operators.columns.decode import to_arrow, widen
+from millpond.operators.columns.encode import ALL, Mask, Operand, and_masks, is_true
 from millpond.operators.functions.accumulators import Accumulator, StateColumn, overflow_in_integers
 from millpond.operators.functions.decimal_sums import averages, overflow_in_sum, sum_precision, words_of
 from millpond.spec.operators import AggregateCall
@@ -46,9 +46,7 @@ class RetractableCount(Retractable):
     columns: tuple[StateColumn, ...] = (StateColumn("word"),)
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
-        for column in operands:
-            counts = and_masks(counts, column.valid)
-        self._counts = counts
+        self._counts = and_masks(counts, *(column.valid for column in operands))
 
     def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
         retract.count(table.words, rows, start, *self.places[0], self._counts, self.signs)
@@ -57,14 +55,14 @@ class RetractableCount(Retractable):
         _add(table, rows, self.places[0].offset, source.words[:, self.places[0].offset])
 
     def result(self, rows: Rows) -> pa.Array:
-        return to_arrow(ints(rows, self.places[0].offset), ALL, self.type)
+        return to_arrow(rows.ints(self.places[0].offset), ALL, self.type)
 
 
 class RetractableCountIf(RetractableCount):
     """`count_if(b)`."""
 
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
-        super().load(operands, and_masks(counts, operands[0].values.astype(np.uint8)))
+        super().load((), and_masks(counts, is_true(operands[0])))
 
 
 class RetractableBitXor(Retractable):
@@ -85,7 +83,7 @@ class RetractableBitXor(Retractable):
         _add(table, rows, numbers, source.words[:, numbers])
 
     def result(self, rows: Rows) -> pa.Array:
-        bits, numbers = (ints(rows, place.offset) for place in self.places)
+        bits, numbers = (rows.ints(place.offset) for place in self.places)
         return to_arrow(bits, (numbers != 0).view(np.uint8), self.type)
 
 
@@ -107,11 +105,10 @@ class _RetractableSum(Retractable):
             _add(table, rows, place.offset, source.words[:, place.offset])
 
     def _sums(self, rows: Rows) -> Words:
-        offset = self.places[0].offset
-        return np.ascontiguousarray(rows.words[:, offset : offset + self._size])
+        return rows.span(self.places[0].offset, self._size)
 
     def _value_counts(self, rows: Rows) -> NDArray[np.int64]:
-        return ints(rows, self.places[self._size].offset)
+        return rows.ints(self.places[self._size].offset)
 
 
 class _RetractableIntSum(_RetractableSum):
@@ -128,9 +125,8 @@ class RetractableSumInts(_RetractableIntSum):
     """`sum` of integers: out of range, it wraps, is null (`try_sum`), or is an error in ANSI mode."""
 
     def result(self, rows: Rows) -> pa.Array:
-        sums, nonempty = self._sums(rows), self._value_counts(rows) != 0
-        low = np.ascontiguousarray(sums[:, 0]).view(np.int64)
-        within = (low >> 63) == np.ascontiguousarray(sums[:, 1]).view(np.int64)
+        low, high = (rows.ints(self.places[word].offset) for word in (0, 1))
+        nonempty, within = self._value_counts(rows) != 0, low >> 63 == high
         if self.ansi and (nonempty & ~within).any():
             raise overflow_in_integers()
         if self.call.options.get("eval_mode") == "try":
@@ -142,12 +138,11 @@ class RetractableAverageInts(_RetractableIntSum):
     """`avg` of integers."""
 
     def result(self, rows: Rows) -> pa.Array:
-        sums, numbers = self._sums(rows), self._value_counts(rows)
-        high = np.ascontiguousarray(sums[:, 1]).view(np.int64).astype(np.float64)
-        low = np.ascontiguousarray(sums[:, 0])
-        small = (low.view(np.int64) >> 63) == np.ascontiguousarray(sums[:, 1]).view(np.int64)
+        low, high = (rows.ints(self.places[word].offset) for word in (0, 1))
+        numbers, small = self._value_counts(rows), low >> 63 == high
+        both = high.astype(np.float64) * 2.0**64 + low.view(np.uint64).astype(np.float64)
         # Within 64 bits one conversion rounds once; the two halves would round twice.
-        total = np.where(small, low.view(np.int64).astype(np.float64), high * 2.0**64 + low.astype(np.float64))
+        total = np.where(small, low.astype(np.float64), both)
         with np.errstate(divide="ignore", invalid="ignore"):
             return to_arrow(total / numbers, (numbers != 0).view(np.uint8), self.type)
 
@@ -169,29 +164,28 @@ class RetractableSumDecimals(_RetractableSum):
         retract.sum_pairs(table.words, rows, start, *self.places[0], self._valid, self._values, self.signs)
 
     def result(self, rows: Rows) -> pa.Array:
-        sums, fits = self._checked(rows)
-        return to_arrow(sums[:, :2], ((self._value_counts(rows) != 0) & fits).view(np.uint8), self.type)
+        valid = (self._value_counts(rows) != 0) & self._within(rows)
+        return to_arrow(rows.span(self.places[0].offset, 2), valid.view(np.uint8), self.type)
 
-    def _checked(self, rows: Rows) -> tuple[Words, NDArray[np.bool_]]:
-        """Return the sums, and a mask of those within their precision.
+    def _within(self, rows: Rows) -> NDArray[np.bool_]:
+        """Return a mask of the rows whose sums are within their precision.
 
         Raises:
             ArithmeticOverflowError: a sum is not, in ANSI mode.
         """
-        sums = self._sums(rows)
-        fits = _within(sums, self._limit)
-        if self.ansi and not fits.all():
+        low, high, above = (rows.word(place.offset) for place in self.places[:3])
+        within = _is_below(low, high, above, self._limit)
+        if self.ansi and not within.all():
             raise overflow_in_sum(self.call)
-        return sums, fits
+        return within
 
 
 class RetractableAverageDecimals(RetractableSumDecimals):
     """`avg` of decimals, divided half up."""
 
     def result(self, rows: Rows) -> pa.Array:
-        sums, fits = self._checked(rows)
-        sums = np.ascontiguousarray(sums[:, :2])
-        return averages(self.inputs[0], self.type, sums, self._value_counts(rows), fits, ansi=self.ansi)
+        sums, counts = rows.span(self.places[0].offset, 2), self._value_counts(rows)
+        return averages(self.inputs[0], self.type, sums, counts, self._within(rows), ansi=self.ansi)
 
 
 class RetractableSumFloats(_RetractableSum):
@@ -213,7 +207,7 @@ class RetractableSumFloats(_RetractableSum):
         return to_arrow(self._totals(rows), (self._value_counts(rows) != 0).view(np.uint8), self.type)
 
     def _totals(self, rows: Rows) -> NDArray[np.float64]:
-        nans, above, below = (ints(rows, place.offset) for place in self.places[self._size + 1 :])
+        nans, above, below = (rows.ints(place.offset) for place in self.places[self._size + 1 :])
         finite = np.empty(rows.count)
         fixed_point.nearest(self._sums(rows), self._width.base, finite)
         # Infinities are counted, not added, so that the sum is finite again once they are retracted.
@@ -235,9 +229,8 @@ def _add(table: Writable, rows: NDArray[np.int64], offset: int, numbers: NDArray
     np.add.at(table.words[:, offset], rows, numbers)
 
 
-def _within(sums: Words, limit: int) -> NDArray[np.bool_]:
+def _is_below(low: Words, high: Words, above: Words, limit: int) -> NDArray[np.bool_]:
     """Return whether |sum| < limit, for 192-bit numbers."""
-    low, high, above = (np.ascontiguousarray(sums[:, word]) for word in range(3))
     small = above.view(np.int64) == high.view(np.int64) >> 63
     negative = high >> np.uint64(63) != 0
     flipped = ~low + np.uint64(1)

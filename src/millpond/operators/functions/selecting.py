@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from millpond.kernels.aggregate import byte_values, decimals, numeric
 from millpond.layout import Rows
-from millpond.operators.columns.decode import atom, floats, ints, not_null, wide
+from millpond.operators.columns.decode import atom, stored_operand
 from millpond.operators.columns.encode import ALL, Mask, Operand, Place, and_masks, order_key_operand
 from millpond.operators.columns.order_keys import ORDER_KEY
 from millpond.operators.functions.accumulators import BLOCK, Accumulator, StateColumn
@@ -97,11 +97,7 @@ class ValueColumn:
 
     def read(self, source: Rows) -> Operand:
         """Return the column in rows of the table's layout."""
-        offset, machine = self.place.offset, self._machine
-        valid = not_null(source, self.place)
-        if machine in ("bytes", "wide"):
-            return Operand(wide(source, offset), valid, source.heap)
-        return Operand(floats(source, offset) if machine == "float" else ints(source, offset), valid)
+        return stored_operand(source, self.place, self._machine)
 
     def _write(self, table: Writable, count: int, column: Operand, valid: Mask) -> None:
         if count == 0:

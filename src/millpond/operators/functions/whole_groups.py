@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from millpond.errors import UsageError
 from millpond.kernels.runs.sort import order_by_hash
 from millpond.layout import Rows
-from millpond.operators.columns.decode import LIMIT, OversizeError, ints
+from millpond.operators.columns.decode import LIMIT, OversizeError
 from millpond.operators.columns.encode import ALL, Mask, Operand, and_masks, concatenate_masks, plain, validity
 from millpond.operators.columns.offsets import bounds_of, spans
 from millpond.operators.functions.accumulators import Accumulator, StateColumn
@@ -65,7 +65,7 @@ class WholeGroups(Accumulator):
 
     def numbers(self, rows: Rows) -> NDArray[np.int64]:
         """Return the numbers of the groups of rows of the table."""
-        return ints(rows, self.places[0].offset) - 1
+        return rows.ints(self.places[0].offset) - 1
 
 
 class GatheredRows(WholeGroups):

@@ -313,8 +313,8 @@ class JoinOperator:
 
 def _gather_pairs(matches: _Matches) -> tuple[Rows, Rows]:
     """Gather the rows of pairs: those of the probing side, and those of the other."""
-    words = np.ascontiguousarray(matches.rows.words)
-    rows_at, heaps_at = addresses(words, matches.rows.heap)
+    source = matches.rows.packed()
+    rows_at, heaps_at = addresses(*source)
     probes, shape, pairs = matches.pairs.probes, matches.probe.shape, matches.pairs
     probe_rows = gather_rows(rows_at[probes], heaps_at[probes], shape.width, shape.blobs)
     shape = matches.other.shape

@@ -11,18 +11,18 @@ from numpy.typing import NDArray
 
 from millpond.kernels.ordered.order import MATCHED
 from millpond.layout import META, NEVER, Column, RowLayout, Rows, TableSchema
-from millpond.operators.columns.decode import ints, key_column, to_arrow
+from millpond.operators.columns.decode import key_column, to_arrow
 from millpond.operators.columns.encode import (
     ALL,
     Place,
     flatten_all,
     hashes_of,
     key_rows,
-    numbers,
     plain,
     put_columns,
     validity,
 )
+from millpond.operators.event_time_slices import times_of
 from millpond.operators.protocol import StateTable
 from millpond.spec.kinds.join import FROM_TIME, JoinSide, JoinSpec
 from millpond.spec.operators import Field
@@ -57,7 +57,7 @@ def side_table(spec: JoinSpec, side: str) -> StateTable:
 def read_side(spec: JoinSpec, name: str, rows: Rows) -> pa.RecordBatch:
     """Decode rows of a side's table for a user."""
     side, count = SideRows.of(spec, name), rows.count
-    times_ = ints(rows, side.time)
+    times_ = rows.ints(side.time)
     timed = times_ != NEVER
     matched = pa.array(rows.words[:, META] & np.uint64(MATCHED) != 0)
     columns = [
@@ -197,7 +197,7 @@ class SideRows:
 
     def _column(self, rows: Rows, place: int, field: Field) -> pa.Array:
         if place == FROM_TIME:
-            times_ = ints(rows, self.time)
+            times_ = rows.ints(self.time)
             valid = times_ != NEVER
             if valid.all():
                 return to_arrow(times_, ALL, parse_type(field.type))
@@ -209,7 +209,4 @@ class SideRows:
 
 def times(column: pa.Array) -> NDArray[np.int64]:
     """Return a column of times in microseconds; `NEVER` where it is null."""
-    array = plain(column)
-    values = numbers(array, _LONG)
-    valid = validity(array)
-    return np.where(valid != 0, values, NEVER) if valid.size else values
+    return times_of(column, _LONG)

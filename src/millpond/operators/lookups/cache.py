@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from millpond.layout import INLINE, LENGTH, Column, Ints, Rows
 from millpond.lookup.fetch import ABSENT, FAILED, PRESENT, looked_up_schema
 from millpond.lookup.rows import Values
-from millpond.operators.columns.decode import ints, nested_column
+from millpond.operators.columns.decode import nested_column
 from millpond.operators.columns.encode import ALL, strings
 from millpond.operators.columns.nested import pack
 from millpond.operators.protocol import MakeTable
@@ -53,13 +53,13 @@ class Cache:
 
     def encode_keys(self, hashes: Ints, columns: list[pa.Array]) -> Rows:
         """Encode keys for the cache."""
-        return self._keyed.encode(hashes, columns)
+        return self._keyed.encode_columns(hashes, columns)
 
     def find(self, keys: Rows, stamp: int, now: int) -> tuple[NDArray[np.int64], Values]:
         """Find keys in the cache.
 
         Args:
-            encode_keys: distinct keys.
+            keys: distinct keys.
             stamp: the batch that uses them.
             now: the time in milliseconds (monotonic).
 
@@ -69,10 +69,10 @@ class Cache:
         ids = self._table.find(keys, stamp)
         known = np.flatnonzero(ids >= 0)
         rows = self._table.copy(ids[known])
-        until = ints(rows, self._until)
+        until = rows.ints(self._until)
         good = until >> 1 > now
         if not good.all():
-            known, until, rows = known[good], until[good], Rows(rows.words[good], rows.heap)
+            known, until, rows = known[good], until[good], rows.take(good)
         if not len(known):
             return known, Values(pa.RecordBatch.from_pylist([], self._columns), np.empty(0, np.uint8), {})
         values = nested_column(rows, self._value, ALL, self._type)
@@ -84,7 +84,7 @@ class Cache:
         """Add results of keys, except those whose lookup failed.
 
         Args:
-            encode_keys: the keys.
+            keys: the keys.
             values: their results.
             stamp: the batch that uses them.
             requested_at: the time of the request in milliseconds (monotonic).

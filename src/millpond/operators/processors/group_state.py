@@ -99,16 +99,16 @@ class GroupStateOperator(ProcessorOperator):
         changes: Changes,
     ) -> None:
         """Write the changes of a call."""
-        words, heap = keys[MAIN]
-        unchanged = np.ones(len(words), np.bool_)
+        rows = keys[MAIN]
+        unchanged = np.ones(rows.count, np.bool_)
         for _, changed in changes:
             positions = changed.column("at").to_numpy()
-            self._write_state(Rows(words[positions], heap), changed.column("value"), changed.column("expiry"))
+            self._write_state(rows.take(positions), changed.column("value"), changed.column("expiry"))
             unchanged[positions] = False
         # `take_timed_out` removed the rows, so a timeout that the call did not change is written back
         if ROWS not in sent and unchanged.any():
             kept = group.rows[-1].filter(pa.array(unchanged))
-            self._write_state(Rows(words[unchanged], heap), *(pc.struct_field(kept, name) for name in (STATE, TIMEOUT)))
+            self._write_state(rows.take(unchanged), *(pc.struct_field(kept, name) for name in (STATE, TIMEOUT)))
 
     def _write_state(self, keys: Rows, states: pa.Array, timeouts: pa.Array) -> None:
         """Write the new state and timeout of keys; a key with neither is removed."""

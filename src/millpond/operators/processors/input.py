@@ -14,8 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from millpond.layout import HASH, LENGTH, HashRange, Ints
-from millpond.layout import Rows as RawRows
+from millpond.layout import HASH, LENGTH, HashRange, Ints, Rows
 from millpond.operators.columns.encode import Leaf, hashes_of, portions
 from millpond.operators.hash_ranges import key_groups
 from millpond.operators.protocol import MakeTable
@@ -74,7 +73,7 @@ class Pieces:
         rows: the rows of the key.
     """
 
-    def __init__(self, stored: StoredRows, rows: RawRows) -> None:
+    def __init__(self, stored: StoredRows, rows: Rows) -> None:
         self._stored = stored
         self._rows = rows
         self._ends = np.append(_starts(_sizes(stored, rows), _PIECE_BYTES), rows.count)
@@ -90,7 +89,7 @@ class Pieces:
     def batch(self, number: int) -> pa.RecordBatch:
         """Decode a piece: the column `__hash`, then those of the rows."""
         start, stop = self._ends[number : number + 2]
-        return self._stored.decode(RawRows(self._rows.words[start:stop], self._rows.heap))
+        return self._stored.decode(self._rows.take(slice(start, stop)))
 
     @property
     def last(self) -> pa.Array:
@@ -142,7 +141,7 @@ class Input:
             for part, heavy in self._split_heavy(rows):
                 yield from self._group_heavy(part) if heavy else self._group_rows(part)
 
-    def _split_heavy(self, rows: RawRows) -> Iterator[tuple[RawRows, bool]]:
+    def _split_heavy(self, rows: Rows) -> Iterator[tuple[Rows, bool]]:
         """Split rows in hash order into parts.
 
         Yields:
@@ -163,9 +162,9 @@ class Input:
         )
         ends = np.append(firsts, rows.count)
         for start, stop in pairwise(cuts.tolist()):
-            yield RawRows(rows.words[ends[start] : ends[stop]], rows.heap), bool(heavy[start])
+            yield rows.take(slice(ends[start], ends[stop])), bool(heavy[start])
 
-    def _group_heavy(self, rows: RawRows) -> Iterator[Group]:
+    def _group_heavy(self, rows: Rows) -> Iterator[Group]:
         """Group the rows of one hash, which may be of several keys."""
         pieces = Pieces(self._stored, rows)
         with self._numbering(key_groups(rows)) as numbers_of:
@@ -174,7 +173,7 @@ class Input:
         for number in distinct.tolist():
             own_pieces = pieces
             if len(distinct) > 1:
-                own_pieces = Pieces(self._stored, RawRows(rows.words[numbers == number], rows.heap))
+                own_pieces = Pieces(self._stored, rows.take(numbers == number))
             first = own_pieces.batch(0)
             head = first.slice(0, 1)
             keys = head.columns[1 : 1 + self._keys]
@@ -186,7 +185,7 @@ class Input:
                 own_pieces if len(own_pieces) > 1 else None,
             )
 
-    def _group_rows(self, rows: RawRows) -> Iterator[Group]:
+    def _group_rows(self, rows: Rows) -> Iterator[Group]:
         batch = self._stored.decode(rows)
         with self._numbering(key_groups(rows)) as numbers_of:
             numbers = numbers_of(batch)
@@ -219,7 +218,7 @@ class Input:
 
         def numbers(batch: pa.RecordBatch) -> NDArray[np.int64]:
             table.size_index(batch.num_rows)
-            keys = self._distinct.encode(hashes_of(batch), batch.columns[1 : 1 + self._keys], self._comparison_leaf)
+            keys = self._distinct.encode(batch, range(self._keys), self._comparison_leaf)
             return table.upsert(keys, 0).rows
 
         try:
@@ -234,7 +233,7 @@ class Input:
         self._table.close()
 
 
-def _sizes(stored: StoredRows, rows: RawRows) -> Ints:
+def _sizes(stored: StoredRows, rows: Rows) -> Ints:
     """Return the approximate bytes of each row."""
     sizes = np.full(rows.count, 8 * stored.layout.width, np.int64)
     for offset in stored.layout.bytes_columns:

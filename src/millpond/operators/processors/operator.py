@@ -281,8 +281,7 @@ class ProcessorOperator:
             if name in self._parts:
                 self._parts.write(name, group, changed)
                 continue
-            words, heap = keys[name]
-            rows = Rows(words[changed.column("at").to_numpy()], heap)
+            rows = keys[name].take(changed.column("at").to_numpy())
             heads = self._parts.remove_uncovered(name, group, sent[name], changed)
             self._active_variables[name].write(rows, changed.column("value"), changed.column("expiry"), heads)
 

@@ -137,15 +137,13 @@ def _read(stored: StoredVariable, keys: Rows) -> pa.Array:
     try:
         return stored.read(keys)[0]
     except OversizeError:
-        middle = keys.count // 2
-        halves = Rows(keys.words[:middle], keys.heap), Rows(keys.words[middle:], keys.heap)
-        return pa.concat_arrays([_read(stored, half) for half in halves])
+        return pa.concat_arrays([_read(stored, half) for half in keys.halves()])
 
 
 def _keys(stored: StoredVariable, group: Group, at: Ints, numbers: Ints) -> Rows:
     """Encode the keys of parts for the table, given positions of keys in a group and numbers of parts."""
     hashes = np.empty(len(at), np.int64)
-    spread(group.hashes[at], np.ascontiguousarray(numbers), KEY_GROUP_BITS, hashes)
+    spread(group.hashes[at], numbers, KEY_GROUP_BITS, hashes)
     places = pa.array(at)
     return stored.keys(hashes, [*(column.take(places) for column in group.keys), pa.array(numbers)])
 

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from millpond.layout import LENGTH, NEVER, Ints, Rows
-from millpond.operators.columns.decode import OversizeError, ints, key_columns, nested_column
+from millpond.operators.columns.decode import OversizeError, key_columns, nested_column
 from millpond.operators.columns.encode import ALL, bitwise_leaf, strings, validity
 from millpond.operators.columns.nested import pack
 from millpond.operators.processors.input import Input
@@ -72,7 +72,7 @@ class StoredVariable:
 
     def keys(self, hashes: Ints, columns: list[pa.Array]) -> Rows:
         """Encode keys for the table; as in Spark, floats are compared bit by bit."""
-        return self.variable.keyed.encode(hashes, columns, bitwise_leaf)
+        return self.variable.keyed.encode_columns(hashes, columns, bitwise_leaf)
 
     def expect(self, keys: int) -> None:
         """Prepare for `keys` more keys, which come in hash order (see `RmwTable.expect`)."""
@@ -123,18 +123,18 @@ class StoredVariable:
         for start in range(0, len(values), max_rows):
             piece = slice(start, start + max_rows)
             part = (None if column is None else column[piece] for column in (expiries, heads))
-            self._write(Rows(keys.words[piece], keys.heap), values[piece], *part)
+            self._write(keys.take(piece), values[piece], *part)
 
     def _write(self, keys: Rows, values: pa.Array, expiries: pa.Array | None, heads: pa.StructArray | None) -> None:
         if values.null_count:
             null = values.is_null().to_numpy(zero_copy_only=False)
             # Found first, since `upsert` would create a row for a key that never had state.
-            rows = self.table.find(Rows(keys.words[null], keys.heap), self._version)
+            rows = self.table.find(keys.take(null), self._version)
             rows = rows[rows >= 0]
             if len(rows):
                 self.table.remove(rows)
             kept = pa.array(~null)
-            keys, values = Rows(keys.words[~null], keys.heap), values.filter(kept)
+            keys, values = keys.take(~null), values.filter(kept)
             expiries = None if expiries is None else expiries.filter(kept)
             heads = None if heads is None else heads.filter(kept)
         if not len(values):
@@ -160,7 +160,7 @@ class StoredVariable:
             stored = self.table.copy(rows)
             times = nested_column(stored, self._value_offset, ALL, self.variable.type)
             due, remaining = _split(times, pc.less_equal(times.values, limit))
-            yield Due(ints(stored, 0), key_columns(stored, keyed.keys, keyed.types), due)
+            yield Due(stored.ints(0), key_columns(stored, keyed.keys, keyed.types), due)
             self._keep_remaining(rows, remaining, remaining.values)
 
     def take_timed_out(self, limit: int) -> Iterator[tuple[Ints, list[pa.Array], pa.Array]]:
@@ -172,7 +172,7 @@ class StoredVariable:
         for rows in self._due(limit):
             stored = self.table.copy(rows)
             yield (
-                ints(stored, 0),
+                stored.ints(0),
                 key_columns(stored, keyed.keys, keyed.types),
                 nested_column(stored, self._value_offset, ALL, self.variable.type),
             )
@@ -193,7 +193,7 @@ class StoredVariable:
             names = ["__hash", *(field.name for field in self.variable.fields)]
             # The keys are collected first, because a table must not change while it is scanned.
             for stored in self.table.scan():
-                columns = [pa.array(ints(stored, 0)), *key_columns(stored, keyed.keys, keyed.types)]
+                columns = [pa.array(stored.ints(0)), *key_columns(stored, keyed.keys, keyed.types)]
                 keys.add(pa.RecordBatch.from_arrays(columns, names=names))
             for group in keys.groups():
                 self.write(

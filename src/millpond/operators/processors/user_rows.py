@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.layout import HASH, LENGTH, HashRange, Ints, Rows
-from millpond.operators.columns.decode import OversizeError, ints, key_columns, nested_column
+from millpond.operators.columns.decode import OversizeError, key_columns, nested_column
 from millpond.operators.columns.encode import ALL
 from millpond.operators.columns.nested import pack
 from millpond.operators.hash_ranges import by_range, key_groups
@@ -37,9 +37,8 @@ def read_columns(variable: Variable, rows: Rows) -> Iterator[list[pa.Array]]:
         columns = key_columns(rows, variable.keyed.keys, variable.keyed.types)
         columns.append(nested_column(rows, variable.keyed.values[0].offset, ALL, variable.type))
     except OversizeError:
-        middle = rows.count // 2
-        yield from read_columns(variable, Rows(rows.words[:middle], rows.heap))
-        yield from read_columns(variable, Rows(rows.words[middle:], rows.heap))
+        for half in rows.halves():
+            yield from read_columns(variable, half)
         return
     yield columns
 
@@ -64,7 +63,7 @@ def read_whole(
     names = [field.name for field in spec.table_columns(table)]
     for rows in pieces:
         headed = (rows.words[:, variable.keyed.values[-1].offset] & LENGTH) != 0
-        yield from read(spec, table, Rows(rows.words[~headed], rows.heap))
+        yield from read(spec, table, rows.take(~headed))
         remaining = rows.words[headed]
         while len(remaining):
             group = key_groups(Rows(remaining[:1], rows.heap))
@@ -90,12 +89,11 @@ def _decode_parts(rows: Rows, variable: Variable, fields: int) -> Iterator[_Deco
         columns = key_columns(rows, variable.keyed.keys, variable.keyed.types)
         values = nested_column(rows, offset, ALL, variable.type)
     except OversizeError:
-        middle = rows.count // 2
-        yield from _decode_parts(Rows(rows.words[:middle], rows.heap), variable, fields)
-        yield from _decode_parts(Rows(rows.words[middle:], rows.heap), variable, fields)
+        for half in rows.halves():
+            yield from _decode_parts(half, variable, fields)
         return
     numbers = np.full(rows.count, _LAST_PART) if len(columns) == fields else columns[-1].to_numpy()
-    yield _DecodedParts(columns[:fields], numbers, values, ints(rows, offset) & _LENGTH)
+    yield _DecodedParts(columns[:fields], numbers, values, rows.ints(offset) & _LENGTH)
 
 
 class _PartsByKeyGroup:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from millpond.layout import Rows, Words
-from millpond.operators.columns.encode import ALL, NO_HEAP, Mask, Operand, and_masks
+from millpond.operators.columns.encode import ALL, NO_HEAP, Mask, Operand, is_true
 from millpond.operators.tables.bound import accumulators, bind, state_columns
 from millpond.operators.tables.keyed import keyed
 from millpond.spec.kinds.over import OverSpec
@@ -61,8 +61,7 @@ class Frames:
                     continue
                 counts = ALL
                 if spec.filter is not None:
-                    condition = columns[spec.filter]
-                    counts = and_masks(condition.valid, condition.values.astype(np.uint8))[taken]
+                    counts = is_true(columns[spec.filter])[taken]
                 call.load([_take(columns[position], taken) for position in spec.inputs], counts)
                 call.update(states, reach, 0)  # type: ignore[arg-type]
         return [call.result(Rows(states.words, NO_HEAP)) for call in self._calls]
@@ -75,4 +74,4 @@ def _filter(position: int | None) -> tuple[int, ...]:
 def _take(column: Operand, rows: NDArray[np.int64]) -> Operand:
     valid: Mask = column.valid[rows] if column.valid.size else ALL
     values = column.values[rows] if len(column.values) else column.values
-    return Operand(np.ascontiguousarray(values), valid)
+    return Operand(values, valid)

@@ -17,7 +17,7 @@ from millpond.kernels.pointers import address
 from millpond.kernels.ranking import frames as kernels
 from millpond.kernels.ranking.packed_rows import long_slots, read_slots
 from millpond.layout import Bytes, Rows, Words
-from millpond.operators.columns.decode import floats, ints, not_null, wide
+from millpond.operators.columns.decode import stored_operand
 from millpond.operators.columns.encode import NO_HEAP, Operand
 from millpond.operators.columns.offsets import bounds_of
 from millpond.operators.protocol import MAX_OUTPUT_ROWS, MakeRmwTable
@@ -50,7 +50,7 @@ class OverChangelogOperator(TopNOperator):
     def output(self) -> Iterator[pa.RecordBatch]:
         """Yield the new images of the rows that the batch changed; with `changes`, also the old ones."""
         for rows in self._table.touched():
-            rows = Rows(np.ascontiguousarray(rows.words), rows.heap)
+            rows = rows.packed()
             stored = rows.words[:, self._slots_offset + 2].astype(np.int64)
             marks = np.empty(int(stored.sum()), dtype=np.uint8)
             counts = np.empty((rows.count, 2), dtype=np.int64)
@@ -97,11 +97,8 @@ class OverChangelogOperator(TopNOperator):
 
     def _operands(self, words: Words) -> dict[int, Operand]:
         """Decode the inputs of the calls from rows in the layout of slots."""
-        rows, operands = Rows(words, NO_HEAP), {}
-        for position, (place, dtype) in self._inputs.items():
-            read = {"float": floats, "wide": wide}.get(dtype.machine or "int", ints)
-            operands[position] = Operand(read(rows, place.offset), not_null(rows, place))
-        return operands
+        rows = Rows(words, NO_HEAP)
+        return {p: stored_operand(rows, place, dtype.machine) for p, (place, dtype) in self._inputs.items()}
 
     def _output_piece(
         self,

@@ -130,8 +130,7 @@ class OverRowsOperator:
         )
 
     def _locate(self, batch: pa.RecordBatch, firsts: NDArray[np.int64]) -> NDArray[np.int64]:
-        heads = batch.take(pa.array(firsts))
-        keys = self._main.encode(hashes_of(heads), [heads.column(1 + position) for position in self.spec.keys])
+        keys = self._main.encode(batch.take(pa.array(firsts)), self.spec.keys)
         rows: NDArray[np.int64] = self._table.upsert(keys, self._version).rows
         return rows
 

@@ -109,9 +109,7 @@ class PackedRows:
             heaps.append(data[first:])
             return len(data) - first
         else:  # floats keep their bits, because output rows must equal input rows
-            arrow_words.put_ints(
-                *place_args, np.ascontiguousarray(numbers(leaf.array, leaf.dtype)).view(np.int64), leaf.valid
-            )
+            arrow_words.put_ints(*place_args, numbers(leaf.array, leaf.dtype).view(np.int64), leaf.valid)
         return 0
 
     def unpack(self, rows: Rows, more: Sequence[pa.Array], fields: Sequence[Field]) -> Iterator[pa.RecordBatch]:
@@ -123,10 +121,10 @@ class PackedRows:
         try:
             columns = key_columns(rows, self.places, self.types)
         except OversizeError:
-            middle = rows.count // 2
-            if not middle:
+            first, second = rows.halves()
+            if not first.count:
                 raise
-            yield from self.unpack(Rows(rows.words[:middle], rows.heap), [m[:middle] for m in more], fields)
-            yield from self.unpack(Rows(rows.words[middle:], rows.heap), [m[middle:] for m in more], fields)
+            yield from self.unpack(first, [column[: first.count] for column in more], fields)
+            yield from self.unpack(second, [column[first.count :] for column in more], fields)
             return
         yield pa.RecordBatch.from_arrays([*columns, *more], names=[field.name for field in fields])

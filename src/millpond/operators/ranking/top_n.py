@@ -20,7 +20,7 @@ from millpond.kernels.ranking import top_n as ranking
 from millpond.kernels.ranking.grouping import KeyBlock, group
 from millpond.kernels.ranking.packed_rows import INSERTED_AT, long_slots, put_best, read_slots, write_slots
 from millpond.layout import HashRange, Rows, Words
-from millpond.operators.columns.encode import hashes_of, portions
+from millpond.operators.columns.encode import portions
 from millpond.operators.protocol import MAIN, MAX_OUTPUT_ROWS, NO_EXTRA_METRICS, MakeRmwTable, Times
 from millpond.operators.ranking.packed_rows import PackedRows
 from millpond.operators.ranking.tables import rank_table
@@ -86,7 +86,7 @@ class TopNOperator:
 
     def _fold(self, batch: pa.RecordBatch) -> None:
         columns = batch.columns[1 : 1 + len(self.spec.columns)]
-        keys = self._main.encode(hashes_of(batch), [columns[position] for position in self.spec.keys])
+        keys = self._main.encode(batch, self.spec.keys)
         rows = self._slots.pack(columns, batch.num_rows)
         signs = np.empty(0, dtype=np.int8)
         if self.spec.retracts:
@@ -94,10 +94,8 @@ class TopNOperator:
         self._table.preload(keys, self._version)
         rank_block = self._rank_block_single if self.spec.single else self._rank_block
         for start in range(0, batch.num_rows, BLOCK):
-            stop = start + BLOCK
-            rank_block(
-                Rows(keys.words[start:stop], keys.heap), Rows(rows.words[start:stop], rows.heap), signs[start:stop]
-            )
+            piece = slice(start, start + BLOCK)
+            rank_block(keys.take(piece), rows.take(piece), signs[piece])
 
     def _group(self, keys: Rows) -> tuple[KeyBlock, NDArray[np.bool_]]:
         # Existing rows do not count as changed yet: `_touch` marks only the groups that the block changes.
@@ -131,7 +129,7 @@ class TopNOperator:
         first = firsts[changed]
         if created[first].all():
             return block.groups[changed]
-        rows: NDArray[np.int64] = self._table.upsert(Rows(keys.words[first], keys.heap), self._version).rows
+        rows: NDArray[np.int64] = self._table.upsert(keys.take(first), self._version).rows
         return rows
 
     def _slab(self) -> tuple[int, int]:
@@ -189,7 +187,7 @@ class TopNOperator:
         winners = winners[changed]
         put_best(*self._slab(), self._slots_offset, ids, winners, rows_at, slots.stride, self._bytes, self._version)
         for offset in slots.blobs:
-            pairs = np.ascontiguousarray(rows.words[winners, offset : offset + 2])
+            pairs = rows.words[winners, offset : offset + 2]
             self._table.put_bytes(ids, self._slots_offset + offset, pairs, rows.heap)
 
     def finish(self) -> dict[str, TableDelta]:
@@ -203,14 +201,14 @@ class TopNOperator:
 
     def _inserted_rows(self, rows: Rows) -> Iterator[pa.RecordBatch]:
         words = rows.words[:, self._slots_offset :]
-        words = np.ascontiguousarray(words[words[:, INSERTED_AT] == np.uint64(self._version + 1)])
+        words = words[words[:, INSERTED_AT] == np.uint64(self._version + 1)]
         if len(words):
             ranks = pa.array(np.ones(len(words), dtype=np.int32))
             yield from self._slots.unpack(Rows(words, rows.heap), [ranks], self.spec.output_fields)
 
     def _changes(self, rows: Rows) -> Iterator[pa.RecordBatch]:
         slots, spec = self._slots, self.spec
-        words = np.ascontiguousarray(rows.words)
+        words = rows.packed().words
         # Each stored row has at most an old image and a new one.
         max_changes = 2 * int(words[:, self._slots_offset + 2].sum())
         owners, which = np.empty(max_changes, dtype=np.int64), np.empty(max_changes, dtype=np.int64)

@@ -66,13 +66,13 @@ class BufferedSessions(SessionOperator):
         columns[first : first + self._bounds] = [pa.array(np.zeros(batch.num_rows, np.int64))]
         names = ["__hash", *(field.name for field in self._stored.fields)]
         rows = self._stored.encode(pa.RecordBatch.from_arrays(columns, names=names))
-        self._rows = Rows(rows.words[order], rows.heap)
+        self._rows = rows.take(order)
 
     def _update(self, rows: Ints, bounds: Ints) -> None:
         if not len(rows):
             return
         offset, words = self._session, self._table.words
-        starts, ends = (np.ascontiguousarray(words[rows, offset + i]).view(np.int64) for i in (0, 1))
+        starts, ends = (words[rows, offset + i].view(np.int64) for i in (0, 1))
         counts = np.diff(bounds)
         boundaries = self._lists.add(self._table, rows, starts, counts)
         row_words = self._rows.words[bounds[0] : bounds[-1]]
@@ -90,7 +90,7 @@ class BufferedSessions(SessionOperator):
         table = self._table
         sessions = Rows(table.words[rows], table.heap.data)
         owners, boundaries = self._lists.of(sessions)
-        heads = np.ascontiguousarray(sessions.words[:, : self._layout.key_stop])
+        heads = sessions.span(0, self._layout.key_stop)
         kernels.head_rows(heads, self._ordinal)
         self._row_store.postpone(heads[owners, HASH], boundaries, times[owners])
 

@@ -125,7 +125,7 @@ class ClosedSessions:
     def _record_lists(self, names: Keyed, table: RmwTable) -> tuple[Words, Ints]:
         """Record the session of each list, and return the lists by hash and boundary."""
         main = self._main.layout
-        heads = np.ascontiguousarray(self._sessions.words[:, : main.key_stop])
+        heads = self._sessions.span(0, main.key_stop)
         head_rows(heads, self._main.keys[-1].offset)
         owners, boundaries = self._lists.of(self._sessions)
         words = _key_words(heads[owners], main, names.layout)
@@ -182,7 +182,7 @@ class ClosedSessions:
         for batch in decode_rows(groups.main, groups.calls, (_NUMBER, *fields[before:]), rows):
             numbers = np.asarray(batch.column(0))
             start = 0
-            sessions = Rows(self._sessions.words[numbers], self._sessions.heap)
+            sessions = self._sessions.take(numbers)
             for keys in decode_rows(self._main, [], fields[:before], sessions):
                 results = batch.slice(start, keys.num_rows).columns[1:]
                 start += keys.num_rows
@@ -217,7 +217,7 @@ def concatenate(pieces: Sequence[Rows], layout: RowLayout) -> Rows:
     """Concatenate pieces."""
     if len(pieces) == 1:
         return pieces[0]
-    pieces = [Rows(np.ascontiguousarray(piece.words), piece.heap) for piece in pieces]
+    pieces = [piece.packed() for piece in pieces]
     pointers = [addresses(*piece) for piece in pieces]
     rows_at, heaps_at = (np.concatenate([pointer[part] for pointer in pointers]) for part in (0, 1))
     return Rows(*gather_rows(rows_at, heaps_at, layout.width, kernel_layout(layout).blobs))

@@ -18,7 +18,7 @@ from millpond.files.formats.segment import decode_rows as decode_segment
 from millpond.files.formats.segment import encode_rows
 from millpond.kernels.event_time import sessions as kernels
 from millpond.layout import HashRange, Ints, Rows, Words
-from millpond.operators.columns.encode import ALL, and_masks, hashes_of, numbers, operand, plain, portions
+from millpond.operators.columns.encode import ALL, is_true, numbers, operand, plain, portions
 from millpond.operators.columns.offsets import bounds_of
 from millpond.operators.functions.accumulators import BLOCK
 from millpond.operators.protocol import MAIN, MAX_OUTPUT_ROWS, NO_EXTRA_METRICS, MakeTable, Times
@@ -143,32 +143,32 @@ class SessionOperator:
         elif self._closed_early and reached:
             self._closed_early = False
             for rows in self._closed_rows():
-                for start in range(0, rows.count, _MAX_MERGED_SESSIONS):
-                    self._put_back(Rows(rows.words[start : start + _MAX_MERGED_SESSIONS], rows.heap))
+                for piece in rows.pieces(_MAX_MERGED_SESSIONS):
+                    self._put_back(piece)
             self._closed = []
 
     def _put_back(self, closed: Rows) -> None:
         """Put closed sessions back, and merge them with the sessions that exist."""
-        keys = Rows(np.ascontiguousarray(closed.words[:, : self._layout.key_stop]), closed.heap)
+        keys = closed.head(self._layout.key_stop)
         kernels.head_rows(keys.words, self._ordinal)
-        starts, ends = (np.ascontiguousarray(closed.words[:, self._session + i]).view(np.int64) for i in (0, 1))
+        starts, ends = (closed.ints(self._session + i) for i in (0, 1))
         pieces = Pieces.of(keys, starts, ends, self._layout)
-        heads = Rows(keys.words[pieces.leaders], keys.heap)
+        heads = keys.take(pieces.leaders)
         rows = self._find(heads, self._stamps(pieces.ends[pieces.keys[1:] - 1]), slice(None))
-        stored = np.ascontiguousarray(self._table.words[rows, self._session + 3]).view(np.int64)
+        stored = self._table.words[rows, self._session + 3].view(np.int64)
 
         def fold(rows: Ints, low: int, high: int) -> None:
-            source = Rows(closed.words[pieces.order[low:high]], closed.heap)
+            source = closed.take(pieces.order[low:high])
             for call in self._calls:
                 call.combine(self._table, rows, source)
 
         self._merge(heads, stored, pieces, fold)
 
     def _fold(self, batch: pa.RecordBatch, starts: Ints, ends: Ints) -> None:
-        keys = self._main.encode(hashes_of(batch), batch.columns[1 : 1 + len(self._key_types)])
+        keys = self._main.encode(batch, range(len(self._key_types)))
         keys.words[:, self._ordinal] = 0
         pieces = Pieces.of(keys, starts, ends, self._layout)
-        heads = Rows(keys.words[pieces.leaders], keys.heap)
+        heads = keys.take(pieces.leaders)
         stamps = self._stamps(pieces.ends[pieces.keys[1:] - 1])
         count = len(heads.words)
         ids, stored, simple = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.uint8)
@@ -199,7 +199,7 @@ class SessionOperator:
             def fold(rows: Ints, low: int, high: int) -> None:
                 self._update(rows, pieces.rows[low : high + 1])
 
-            self._merge(Rows(heads.words[merged_keys], heads.heap), stored[merged_keys], pieces, fold, simple_keys)
+            self._merge(heads.take(merged_keys), stored[merged_keys], pieces, fold, simple_keys)
 
     def _blocks(self, keys: Ints) -> Iterator[Ints]:
         """Yield keys, which are in hash order, in blocks.
@@ -214,7 +214,7 @@ class SessionOperator:
         yield from (np.ascontiguousarray(keys[number::blocks]) for number in range(blocks))
 
     def _find(self, heads: Rows, stamps: Ints, which: Any) -> Ints:
-        return self._table.upsert(Rows(heads.words[which], heads.heap), stamps[which], "created").rows
+        return self._table.upsert(heads.take(which), stamps[which], "created").rows
 
     def _stamps(self, ends: Ints) -> Ints:
         if self._expiry is None:
@@ -237,8 +237,7 @@ class SessionOperator:
         for call, spec in zip(self._calls, self.spec.calls, strict=True):
             counts = ALL
             if spec.filter is not None:
-                condition = operands[spec.filter]
-                counts = and_masks(condition.valid, condition.values.astype(np.uint8))
+                counts = is_true(operands[spec.filter])
             call.load([operands[position] for position in spec.inputs], counts)
 
     def _update(self, rows: Ints, bounds: Ints) -> None:
@@ -266,7 +265,7 @@ class SessionOperator:
         while start < len(stored):
             stop = max(start + 1, int(np.searchsorted(ends, ends[start] + _MAX_MERGED_SESSIONS, "right")) - 1)
             low, high = int(keys[start]), int(keys[stop])
-            part = Rows(heads.words[start:stop], heads.heap)
+            part = heads.take(slice(start, stop))
             times = pieces.starts[low:high], pieces.ends[low:high]
             fold(self._merge_keys(part, stored[start:stop], keys[start : stop + 1] - low, *times), low, high)
             start = stop
@@ -290,7 +289,7 @@ class SessionOperator:
         which = np.repeat(np.arange(len(stored)), stored)
         numbered = self._ordinal_keys(heads, which, np.arange(bounds[-1]) - bounds[which])
         old = table.upsert(numbered, stamp, "created").rows
-        old_starts, old_ends = (np.ascontiguousarray(table.words[old, offset + i]).view(np.int64) for i in (0, 1))
+        old_starts, old_ends = (table.words[old, offset + i].view(np.int64) for i in (0, 1))
         of_stored, stays = np.empty(len(old), np.int64), np.empty(len(old), np.uint8)
         of_piece, sizes = np.empty(len(starts), np.int64), np.empty(len(stored), np.int64)
         capacity = len(old) + len(starts)
@@ -351,9 +350,7 @@ class SessionOperator:
                     marked_ids = ids[alone == 0]
                     self._mark_changed(marked_ids, marked_ids)
                     marked.append(marked_ids)
-                    marked_keys.append(
-                        Rows(np.ascontiguousarray(rows.words[alone == 0, : self._layout.key_stop]), rows.heap)
-                    )
+                    marked_keys.append(Rows(rows.words[alone == 0, : self._layout.key_stop], rows.heap))
                     yield rows
                     if waiting >= max_waiting:
                         # Renumbering changes the table, which must not happen while `due` runs; so the search begins
@@ -379,9 +376,7 @@ class SessionOperator:
             whole = (counts == table.words[rows, self._session + 3].view(np.int64))[places]
             table.remove(marked[whole])
             bounds = bounds_of(np.array([len(ids) for ids in heads]))
-            closed_keys = [
-                Rows(keys.words[~whole[bounds[i] : bounds[i + 1]]], keys.heap) for i, keys in enumerate(closed_keys)
-            ]
+            closed_keys = [keys.take(~whole[bounds[i] : bounds[i + 1]]) for i, keys in enumerate(closed_keys)]
         for keys in closed_keys:
             self._renumber(keys)
 
@@ -389,11 +384,8 @@ class SessionOperator:
         """Return the row ids of the keys' first sessions; turns `keys` into the key rows of these."""
         kernels.head_rows(keys.words, self._ordinal)
         stamp = int(self._stamps(np.array([self._times.closed * 1000]))[0])
-        ids = [np.empty(0, np.int64)]
-        for start in range(0, len(keys.words), BLOCK):
-            block = Rows(keys.words[start : start + BLOCK], keys.heap)
-            ids.append(self._table.upsert(block, stamp, "created").rows)
-        return np.concatenate(ids)
+        ids = [self._table.upsert(block, stamp, "created").rows for block in keys.pieces(BLOCK)]
+        return np.concatenate([np.empty(0, np.int64), *ids])
 
     def _renumber(self, keys: Rows) -> None:
         """Remove the sessions that are marked as closed, and number the others of their keys.
@@ -403,18 +395,16 @@ class SessionOperator:
         """
         table = self._table
         stamp = int(self._stamps(np.array([self._times.closed * 1000]))[0])
-        for start in range(0, len(keys.words), BLOCK):
-            block = Rows(keys.words[start : start + BLOCK], keys.heap)
+        for block in keys.pieces(BLOCK):
             rows, created = table.upsert(block, stamp, "created")
             rows, places = np.unique(rows, return_index=True)
             empty = created[places]  # the key's closed sessions were all its sessions, and have been removed already
             table.remove(rows[empty])
             rows, places = rows[~empty], places[~empty]
-            stored = np.ascontiguousarray(table.words[rows, self._session + 3]).view(np.int64)
+            stored = table.words[rows, self._session + 3].view(np.int64)
             nothing = np.empty(0, np.int64)
             pieces = Pieces(nothing, np.zeros(1, np.int64), nothing, nothing, np.zeros(len(rows) + 1, np.int64))
-            heads = Rows(np.ascontiguousarray(block.words[places]), keys.heap)
-            self._merge(heads, stored, pieces, lambda rows, low, high: None)
+            self._merge(block.take(places), stored, pieces, lambda rows, low, high: None)
 
     def finish(self) -> dict[str, TableDelta]:
         """End the batch: take out closed sessions, and seal the table."""
@@ -428,8 +418,7 @@ class SessionOperator:
         """Yield the sessions that the watermark has closed, or in complete mode all sessions."""
         fields = self.spec.output_fields
         for rows in self._table.scan() if self._expiry is None else self._closed_rows():
-            for start in range(0, rows.count, MAX_OUTPUT_ROWS):
-                part = Rows(rows.words[start : start + MAX_OUTPUT_ROWS], rows.heap)
+            for part in rows.pieces(MAX_OUTPUT_ROWS):
                 yield from decode_rows(self._main, self._calls, fields, part)
 
     def _closed_rows(self) -> Iterator[Rows]:

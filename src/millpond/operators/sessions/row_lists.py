@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from millpond.errors import UsageError
 from millpond.kernels.aggregate import collect as kernels
 from millpond.layout import Ints, Rows, Words
-from millpond.operators.columns.decode import ints, to_arrow
+from millpond.operators.columns.decode import to_arrow
 from millpond.operators.columns.encode import ALL, Mask, Operand
 from millpond.operators.columns.offsets import bounds_of
 from millpond.operators.functions.accumulators import Accumulator, StateColumn
@@ -67,11 +67,12 @@ class RowLists(Accumulator):
         fresh = table.words[sessions, number] == 0
         table.words[sessions[fresh], first] = starts[fresh].view(np.uint64)
         np.add.at(table.words[:, number], sessions, counts.view(np.uint64))
-        return np.ascontiguousarray(table.words[sessions, first]).view(np.int64)
+        lists: Ints = table.words[sessions, first].view(np.int64)
+        return lists
 
     def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
         first, number, further = (place.offset for place in self.places[:3])
-        names = np.ascontiguousarray(source.words[:, first])
+        names = source.word(first)
         is_further = np.ones(len(rows), np.uint8)
         # A new session takes the first list of the first session that is merged into it; all others are further lists.
         fresh = np.flatnonzero(table.words[rows, number] == 0)
@@ -90,7 +91,7 @@ class RowLists(Accumulator):
 
     def rows(self, sessions: Rows) -> Ints:
         """Return the number of rows of each session."""
-        return ints(sessions, self.places[1].offset)
+        return sessions.ints(self.places[1].offset)
 
     def of(self, sessions: Rows) -> tuple[Ints, Ints]:
         """Return the lists of sessions: for each list its session, and its initial boundary."""
@@ -104,7 +105,7 @@ class RowLists(Accumulator):
         boundaries = np.empty(len(owners), np.int64)
         leading = np.zeros(len(owners), np.bool_)
         leading[bounds_of(sizes)[:-1]] = True
-        boundaries[leading] = ints(sessions, first)
+        boundaries[leading] = sessions.ints(first)
         boundaries[~leading] = more
         return owners, boundaries
 

@@ -60,6 +60,6 @@ class StoredRows:
 
     def decode(self, rows: Rows) -> pa.RecordBatch:
         """Decode rows into the batch that they were made from."""
-        columns = [pa.array(np.ascontiguousarray(rows.words[:, HASH]).view(np.int64))]
+        columns = [pa.array(rows.ints(HASH))]
         columns += key_columns(rows, self._places, self._types)
         return pa.RecordBatch.from_arrays(columns, names=["__hash", *(field.name for field in self.fields)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from millpond.errors import UsageError
 from millpond.layout import Column, RowLayout, Rows, TableSchema, Words
-from millpond.operators.columns.decode import OversizeError, ints, key_columns, to_arrow
-from millpond.operators.columns.encode import ALL, Leaf, Place, flatten_all, key_rows
+from millpond.operators.columns.decode import OversizeError, key_columns, to_arrow
+from millpond.operators.columns.encode import ALL, Leaf, Place, flatten_all, hashes_of, key_rows
 from millpond.operators.functions.accumulators import Accumulator
 from millpond.operators.protocol import StateTable
 from millpond.spec.operators import Field
@@ -46,6 +46,19 @@ class Keyed:
         return tuple(parse_type(field.type) for field in self.fields)
 
     def encode(
+        self, batch: pa.RecordBatch, positions: Iterable[int], converted: Callable[[Leaf], Leaf] | None = None
+    ) -> Rows:
+        """Encode the keys of a batch as rows of the table, up to the last key column.
+
+        Args:
+            batch: the column `__hash`, then others.
+            positions: the positions of the key columns, without the ordinals of sessions, among these others.
+            converted: see `encode_columns`.
+        """
+        columns = [batch.column(1 + position) for position in positions]
+        return self.encode_columns(hashes_of(batch), columns, converted)
+
+    def encode_columns(
         self,
         hashes: NDArray[np.int64],
         columns: Sequence[pa.Array],
@@ -108,21 +121,20 @@ def decode_rows(
             columns = key_columns(rows, table.keys, table.types)
         else:
             columns = key_columns(rows, table.keys[:-1], table.types[:-1])
-            bounds = [ints(rows, table.values[bound].offset) for bound in (0, 1)]
+            bounds = [rows.ints(table.values[bound].offset) for bound in (0, 1)]
             children = [
                 to_arrow(values, ALL, inner) for values, (_, inner) in zip(bounds, table.window.fields, strict=True)
             ]
             columns.append(pa.Array.from_buffers(table.window.arrow, rows.count, [None], children=children))
         columns += [call.result(rows) for call in calls]
     except OversizeError as error:
-        middle = rows.count // 2
-        if not middle:
+        if rows.count < 2:
             raise UsageError(
                 "The results of one group take more than 2 GiB, which is more than an Arrow column holds.",
                 action="Group by more columns, or collect less of each row.",
             ) from error
-        yield from decode_rows(table, calls, fields, Rows(rows.words[:middle], rows.heap))
-        yield from decode_rows(table, calls, fields, Rows(rows.words[middle:], rows.heap))
+        for half in rows.halves():
+            yield from decode_rows(table, calls, fields, half)
         return
     if columns:
         yield pa.RecordBatch.from_arrays(columns, names=[field.name for field in fields])

@@ -92,8 +92,8 @@ class _Cursor:
         begin = int(np.searchsorted(hashes, self._lo, "left"))
         cut = int(np.searchsorted(hashes, np.uint64(min(end, self._hi) - 1), "right"))
         if cut > begin:
-            out.append(Rows(rows.words[begin:cut], rows.heap))
-        self._rest = Rows(rows.words[cut:], rows.heap) if cut < len(hashes) else None
+            out.append(rows.take(slice(begin, cut)))
+        self._rest = rows.take(slice(cut, None)) if cut < len(hashes) else None
 
 
 def _boundaries(cursors: Sequence[_Cursor], size: int, range_: HashRange) -> Iterator[int]:

@@ -12,8 +12,6 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 
-import numpy as np
-
 from millpond.errors import TransientError
 from millpond.files.backends.filesystem import Buffer
 from millpond.files.formats.append_file import (
@@ -127,7 +125,7 @@ class AlignedTable:
 
     def append(self, rows: Rows) -> None:
         """Append copies of rows, all words of which are filled."""
-        rows = Rows(np.ascontiguousarray(rows.words), np.ascontiguousarray(rows.heap))
+        rows = rows.packed()
         self._owner.make_room(rows.words.nbytes + rows.words.nbytes // 8)
         chunk = Rows(*gather_rows(*addresses(*rows), self.layout.width, kernel_layout(self.layout).blobs))
         self._chunks.append(chunk)

@@ -296,8 +296,8 @@ class PartFiles:
         since = _set_bits(marks if source.marks is None else marks & ~source.marks)
         for rows in source.part.rows_at_positions(since):
             names = matched_names(rows, self._layout)
-            hashes = np.ascontiguousarray(names.words[:, HASH])
-            numbers = np.ascontiguousarray(names.words[:, self._layout.number]).view(np.int64)
+            hashes = names.word(HASH)
+            numbers = names.ints(self._layout.number)
             for part in outputs:
                 part.mark_named(hashes, self._layout.times(names), numbers)
 

@@ -65,7 +65,7 @@ class OrderedLayout:
 
     def times(self, rows: Rows) -> NDArray[np.int64]:
         """Return the times of rows."""
-        return np.ascontiguousarray(rows.words[:, self.time]).view(np.int64)
+        return rows.ints(self.time)
 
 
 def sorted_rows(pieces: Sequence[Rows], layout: OrderedLayout) -> Rows:

@@ -36,7 +36,7 @@ class Input:
         self.marks = part.marks.copy() if marks is None and part.marks is not None else marks
         self._hashes = _NO_ADDRESSES
         if part.rows is not None:
-            self._hashes = np.ascontiguousarray(part.rows.words[:, HASH])
+            self._hashes = part.rows.word(HASH)
 
     def fences(self, lowest: int, highest: int) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
         """Return the hashes at which the part can be cut, and the number of rows between them."""

@@ -189,7 +189,7 @@ class Part:
         """Yield all rows in order, in pieces, each with the position of its first row; pieces are views if possible."""
         if self.rows is not None:
             for start in range(0, self.count, _PIECE_ROWS):
-                yield Rows(self.rows.words[start : start + _PIECE_ROWS], self.rows.heap), start
+                yield self.rows.take(slice(start, start + _PIECE_ROWS)), start
             return
         layout = self.layout
         step = max(1, _PIECE_ROWS // rows_per_block(layout.rows))
@@ -219,12 +219,12 @@ class Part:
         """
         if not probes.count or not self.count:
             return
-        words = np.ascontiguousarray(probes.words)
+        words = probes.packed().words
         layout = self.layout
         out = Pairs(
             np.empty(room, np.int64), np.empty(room, np.uint64), np.empty(room, np.uint64), np.empty(room, np.int64)
         )
-        for begin, end, blocks in self._candidate_ranges(np.ascontiguousarray(words[:, HASH])):
+        for begin, end, blocks in self._candidate_ranges(probes.word(HASH)):
             state = np.array([0, 0, 0, -1, 0], np.int64)
             where = (data_of(words[begin:]), data_of(probes.heap), words.strides[0], shape.key_start, end - begin)
             part = PartBlocks(*blocks[:5])
@@ -299,7 +299,7 @@ class Part:
         layout, marks = self.layout, _NO_MARKS if self.marks is None else self.marks
         positions = np.empty(_PIECE_ROWS, np.int64)
         for rows, base in self.chunks():
-            words = np.ascontiguousarray(rows.words)
+            words = rows.packed().words
             if len(words) > len(positions):
                 positions = np.empty(len(words), np.int64)
             count = ordered_scan.between(

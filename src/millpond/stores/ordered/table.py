@@ -344,7 +344,7 @@ class OrderedTable:
             if stay.all():
                 yield rows
             elif stay.any():
-                yield Rows(np.ascontiguousarray(rows.words[stay]), rows.heap)
+                yield rows.take(stay)
 
     def touched(self) -> Iterator[Rows]:
         """Yield the rows that the batch added."""
@@ -356,19 +356,18 @@ class OrderedTable:
         delta_rows = inside(delta_rows, visible)
         is_name = delta_rows.words[:, META] & np.uint64(MARK) != 0
         if not is_name.all():
-            words = delta_rows.words[~is_name] if is_name.any() else delta_rows.words
-            self._add(Rows(np.ascontiguousarray(words), delta_rows.heap))
+            self._add((delta_rows.take(~is_name) if is_name.any() else delta_rows).packed())
         if is_name.any():
             # Rows of earlier deltas must be in parts before they can be marked.
             self._build_parts(self._version + 1)
-            self._apply_matched_names(Rows(np.ascontiguousarray(delta_rows.words[is_name]), delta_rows.heap))
+            self._apply_matched_names(delta_rows.take(is_name))
         if self._files is not None:
             self._files.add_delta(0, delta_rows.words.nbytes)
 
     def _apply_matched_names(self, rows: Rows) -> None:
-        hashes = np.ascontiguousarray(rows.words[:, HASH])
+        hashes = rows.word(HASH)
         times = self.ordered.times(rows)
-        numbers = np.ascontiguousarray(rows.words[:, self.ordered.number]).view(np.int64)
+        numbers = rows.ints(self.ordered.number)
         order = np.lexsort((numbers, times, hashes))
         names = (hashes[order], times[order], numbers[order])
         for part in (*self.fresh, *self.parts):

@@ -78,4 +78,4 @@ class TimeBuckets:
             yield rows
             return
         for number in distinct.tolist():
-            yield Rows(np.ascontiguousarray(rows.words[numbers == number]), rows.heap)
+            yield rows.take(numbers == number)

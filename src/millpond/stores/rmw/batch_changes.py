@@ -90,11 +90,8 @@ class BatchChanges:
             sealed = decode_rows(concatenate(self._segments), self._layout, "what a batch changed", piece)
         if sealed is not None:
             for rows in sealed:
-                words = rows.words
-                dead = (words[:, META] & np.uint64(TOMBSTONE)) != 0
-                words = words[~dead] if dead.any() else words
-                for start in range(0, len(words), size):
-                    yield Rows(words[start : start + size], rows.heap)
+                dead = (rows.words[:, META] & np.uint64(TOMBSTONE)) != 0
+                yield from (rows.take(~dead) if dead.any() else rows).pieces(size)
             return
         if self._memory.spilled:
             yield from self._merged(size)

@@ -55,12 +55,12 @@ class CacheTable:
             keys: with hash, nulls and key columns. stamp: the access time; it never moves back.
         """
         rows = self._hot.find(keys)
-        self.stamp(keys.words[:, HASH], stamp)
+        self.stamp(keys.word(HASH), stamp)
         return rows
 
     def stamp(self, hashes: Words, stamp: int) -> None:
         """Set the access time of the rows with these hashes."""
-        self._hot.stamp(np.ascontiguousarray(hashes), np.full(len(hashes), stamp))
+        self._hot.stamp(hashes, np.full(len(hashes), stamp))
 
     def copy(self, ids: NDArray[np.int64]) -> Rows:
         """Copy rows with their long values."""
@@ -75,7 +75,7 @@ class CacheTable:
         rows.words[:, META] = np.uint64(stamp << ACCESS_TIME_SHIFT)
         count = min(rows.count, self.max_rows)
         for start in range(0, count, _ADD_ROWS):
-            piece = Rows(rows.words[start : min(start + _ADD_ROWS, count)], rows.heap)
+            piece = rows.take(slice(start, min(start + _ADD_ROWS, count)))
             if not self._make_room(piece):
                 return start
             self._hot.load(piece)

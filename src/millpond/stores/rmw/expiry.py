@@ -157,7 +157,7 @@ class Expiry:
             soon = stamps <= last
             if not soon.all():
                 first_left = min(first_left, int(stamps[~soon].min()))
-            rows = Rows(np.ascontiguousarray(rows.words[soon]), rows.heap)
+            rows = rows.take(soon)
             if rows.count:
                 ids = self._load_newest(rows, older)
                 times = self._hot.words[ids, self._offset].view(np.int64)
@@ -190,7 +190,7 @@ class Expiry:
             absent = np.sort(query.probes.order[select])
         if not len(absent):
             return here
-        new = Rows(rows.words[absent], rows.heap)
+        new = rows.take(absent)
         stamps = (new.words[:, META] >> np.uint64(ACCESS_TIME_SHIFT)).astype(np.int64)
         located, pending = hot.upsert(new, stamps, TOUCH_NONE, True)
         hot.fill_found(located, pending, FoundRows(pending, *addresses(*new), (new,)), TOUCH_NONE)

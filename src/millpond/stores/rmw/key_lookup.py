@@ -86,7 +86,7 @@ class KeyLookup:
         self._plan.misses += len(absent)
         if not self._memory.complete:
             if not self._hot.expiring:
-                self._hot.stamp(keys.words[:, HASH], np.full(count, self._stamps.used(stamp)))
+                self._hot.stamp(keys.word(HASH), np.full(count, self._stamps.used(stamp)))
             if len(absent):
                 found = self._search_runs(keys, absent)
                 if len(found.positions):

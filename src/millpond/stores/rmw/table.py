@@ -192,14 +192,12 @@ class RmwTable:
             delta_rows: in the order of the deltas. visible: other hashes are skipped.
         """
         delta_rows = inside(delta_rows, visible, axis_word(self.layout, self._axis)).contiguous()
-        words = delta_rows.words
-        for start in range(0, len(words), _LOAD_ROWS):
-            piece = Rows(words[start : start + _LOAD_ROWS], delta_rows.heap)
-            self._memory.make_room(len(piece.words), self._hot.long_bytes(piece))
+        for piece in delta_rows.pieces(_LOAD_ROWS):
+            self._memory.make_room(piece.count, self._hot.long_bytes(piece))
             self._hot.load(piece)
         if self._flusher is not None:
             # Version 0: the next flush covers all deltas that recovery has loaded.
-            self._flusher.add_delta(0, words.nbytes + len(delta_rows.heap))
+            self._flusher.add_delta(0, delta_rows.words.nbytes + len(delta_rows.heap))
 
     # Planning a batch
 

@@ -52,7 +52,7 @@ def compact(
                 counts = (entries[:, NULLS] & LOW_HALF).astype(np.int64)
                 begins = written + np.cumsum(counts) - counts
                 entries[:, NULLS] = begins.astype(np.uint64) << HALF | counts.astype(np.uint64)
-                index.write(np.ascontiguousarray(entries).data)
+                index.write(entries.data)
                 writer.add(rows, np.repeat(entries[:, META], counts))
                 written += rows.count
             index.flush()
@@ -124,8 +124,8 @@ class _Cursor:
 
     def rows(self, entries: Words) -> tuple[NDArray[np.uint64], NDArray[np.uint64], list[Rows]]:
         """Return the addresses of the entries' rows and of their heaps, and the rows that keep them alive."""
-        starts = np.ascontiguousarray(entries[:, NULLS] >> HALF).astype(np.int64)
-        counts = np.ascontiguousarray(entries[:, NULLS] & LOW_HALF).astype(np.int64)
+        starts = (entries[:, NULLS] >> HALF).astype(np.int64)
+        counts = (entries[:, NULLS] & LOW_HALF).astype(np.int64)
         blocks = blocks_of(self._data, starts, counts)
         total = int(counts.sum())
         rows_at, heaps_at = np.empty(total, np.uint64), np.empty(total, np.uint64)

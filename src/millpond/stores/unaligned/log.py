@@ -17,7 +17,7 @@ from millpond.kernels.pointers import address
 from millpond.kernels.runs.gather import gather_rows
 from millpond.kernels.runs.sort import order_by_hash
 from millpond.kernels.unaligned import stat_table as kernels
-from millpond.layout import HASH, META, RowLayout, Rows
+from millpond.layout import HASH, RowLayout, Rows
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.jobs import CompactSegments
 from millpond.stores.runs.pace import Pace
@@ -31,7 +31,6 @@ from millpond.stores.unaligned.segment import (
     fill_index,
     read_entries,
     read_taken_ids,
-    row_places,
 )
 from millpond.stores.unaligned.stat_table import PrefetchBuffer, WindowStat, WriteBuffer
 
@@ -110,10 +109,9 @@ class WindowLog:
             self._stat.remove(ids, self._prefetched.released)
         for _, entries in read_entries(self.files, [segment], None):
             self._stat.make_room(len(entries.words))
-            words = entries.words[entries.words[:, HASH] != 0]
-            ids = np.ascontiguousarray(words[:, HASH])
-            times = (words[:, META] >> np.uint64(TIME_BITS)).astype(np.int64)
-            self._stat.count += kernels.add_entries(self._stat.table, ids, row_places(words), times, segment.seq)
+            ids, axis, places = np.ascontiguousarray(entries.words[entries.words[:, HASH] != 0].T)
+            times = (axis >> np.uint64(TIME_BITS)).astype(np.int64)
+            self._stat.count += kernels.add_entries(self._stat.table, ids, places, times, segment.seq)
 
     @property
     def next_seq(self) -> int:

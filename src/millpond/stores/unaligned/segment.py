@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from millpond.files.formats.append_file import AppendFile, AppendFileWriter
 from millpond.files.refs import RunRef
-from millpond.layout import HASH, META, NULLS, RowLayout, Rows, TableSchema, Words
+from millpond.layout import HASH, META, RowLayout, Rows, TableSchema, Words
 from millpond.stores.append_files import AppendFiles, SectionBlocks
 
 ENTRY = RowLayout(TableSchema((), ()))
@@ -125,21 +125,16 @@ def read_taken_ids(store: AppendFiles, segment: Segment) -> Iterator[NDArray[np.
         part = SectionBlocks(segment.file, section, np.arange(begin, min(begin + _BLOCKS_PER_READ, section.count)))
         for rows in store.read_ahead([part]):
             ids = np.concatenate([piece.words[:, HASH] for piece in rows])
-            yield np.ascontiguousarray(ids[segment.file.visible.covers(ids)])
+            yield ids[segment.file.visible.covers(ids)]
 
 
 def fill_index(writer: AppendFileWriter, entries: Words, taken: NDArray[np.uint64]) -> None:
     """Write the index and the taken windows: the last two sections of a segment."""
     writer.begin(ENTRY)
     if len(entries):
-        writer.add(Rows(entries, _NO_HEAP), np.ascontiguousarray(entries[:, META]))
+        writer.add(Rows(entries, _NO_HEAP), entries[:, META])
     writer.begin(ENTRY)
     if len(taken):
         words = np.zeros((len(taken), ENTRY.width), np.uint64)
         words[:, HASH] = taken
         writer.add(Rows(words, _NO_HEAP), np.zeros(len(taken), np.uint64))
-
-
-def row_places(entries: Words) -> NDArray[np.uint64]:
-    """Return the places of the entries' rows: first row << 32 | rows."""
-    return np.ascontiguousarray(entries[:, NULLS])

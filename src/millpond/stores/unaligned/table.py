@@ -166,12 +166,10 @@ class UnalignedTable:
             rows: all words filled, except for `META`.
             times: expected trigger time of each row's window, in milliseconds; the latest time of a window counts.
         """
-        words = np.ascontiguousarray(rows.words)
-        heap = np.ascontiguousarray(rows.heap)
-        words[:, META] = np.clip(times, 0, _MAX_TIME).astype(np.uint64) << np.uint64(16)
+        rows = rows.packed()
+        rows.words[:, META] = np.clip(times, 0, _MAX_TIME).astype(np.uint64) << np.uint64(16)
         self._budget.trim_if_needed()
-        for start in range(0, len(words), _CHUNK_ROWS):
-            piece = Rows(words[start : start + _CHUNK_ROWS], heap)
+        for piece in rows.pieces(_CHUNK_ROWS):
             self._delta_log.add(encode_rows(piece, self.layout, True))
             self._put(piece)
 
@@ -198,7 +196,7 @@ class UnalignedTable:
 
         The new times are not part of the state: after a restart, the times given to `append` count again.
         """
-        ids = self._ids(np.ascontiguousarray(hashes), np.ascontiguousarray(windows).view(np.uint64))
+        ids = self._ids(hashes, windows.view(np.uint64))
         kernels.postpone(self._stat.table, ids, np.clip(times, 0, _MAX_TIME), self._prefetched.released)
 
     def take(self, hashes: NDArray[np.uint64], windows: NDArray[np.int64]) -> Iterator[Rows]:
@@ -209,8 +207,7 @@ class UnalignedTable:
         Yields:
             Pieces of bounded size, unless a single list is larger; all rows of one list are in one piece.
         """
-        hashes = np.ascontiguousarray(hashes).view(np.uint64)
-        boundaries = np.ascontiguousarray(windows).view(np.uint64)
+        boundaries = windows.view(np.uint64)
         ids = self._ids(hashes, boundaries)
         records = self._stat.lookup(ids)
         known = np.zeros(len(ids), np.bool_)
@@ -321,16 +318,15 @@ class UnalignedTable:
 
         Rows outside `visible` are skipped, but count among the rows that segments cover (`TableManifest.skip`).
         """
+        # Segments cover the first `skip` rows of the deltas behind `flushed`.
+        covered = min(self._rows_to_skip, delta_rows.count)
+        self._rows_to_skip -= covered
+        delta_rows = delta_rows.take(slice(covered, None))
         words = delta_rows.words
-        if self._rows_to_skip:
-            # Segments cover the first `skip` rows of the deltas behind `flushed`.
-            covered = min(self._rows_to_skip, len(words))
-            self._rows_to_skip -= covered
-            words = words[covered:]
         dead = (words[:, META] & _TAKEN) != 0
         cuts = {*(np.flatnonzero(np.diff(dead)) + 1).tolist(), *range(0, len(words), _CHUNK_ROWS), len(words)}
         for begin, end in pairwise(sorted(cuts)):
-            own = inside(Rows(np.ascontiguousarray(words[begin:end]), delta_rows.heap), visible)
+            own = inside(delta_rows.take(slice(begin, end)), visible).packed()
             if own.count and not dead[begin]:
                 self._put(own)  # may first write a segment of earlier rows, so these rows count only afterwards
             elif own.count:
@@ -341,7 +337,7 @@ class UnalignedTable:
 
     def _replay_taken(self, words: Words) -> None:
         """Replay that windows were taken."""
-        ids = self._ids(np.ascontiguousarray(words[:, HASH]), np.ascontiguousarray(words[:, self._window]))
+        ids = self._ids(words[:, HASH], words[:, self._window])
         records = self._stat.lookup(ids)
         known = records["id"] != 0
         self._segments.record_taken(ids[known], records["rows"][known])

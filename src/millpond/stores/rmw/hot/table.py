@@ -277,20 +277,20 @@ class HotTable:
 
     def touch(self, rows: NDArray[np.int64]) -> None:
         """Mark rows as changed by the batch."""
-        touch_rows(self.state, self._touched_ids, np.ascontiguousarray(rows))
+        touch_rows(self.state, self._touched_ids, rows)
 
     def remove(self, rows: NDArray[np.int64]) -> int:
         """Turn rows into tombstones; returns the number of rows that were live before."""
-        return int(remove(self.state, self._references, self.heap.lists, self._touched_ids, np.ascontiguousarray(rows)))
+        return int(remove(self.state, self._references, self.heap.lists, self._touched_ids, rows))
 
     def live(self, ids: NDArray[np.uint32]) -> NDArray[np.uint32]:
         """Filter out tombstones."""
         return ids[(self.words[ids, META] & np.uint64(hs.TOMBSTONE)) == 0] if self.tombstones else ids
 
     def stamp(self, hashes: NDArray[np.uint64], stamps: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Raise the stamps of the rows with these hashes; returns a mask of the hashes that have rows."""
+        """Raise the stamps of the rows with these (contiguous) hashes; returns a mask of the hashes that have rows."""
         present = np.empty(len(hashes), np.uint8)
-        raise_access_times(self.state, np.ascontiguousarray(hashes), np.ascontiguousarray(stamps), present)
+        raise_access_times(self.state, hashes, stamps, present)
         return present.view(np.bool_)
 
     # Copies
