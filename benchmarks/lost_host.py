@@ -211,7 +211,7 @@ class Fingerprint(NamedTuple):
 
 
 def fingerprint(rows: DataFrame) -> Fingerprint:
-    """Return what tells rows of one batch from others, in any order."""
+    """Return number and hashes of rows, in any order."""
     hashed = "cast(sum(cast(xxhash64(key, count, sum, max) as decimal(38))) as string)"
     found = rows.selectExpr("count(*)", hashed).first()
     assert found is not None

@@ -1,8 +1,4 @@
-"""Memory primitives for kernels: unaligned 8-byte loads, stores and copies, and the bits of doubles.
-
-Numba provides no such primitives, and byte loops cost several times as much per row.
-"""
-
+"""Memory access in arrays, for kernels, as `kernels.pointers` by address; argument types; the bits of doubles."""
 
 # mypy: disable-error-code="untyped-decorator,import-untyped,no-any-return"
 
@@ -15,7 +11,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from millpond.kernels.compiled import kernel
+from millpond.kernels.compiled import inlined, kernel
+from millpond.kernels.pointers import advance, copy_bytes, put_word_at, word_at
 
 # Argument types of kernels: arrays that are written to, and with the suffix `_IN` read-only ones.
 WORDS = types.Array(types.uint64, 2, "C")
@@ -37,32 +34,33 @@ LOW_HALF = np.uint64(0xFFFFFFFF)
 """For words that hold two numbers: bits of each, and mask of the lower one."""
 
 
-def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
-    data = context.make_array(array_type)(context, builder, array).data
-    return builder.bitcast(builder.gep(data, [index]), ir.IntType(64).as_pointer())
-
-
 @intrinsic
-def load64(typingctx: Any, array: Any, index: Any) -> Any:
-    """`load64(bytes, i)`: load eight bytes from `i` on as a little-endian word; no bounds check."""
+def data_at(typingctx: Any, array: Any) -> Any:
+    """`data_at(array)`: the address of the array's first byte; counts no references, unlike `array.ctypes.data`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = _pointer(context, builder, signature.args[0], args[0], args[1])
-        return builder.load(pointer, align=1)
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        return builder.ptrtoint(data, ir.IntType(64))
 
-    return types.uint64(array, types.int64), codegen
+    return types.uint64(array), codegen
 
 
-@intrinsic
-def store64(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
-    """`store64(bytes, i, word)`: store a word as eight little-endian bytes from `i` on; no bounds check."""
+@inlined
+def load64(data: Any, index: int) -> int:
+    """Load eight bytes from `index` on as a little-endian word; no bounds check."""
+    return word_at(data_at(data), index)
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = _pointer(context, builder, signature.args[0], args[0], args[1])
-        builder.store(args[2], pointer, align=1)
-        return context.get_dummy_value()
 
-    return types.void(array, types.int64, types.uint64), codegen
+@inlined
+def store64(data: Any, index: int, word: int) -> None:
+    """Store a word as eight little-endian bytes from `index` on; no bounds check."""
+    put_word_at(data_at(data), index, word)
+
+
+@inlined
+def copy_between(target: Any, at: int, source: Any, start: int, length: int) -> None:
+    """Copy bytes between arrays that do not overlap."""
+    copy_bytes(advance(data_at(target), at), advance(data_at(source), start), length)
 
 
 @intrinsic
@@ -97,15 +95,3 @@ def load_up_to_8(data: Any, start: int, length: int) -> int:
     for k in range(length):
         word |= types.uint64(data[start + k]) << types.uint64(8 * k)
     return word
-
-
-@kernel(types.void(BYTES, I64, BYTES_IN, I64, I64))
-def copy_bytes(target: Any, at: int, source: Any, start: int, length: int) -> None:
-    """Copy bytes between arrays that do not overlap."""
-    k = 0
-    while k + 8 <= length:
-        store64(target, at + k, load64(source, start + k))
-        k += 8
-    while k < length:
-        target[at + k] = source[start + k]
-        k += 1

@@ -13,9 +13,10 @@ import numpy as np
 from numba import boolean, types
 from numpy.typing import NDArray
 
-from millpond.kernels.compiled import helper, inlined, kernel
-from millpond.kernels.memory import BYTES, BYTES_IN, HALF, I64, INTS, INTS_IN, U64, WORDS, WORDS_IN, load64
-from millpond.layout import INLINE, LENGTH
+from millpond.kernels.aggregate.fold import beats
+from millpond.kernels.columns.compare import compare_bytes
+from millpond.kernels.compiled import inlined, kernel
+from millpond.kernels.memory import BYTES, BYTES_IN, I64, INTS, INTS_IN, U64, WORDS, WORDS_IN
 
 Array = NDArray[Any]
 
@@ -24,7 +25,6 @@ SCRATCH = 4096
 
 _ZERO = np.uint64(0)
 _MIX = np.uint64(0x9E3779B97F4A7C15)
-_BYTE = np.uint64(255)
 _SHIFT = np.uint64(64 - 12)
 
 
@@ -36,57 +36,6 @@ def _slot(scratch: Array, row: int) -> int:
     while scratch[entry, 0] != 0 and scratch[entry, 0] != row + 1:
         entry = (entry + 1) & (SCRATCH - 1)
     return entry
-
-
-@helper
-def _swap(word: int) -> int:
-    """Reverse the bytes of a word, so that unsigned comparison of words equals that of their bytes."""
-    word = ((word & np.uint64(0x00FF00FF00FF00FF)) << np.uint64(8)) | (
-        (word >> np.uint64(8)) & np.uint64(0x00FF00FF00FF00FF)
-    )
-    word = ((word & np.uint64(0x0000FFFF0000FFFF)) << np.uint64(16)) | (
-        (word >> np.uint64(16)) & np.uint64(0x0000FFFF0000FFFF)
-    )
-    return (word << HALF) | (word >> HALF)
-
-
-@inlined
-def _compare(left_a: int, left_b: int, left_heap: Array, right_a: int, right_b: int, right_heap: Array) -> int:
-    """Compare two packed byte strings as unsigned bytes: negative, zero or positive."""
-    # The upper half of the first word holds the first four bytes, which decide most comparisons.
-    left_head = _swap(left_a >> HALF)
-    right_head = _swap(right_a >> HALF)
-    if left_head != right_head:
-        return -1 if left_head < right_head else 1
-    left_size = np.int64(left_a & LENGTH)
-    right_size = np.int64(right_a & LENGTH)
-    if left_size <= INLINE and right_size <= INLINE:
-        left_tail = _swap(left_b)
-        right_tail = _swap(right_b)
-        if left_tail != right_tail:
-            return -1 if left_tail < right_tail else 1
-        return left_size - right_size
-    common = min(left_size, right_size)
-    k = np.int64(4)
-    while k < common:
-        if left_size > INLINE and right_size > INLINE and k + 8 <= common:
-            left_part = load64(left_heap, np.int64(left_b) + k)
-            right_part = load64(right_heap, np.int64(right_b) + k)
-            if left_part != right_part:
-                return -1 if _swap(left_part) < _swap(right_part) else 1
-            k += 8
-            continue
-        shift = np.uint64(8 * (k - 4))
-        left_byte = (
-            np.int64(left_heap[np.int64(left_b) + k]) if left_size > INLINE else np.int64((left_b >> shift) & _BYTE)
-        )
-        right_byte = (
-            np.int64(right_heap[np.int64(right_b) + k]) if right_size > INLINE else np.int64((right_b >> shift) & _BYTE)
-        )
-        if left_byte != right_byte:
-            return left_byte - right_byte
-        k += 1
-    return left_size - right_size
 
 
 @kernel(
@@ -123,6 +72,7 @@ def extreme_bytes(
     table = scratch.reshape(SCRATCH, 2)
     table[:] = 0
     keep = ~null_bit
+    heap_at, values_heap_at = np.uint64(heap.ctypes.data), np.uint64(values_heap.ctypes.data)
     nullable = valid.size != 0
     record = won.size != 0
     count = 0
@@ -138,12 +88,12 @@ def extreme_bytes(
         pending = table[entry, 0] != 0
         if pending:
             old = out_positions[table[entry, 1]]
-            order = _compare(a, b, values_heap, values[old, 0], values[old, 1], values_heap)
-        elif words[row, null_word] & null_bit:
-            order = 1 if greatest else -1
+            order = compare_bytes(a, b, values_heap_at, values[old, 0], values[old, 1], values_heap_at)
+        elif words[row, null_word] & null_bit == _ZERO:
+            order = compare_bytes(a, b, values_heap_at, words[row, offset], words[row, offset + 1], heap_at)
         else:
-            order = _compare(a, b, values_heap, words[row, offset], words[row, offset + 1], heap)
-        if ties if order == 0 else (order > 0) == greatest:
+            order = np.int64(1) if greatest else np.int64(-1)
+        if beats(order > 0, order == 0, greatest, ties):
             if not pending:
                 table[entry, 0] = row + 1
                 table[entry, 1] = count

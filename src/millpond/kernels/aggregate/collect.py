@@ -25,7 +25,7 @@ from millpond.kernels.memory import (
     WORDS,
     WORDS_IN,
     bits_float,
-    copy_bytes,
+    copy_between,
     load64,
     store64,
 )
@@ -127,7 +127,7 @@ def grow(words: Array, heap: Array, rows: Array, offset: int, sizes: Array, pair
         if words[row, offset] != _ZERO:
             content = np.int64(words[row, offset + 2] & LENGTH)
             source = np.int64(words[row, offset + 1])
-            copy_bytes(out, target + HEADER, heap, source + HEADER, content)
+            copy_between(out, target + HEADER, heap, source + HEADER, content)
         pairs[i, 0] = np.uint64(sizes[i])
         pairs[i, 1] = np.uint64(target)
         target += sizes[i]
@@ -144,7 +144,7 @@ def append_fixed(
             continue
         row = rows[i]
         target = np.int64(words[row, offset + 1]) + HEADER + np.int64(words[row, offset + 2])
-        copy_bytes(heap, target, values, (start + i) * width, width)
+        copy_between(heap, target, values, (start + i) * width, width)
         words[row, offset + 2] += np.uint64(width)
 
 
@@ -165,7 +165,7 @@ def append_bytes(
         for k in range(4):
             heap[target + k] = np.uint8((first >> np.uint64(8 * k)) & np.uint64(255))
         if length > INLINE:
-            copy_bytes(heap, target + 4, values_heap, np.int64(second), length)
+            copy_between(heap, target + 4, values_heap, np.int64(second), length)
         else:
             for k in range(4 if length > 4 else length):
                 heap[target + 4 + k] = np.uint8((first >> np.uint64(32 + 8 * k)) & np.uint64(255))
@@ -183,7 +183,7 @@ def append_blobs(
         row = rows[i]
         if sizes[i]:
             target = np.int64(words[row, offset + 1]) + HEADER + np.int64(words[row, offset + 2])
-            copy_bytes(heap, target, other_heap, starts[i] + HEADER, sizes[i])
+            copy_between(heap, target, other_heap, starts[i] + HEADER, sizes[i])
             words[row, offset + 2] += np.uint64(sizes[i])
 
 
@@ -203,7 +203,7 @@ def read_fixed(words: Array, heap: Array, offset: int, offsets: Array, width: in
     for i in range(words.shape[0]):
         size = np.int64(words[i, offset + 2])
         if size:
-            copy_bytes(out, offsets[i] * width, heap, np.int64(words[i, offset + 1]) + HEADER, size)
+            copy_between(out, offsets[i] * width, heap, np.int64(words[i, offset + 1]) + HEADER, size)
 
 
 @kernel(I64(WORDS_IN, BYTES_IN, I64, INTS))
@@ -235,7 +235,7 @@ def read_bytes(words: Array, heap: Array, offset: int, ends: Array, out: Array) 
         stop = position + np.int64(words[i, offset + 2])
         while position < stop:
             length = np.int64(load64(heap, position - HEADER) >> HALF)
-            copy_bytes(out, total, heap, position + 4, length)
+            copy_between(out, total, heap, position + 4, length)
             total += length
             count += 1
             ends[count] = total

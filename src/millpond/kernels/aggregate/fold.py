@@ -60,6 +60,12 @@ def set_null(row: int, column: StateColumn) -> None:
     put_word(row, column.null_word, word(row, column.null_word) | column.null_bit)
 
 
+@helper
+def beats(more: bool, equal: bool, greatest: bool, ties: bool) -> bool:
+    """Return whether a value replaces the extreme, given whether it is more or equal; an equal one does with `ties`."""
+    return ties if equal else more == greatest
+
+
 # Functions of a row take numbers and addresses: with arrays, Numba would count references for every row, which made
 # products ten times as slow. The arguments of loops are flat since Numba converts no read-only array inside a tuple.
 # They are spelled out since it inlines no call with `*`.

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from millpond.kernels.aggregate.fold import (
     Or,
     StateColumn,
+    beats,
     clear_null,
     fold,
     fold_checked,
@@ -20,7 +21,8 @@ from millpond.kernels.aggregate.fold import (
     is_null,
     set_null,
 )
-from millpond.kernels.compiled import helper, kernel
+from millpond.kernels.columns.compare import less_floats
+from millpond.kernels.compiled import kernel
 from millpond.kernels.memory import BYTES_IN, FLOATS_IN, I64, INTS_IN, U64, WORDS, bits_float, float_bits
 from millpond.kernels.pointers import put_word, word
 
@@ -139,26 +141,20 @@ def extreme_ints(row: int, column: StateColumn, value: int, greatest: bool, ties
         ties: whether an equal value wins.
     """
     old = np.int64(word(row, column.offset))
-    wins = is_null(row, column) or (value > old if greatest else value < old) or (ties and value == old)
+    wins = is_null(row, column) or beats(value > old, value == old, greatest, ties)
     if wins:
         put_word(row, column.offset, np.uint64(value))
         clear_null(row, column)
     return wins
 
 
-@helper
-def _before(left: float, right: float) -> bool:
-    """Compare doubles in Spark's order: NaN is the greatest, and −0.0 equals 0.0."""
-    return bool(left < right or (right != right and left == left))
-
-
 @fold_selecting(FLOATS_IN, boolean, boolean)
 def extreme_floats(row: int, column: StateColumn, value: float, greatest: bool, ties: bool) -> bool:
     """Keep the least or greatest double; see `extreme_ints`."""
     old = bits_float(word(row, column.offset))
-    ahead = _before(old, value)
-    behind = _before(value, old)
-    wins = is_null(row, column) or (ahead if greatest else behind) or (ties and not ahead and not behind)
+    more = less_floats(old, value)
+    equal = not more and not less_floats(value, old)
+    wins = is_null(row, column) or beats(more, equal, greatest, ties)
     if wins:
         put_word(row, column.offset, float_bits(value))
         clear_null(row, column)

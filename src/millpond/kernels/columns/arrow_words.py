@@ -24,7 +24,7 @@ from millpond.kernels.memory import (
     U64,
     WORDS,
     WORDS_IN,
-    copy_bytes,
+    copy_between,
     float_bits,
     load_up_to_8,
     store64,
@@ -141,7 +141,7 @@ def unpack_bytes(words: Array, offset: int, heap: Array, offsets: Array, out: Ar
         first = words[i, offset]
         second = words[i, offset + 1]
         if length > INLINE:
-            copy_bytes(out, target, heap, np.int64(second), length)
+            copy_between(out, target, heap, np.int64(second), length)
         elif length > 4:  # the next rows overwrite the spilled bytes
             store64(out, target, (first >> HALF) | (second << HALF))
             store64(out, target + 4, second)

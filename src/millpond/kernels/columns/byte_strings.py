@@ -10,7 +10,7 @@ from numba import types
 from numpy.typing import NDArray
 
 from millpond.kernels.compiled import kernel
-from millpond.kernels.memory import BYTES, BYTES_IN, INTS, INTS_IN, copy_bytes
+from millpond.kernels.memory import BYTES, BYTES_IN, INTS, INTS_IN, copy_between
 
 Array = NDArray[Any]
 
@@ -20,7 +20,7 @@ def spread(data: Array, bounds: Array, at: Array, out: Array) -> None:
     """Append each row's bytes of a column (between `bounds`) at the row's position `at` in `out`; advance `at`."""
     for i in range(at.size):
         length = bounds[i + 1] - bounds[i]
-        copy_bytes(out, at[i], data, bounds[i], length)
+        copy_between(out, at[i], data, bounds[i], length)
         at[i] += length
 
 
@@ -29,7 +29,7 @@ def collect(data: Array, at: Array, bounds: Array, out: Array) -> None:
     """Copy each row's bytes of a column from its position `at` in `data` to between `bounds`; advance `at`."""
     for i in range(at.size):
         length = bounds[i + 1] - bounds[i]
-        copy_bytes(out, bounds[i], data, at[i], length)
+        copy_between(out, bounds[i], data, at[i], length)
         at[i] += length
 
 

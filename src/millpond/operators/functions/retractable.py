@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from millpond.kernels.aggregate import fixed_point, retract
 from millpond.layout import Rows, Words
 from millpond.operators.columns.decode import to_arrow, widen
-from millpond.operators.columns.encode import ALL, Mask, Operand, and_masks, is_true
-from millpond.operators.functions.accumulators import Accumulator, StateColumn, overflow_in_integers
+from millpond.operators.columns.encode import Mask, Operand, and_masks
+from millpond.operators.functions.accumulators import Accumulator, Count, CountIf, StateColumn, overflow_in_integers
 from millpond.operators.functions.decimal_sums import averages, overflow_in_sum, sum_precision, words_of
 from millpond.spec.operators import AggregateCall
 from millpond.spec.types import DataType
@@ -40,29 +40,15 @@ class Retractable(Accumulator):
     signs: Signs
 
 
-class RetractableCount(Retractable):
+class RetractableCount(Retractable, Count):
     """`count(*)`, `count(x, …)`: one word."""
-
-    columns: tuple[StateColumn, ...] = (StateColumn("word"),)
-
-    def load(self, operands: Sequence[Operand], counts: Mask) -> None:
-        self._counts = and_masks(counts, *(column.valid for column in operands))
 
     def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
         retract.count(table.words, rows, start, *self.places[0], self._counts, self.signs)
 
-    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
-        _add(table, rows, self.places[0].offset, source.words[:, self.places[0].offset])
 
-    def result(self, rows: Rows) -> pa.Array:
-        return to_arrow(rows.ints(self.places[0].offset), ALL, self.type)
-
-
-class RetractableCountIf(RetractableCount):
+class RetractableCountIf(RetractableCount, CountIf):
     """`count_if(b)`."""
-
-    def load(self, operands: Sequence[Operand], counts: Mask) -> None:
-        super().load((), and_masks(counts, is_true(operands[0])))
 
 
 class RetractableBitXor(Retractable):

@@ -13,6 +13,7 @@ from millpond.files.formats.blocks import kernel_layout
 from millpond.kernels.runs.gather import addresses, gather_rows
 from millpond.kernels.runs.sort import order_by_hash
 from millpond.layout import HASH, HashRange, RowLayout, Rows
+from millpond.stores.runs.cuts import cut_evenly
 
 _MIN_INTERVAL_BYTES = 1 << 16  # bytes read at a time, at least
 _MAX_CONCURRENT_READS = 16
@@ -98,21 +99,14 @@ class _Cursor:
 
 def _boundaries(cursors: Sequence[_Cursor], size: int, range_: HashRange) -> Iterator[int]:
     """Yield the exclusive ends of hash intervals with about `size` bytes of rows each."""
-    fences = np.concatenate([cursor.section.first[cursor.block : cursor.stop] for cursor in cursors])
-    heap_and_words = []
+    fences = [cursor.section.first[cursor.block : cursor.stop] for cursor in cursors]
+    sizes = []
     for cursor in cursors:
         rows = np.diff(cursor.section.starts)[cursor.block : cursor.stop]
         # Compressed blocks are shorter than their rows; words alone would ignore long values.
         words = rows * (8 * cursor.section.layout.width)
-        heap_and_words.append(
-            np.maximum(words, 2 * cursor.section.sizes[cursor.block : cursor.stop] * _has_heap(cursor))
-        )
-    sizes = np.concatenate(heap_and_words)
-    order = np.argsort(fences, kind="stable")
-    before = np.cumsum(sizes[order]) - sizes[order]
-    step = max(size, _MIN_INTERVAL_BYTES)
-    cuts = np.searchsorted(before, np.arange(step, int(sizes.sum()), step), "left")
-    for fence in np.unique(fences[order[cuts[cuts < len(order)]]]).tolist():
+        sizes.append(np.maximum(words, 2 * cursor.section.sizes[cursor.block : cursor.stop] * _has_heap(cursor)))
+    for fence in cut_evenly(fences, sizes, max(size, _MIN_INTERVAL_BYTES)):
         if fence > range_.lo:
             yield fence
     yield range_.hi

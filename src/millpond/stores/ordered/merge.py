@@ -14,6 +14,7 @@ from millpond.kernels.runs.gather import gather_rows
 from millpond.layout import HASH, NEVER, HashRange, Rows
 from millpond.stores.ordered.layout import OrderedLayout
 from millpond.stores.ordered.parts import BEGINNING, Part
+from millpond.stores.runs.cuts import cut_evenly
 
 _FENCE_ROWS = 1024  # rows between two possible cuts of a part in memory
 _UNLIMITED_ROWS = 1 << 62  # everything in one piece, for merges in memory
@@ -121,16 +122,9 @@ def _boundaries(inputs: Sequence[Input], lowest: int, highest: int, size: int) -
 
     Within one interval, either all rows of an input count, or no row of it does.
     """
-    ends: list[int] = [edge for source in inputs for edge in source.part.range]
-    spans = [source.fences(lowest, highest) for source in inputs]
-    fences = np.concatenate([fence for fence, _ in spans])
-    rows = np.concatenate([counts for _, counts in spans])
-    if int(rows.sum()) > size:
-        order = np.argsort(fences, kind="stable")
-        before = np.cumsum(rows[order]) - rows[order]
-        cuts = np.searchsorted(before, np.arange(size, int(rows.sum()), size), "left")
-        ends += fences[order[cuts[cuts < len(order)]]].tolist()
-    for end in sorted(set(ends)):
+    fences, rows = zip(*(source.fences(lowest, highest) for source in inputs), strict=True)
+    ends = cut_evenly(fences, rows, size)
+    for end in sorted({*ends, *(edge for source in inputs for edge in source.part.range)}):
         if lowest < end <= highest:
             yield end
     yield highest + 1

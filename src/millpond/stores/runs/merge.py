@@ -13,6 +13,7 @@ from millpond.kernels.runs.gather import gather_rows
 from millpond.kernels.runs.merge import merge_order
 from millpond.layout import HASH, LAST_HASH, HashRange, RowLayout, Rows
 from millpond.stores.hash_filter import inside
+from millpond.stores.runs.cuts import cut_evenly
 
 PIECE_ROWS = 65536
 """Rows in a piece of a merge, roughly."""
@@ -118,13 +119,9 @@ def _boundaries(runs: Sequence[View], lowest: int, highest: int, size: int) -> I
     Within one interval, either all rows of a run count, or no row of it does.
     """
     spans = [(run.source.index, *run.source.index.span(lowest, highest)) for run in runs]
-    fences = np.concatenate([index.fence[begin:end] for index, begin, end in spans])
-    rows = np.concatenate([np.diff(index.starts[begin : end + 1]) for index, begin, end in spans])
-    order = np.argsort(fences, kind="stable")
-    before = np.cumsum(rows[order]) - rows[order]
-    cuts = np.searchsorted(before, np.arange(size, int(rows.sum()), size), "left")
-    # Rows of one hash may fill several blocks: they stay together.
-    ends = fences[order[cuts[cuts < len(order)]]].tolist()
+    fences = [index.fence[begin:end] for index, begin, end in spans]
+    rows = [np.diff(index.starts[begin : end + 1]) for index, begin, end in spans]
+    ends = cut_evenly(fences, rows, size)
     for end in sorted({*ends, *(bound for run in runs for bound in run.bounds)}):
         if lowest < end <= highest:
             yield end

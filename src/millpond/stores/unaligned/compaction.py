@@ -20,6 +20,7 @@ from millpond.kernels.memory import HALF, LOW_HALF
 from millpond.kernels.runs.gather import addresses, gather_rows, spread_ranges
 from millpond.layout import META, NULLS, RowLayout, Rows, Words
 from millpond.stores.append_files import AppendFiles
+from millpond.stores.runs.cuts import cut_evenly
 from millpond.stores.runs.pace import Pace
 from millpond.stores.unaligned.segment import ENTRY, fill_index
 
@@ -167,12 +168,8 @@ def rows_between(
 
 
 def _boundaries(data: Sequence[Section], piece: int) -> Iterator[int]:
-    fences = np.concatenate([section.first for section in data])
-    sizes = np.concatenate([np.maximum(np.diff(s.starts) * 8 * s.layout.width, s.sizes) for s in data])
-    order = np.argsort(fences, kind="stable")
-    before = np.cumsum(sizes[order]) - sizes[order]
-    cuts = np.searchsorted(before, np.arange(piece, int(sizes.sum()), piece), "left")
-    for fence in np.unique(fences[order[cuts[cuts < len(order)]]]).tolist():
+    sizes = [np.maximum(np.diff(s.starts) * 8 * s.layout.width, s.sizes) for s in data]
+    for fence in cut_evenly([section.first for section in data], sizes, piece):
         if fence > 0:
             yield fence
     yield 1 << 64
