@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from millpond.kernels.aggregate.fold import (
     Or,
     StateColumn,
-    beats,
     clear_null,
     fold,
     fold_checked,
@@ -21,7 +20,6 @@ from millpond.kernels.aggregate.fold import (
     is_null,
     set_null,
 )
-from millpond.kernels.columns.compare import less_pairs
 from millpond.kernels.compiled import helper, inlined, kernel
 from millpond.kernels.memory import BYTES, BYTES_IN, HALF, I64, INTS_IN, LOW_HALF, U64, UINTS, WORDS, WORDS_IN
 from millpond.kernels.pointers import put_word, word
@@ -148,8 +146,10 @@ def extreme_pairs(row: int, column: StateColumn, low: int, high: int, greatest: 
     """Keep the least or greatest 128-bit integer; see `numeric.extreme_ints`."""
     old_low = word(row, column.offset)
     old_high = word(row, column.offset + 1)
-    more, equal = less_pairs(old_low, old_high, low, high), high == old_high and low == old_low
-    wins = is_null(row, column) or beats(more, equal, greatest, ties)
+    # Spelled out: `less_pairs` and `beats` make this loop a tenth slower.
+    more = np.int64(high) > np.int64(old_high) or (high == old_high and low > old_low)
+    equal = high == old_high and low == old_low
+    wins = is_null(row, column) or (ties if equal else more == greatest)
     if wins:
         put_word(row, column.offset, low)
         put_word(row, column.offset + 1, high)
