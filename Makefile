@@ -75,7 +75,7 @@ chaos: check-java setup
 # The older versions of Spark, each with an environment of its own: a query of each kind is compared with Spark, and on
 # 4.2, the newest that Delta Lake runs on, batches are merged into a Delta table.
 .venv-spark-4.2/.installed: SMOKE_WITH := delta-spark==4.4.0
-.venv-spark-%/.installed: pyproject.toml
+.venv-spark-%/.installed: pyproject.toml Makefile
 	@[ -x $(@D)/bin/python ] || $(PYTHON) -m venv $(@D)
 	@$(@D)/bin/python -m pip install -q --disable-pip-version-check -e '.[dev]' 'pyspark==$*.*' $(SMOKE_WITH)
 	@touch $@

@@ -3,14 +3,14 @@
 A count over keys that are all in the state runs on several hosts of this machine. One host after the other is killed in
 the middle of the query, with its executor, its slots and its disk, and another one takes its place. Printed is how long
 each loss delayed the query: the time from the kill to the end of the next batch, and to the third, beside the median
-batch; whether the query was started again, as the lost host's last commit was not durable; and the longest batch until
-the hosts were complete.
+batch; whether the query was started again, as the lost host's last commit was not durable; and the longest of the
+batches until twelve after another host took its place.
 
 With `--hold` the store takes nothing from the end of the batch before until the kill, so that no commit of the host is
 durable. With `--how stop` the host's processes are stopped, not killed; with `--how decommission` its executor hands
 over and ends, and another one starts there. With `--check` all rows come in each batch (complete mode,
-`foreachBatch`), and the last ones are compared with Spark's over the same events in batch: a row that any batch lost or
-counted twice is missing or too many from then on.
+`foreachBatch`), and the last ones are compared with Spark's over the same events in batch: what any batch loses or
+counts twice shows in all later ones.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Batches:
 def lose(
     hosts: Hosts, number: int, query: StreamingQuery, batches: Batches, delay: float, held: Path | None, how: str
 ) -> Loss:
-    """Make a host leave some time after the end of a batch; the store takes nothing while the file `held` exists."""
+    """Kill, stop or decommission a host after a batch; the store takes nothing while the file `held` exists."""
     run = query.runId
     if held is not None:
         batches.wait_for(batches.last + 1)
@@ -125,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--kills", type=count, default=6)
     add("--delay", type=float, metavar="S", help="from the end of a batch to the kill; random by default")
     add("--hold", action="store_true", help="the store takes nothing from the batch before until the kill")
-    add("--how", choices=("kill", "stop", "decommission"), default="kill", help="what befalls a host")
+    add("--how", choices=("kill", "stop", "decommission"), default="kill", help="how a host is lost")
     add("--timeout", type=float, default=30.0, metavar="S", help="without an answer, after which a host is given up")
     add("--check", action="store_true", help="compare the last rows with Spark's in batch")
     add("--set", type=setting, action="append", default=[], metavar="KEY=VALUE", help="a further setting")
@@ -196,10 +196,11 @@ def measure(config: RunConfig, hosts: Hosts, options: argparse.Namespace, choice
             hosts.add(number)
         batches.wait_for(batches.last + _BETWEEN)
         longest = max(seconds for batch, seconds in batches.seconds.items() if batch > before)
-        print(f"longest batch until the hosts were complete: {longest / median:.1f} x the median", flush=True)
+        print(f"longest of these and {_BETWEEN} more batches: {longest / median:.1f} x the median", flush=True)
     query.stop()
     if options.check:
-        check(spark, config, max(rows), rows[max(rows)])
+        last = max(rows)
+        check(spark, config, last, rows[last])
     spark.stop()
 
 
@@ -218,13 +219,13 @@ def fingerprint(rows: DataFrame) -> Fingerprint:
     return Fingerprint(*found)
 
 
-def check(spark: SparkSession, config: RunConfig, number: int, found: Fingerprint) -> None:
+def check(spark: SparkSession, config: RunConfig, number: int, actual: Fingerprint) -> None:
     """Compare the rows of a batch with Spark's in batch over the events until its end."""
     events = numbers_between(spark, 0, (number + 1) * config.rows_per_batch, config.partitions)
-    wanted = fingerprint(rmw(events.selectExpr(*rmw_columns(config))))
-    if found != wanted:
-        raise RuntimeError(f"batch {number} has other rows: {found}, not {wanted}")
-    print(f"the {found.rows:,} rows of batch {number} are Spark's", flush=True)
+    expected = fingerprint(rmw(events.selectExpr(*rmw_columns(config))))
+    if actual != expected:
+        raise RuntimeError(f"batch {number} has other rows: {actual}, not {expected}")
+    print(f"the {actual.rows:,} rows of batch {number} are Spark's", flush=True)
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def test_halves(rows: Rows, count: int, sizes: list[int]) -> None:
 
 
 def test_head_has_the_first_words(rows: Rows) -> None:
-    head = rows.head(4)
+    head = rows.leading(4)
     assert_packed(head.words)
     assert head.words.tolist() == rows.words[:, :4].tolist()
     assert head.heap is rows.heap

@@ -134,8 +134,8 @@ class Rows(NamedTuple):
     """Rows of one layout, and the heap that their long `bytes` values point into.
 
     `words` has shape (rows, width) and dtype uint64; `heap` is a contiguous array of uint8. The holder defines the
-    order of rows. Methods that return rows share the heap. They copy words only where they must, so a result may refer
-    to the same words.
+    order of rows. Methods that return rows share the heap. They copy words only where they must, so results may share
+    words with these rows.
     """
 
     words: Words
@@ -151,15 +151,15 @@ class Rows(NamedTuple):
         return np.ascontiguousarray(self.words[:, offset : offset + width])
 
     def word(self, offset: int) -> Words:
-        """Return one word of each row as contiguous uint64[n]."""
+        """Return one word of each row as packed uint64[n]."""
         return np.ascontiguousarray(self.words[:, offset])
 
     def ints(self, offset: int) -> Ints:
-        """Return one word of each row as contiguous int64[n]."""
+        """Return one word of each row as packed int64[n]."""
         return self.word(offset).view(np.int64)
 
     def floats(self, offset: int) -> NDArray[np.float64]:
-        """Return one word of each row as contiguous float64[n]."""
+        """Return one word of each row as packed float64[n]."""
         return self.word(offset).view(np.float64)
 
     def take(self, which: slice | NDArray[np.bool_] | NDArray[np.integer]) -> Rows:
@@ -175,7 +175,7 @@ class Rows(NamedTuple):
         middle = self.count // 2
         return self.take(slice(middle)), self.take(slice(middle, None))
 
-    def head(self, width: int) -> Rows:
+    def leading(self, width: int) -> Rows:
         """Return the first `width` words of each row, packed; with a layout's `key_stop`, the rows' keys."""
         return Rows(self.span(0, width), self.heap)
 

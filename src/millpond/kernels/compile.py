@@ -122,9 +122,10 @@ def compile_in_background() -> None:
     signal.alarm(_BACKGROUND_SECONDS)
     with suppress(OSError):  # refused in some containers
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    if os.getsid(0) == os.getpid():  # else it would slow all that was started from the same terminal
-        with suppress(OSError):  # with autogroups, Linux divides processor time among sessions first
-            Path("/proc/self/autogroup").write_text("19")
+    with suppress(OSError):  # a process that a terminal started keeps its session, whose other processes must not slow
+        os.setsid()
+        # With autogroups, Linux divides processor time among sessions first.
+        Path("/proc/self/autogroup").write_text("19")
     import_all()
     for kernel in missing():
         if not kernel.is_cached:

@@ -1,4 +1,7 @@
-"""Memory access in arrays, for kernels, as `kernels.pointers` by address; argument types; the bits of doubles."""
+"""Loads, stores and copies in arrays, for kernels (`kernels.pointers` has them for addresses).
+
+Argument types of kernels, and the bits of doubles, are here, too.
+"""
 
 # mypy: disable-error-code="untyped-decorator,import-untyped,no-any-return"
 
@@ -36,7 +39,10 @@ LOW_HALF = np.uint64(0xFFFFFFFF)
 
 @intrinsic
 def data_at(typingctx: Any, array: Any) -> Any:
-    """`data_at(array)`: the address of the array's first byte; counts no references, unlike `array.ctypes.data`."""
+    """`data_at(array)`: the address of the array's first byte; counts no references, unlike `array.ctypes.data`.
+
+    The array must live while the address is used; those that are arguments of a kernel do.
+    """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, args[0]).data

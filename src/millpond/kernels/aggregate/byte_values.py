@@ -91,7 +91,7 @@ def extreme_bytes(
             order = compare_bytes(a, b, values_heap_at, values[old, 0], values[old, 1], values_heap_at)
         elif words[row, null_word] & null_bit == _ZERO:
             order = compare_bytes(a, b, values_heap_at, words[row, offset], words[row, offset + 1], heap_at)
-        else:
+        else:  # any value replaces null
             order = np.int64(1) if greatest else np.int64(-1)
         if beats(order > 0, order == 0, greatest, ties):
             if not pending:

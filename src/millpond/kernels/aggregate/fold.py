@@ -62,7 +62,7 @@ def set_null(row: int, column: StateColumn) -> None:
 
 @helper
 def beats(more: bool, equal: bool, greatest: bool, ties: bool) -> bool:
-    """Return whether a value replaces the extreme, given whether it is more or equal; an equal one does with `ties`."""
+    """Return whether a value that is more than the extreme, or equal, replaces it; an equal one does with `ties`."""
     return ties if equal else more == greatest
 
 

@@ -22,9 +22,9 @@ def less_floats(left, right):
 
 
 @helper
-def less_pairs(left, left_high, right, right_high):
+def less_pairs(left_low, left_high, right_low, right_high):
     """Return whether a 128-bit integer, given by its lower and its upper word, is less than another."""
-    return np.int64(left_high) < np.int64(right_high) or (left_high == right_high and left < right)
+    return np.int64(left_high) < np.int64(right_high) or (left_high == right_high and left_low < right_low)
 
 
 @helper
@@ -50,14 +50,14 @@ def compare_bytes(left, left_tail, left_heap, right, right_tail, right_heap):
     right_size = np.int64(right & LENGTH)
     a, b = left >> HALF, right >> HALF
     if a == b:
-        # Bytes 4 to 12. Inline values are padded with zeros, so that a prefix is less than what it begins.
+        # Bytes 4 to 11. Zeros pad inline values; where the padded values are equal, the shorter one is less.
         left_at, right_at = advance(left_heap, np.int64(left_tail)), advance(right_heap, np.int64(right_tail))
         a = left_tail if left_size <= INLINE else word_at(left_at, 4)
         b = right_tail if right_size <= INLINE else word_at(right_at, 4)
         common = min(left_size, right_size)
         k = INLINE
         while a == b and k < common:
-            # The last word ends with the shorter value: bytes that are compared twice are equal.
+            # The last word ends where the shorter value ends, and overlaps bytes that are known to be equal.
             a, b = word_at(left_at, min(k, common - 8)), word_at(right_at, min(k, common - 8))
             k += 8
     if a != b:

@@ -146,7 +146,7 @@ class Groups:
         """Fold in partial results of `calls`, whose state columns follow the keys and `skipped` further columns."""
         for portion in portions(batch, self.table.portion_bytes, self.table.portion_keys):
             rows = partial_rows(portion, self.main, self.main.types, self.main.keys, calls, skipped)
-            keys = rows.head(self.main.layout.key_stop)
+            keys = rows.leading(self.main.layout.key_stop)
             self.table.preload(keys, self._version)
             signs = np.ones(rows.count if self.changelog is not None else 0, dtype=np.int8)
             for start in range(0, rows.count, BLOCK):

@@ -126,9 +126,9 @@ class RetractableAverageInts(_RetractableIntSum):
     def result(self, rows: Rows) -> pa.Array:
         low, high = (rows.ints(self.places[word].offset) for word in (0, 1))
         numbers, small = self._value_counts(rows), low >> 63 == high
-        both = high.astype(np.float64) * 2.0**64 + low.view(np.uint64).astype(np.float64)
+        wide = high.astype(np.float64) * 2.0**64 + low.view(np.uint64).astype(np.float64)
         # Within 64 bits one conversion rounds once; the two halves would round twice.
-        total = np.where(small, low.astype(np.float64), both)
+        total = np.where(small, low.astype(np.float64), wide)
         with np.errstate(divide="ignore", invalid="ignore"):
             return to_arrow(total / numbers, (numbers != 0).view(np.uint8), self.type)
 

@@ -149,7 +149,7 @@ class SessionOperator:
 
     def _put_back(self, closed: Rows) -> None:
         """Put closed sessions back, and merge them with the sessions that exist."""
-        keys = closed.head(self._layout.key_stop)
+        keys = closed.leading(self._layout.key_stop)
         kernels.head_rows(keys.words, self._ordinal)
         starts, ends = (closed.ints(self._session + i) for i in (0, 1))
         pieces = Pieces.of(keys, starts, ends, self._layout)

@@ -52,7 +52,8 @@ class Keyed:
 
         Args:
             batch: the column `__hash`, then others.
-            positions: the positions of the key columns, without the ordinals of sessions, among these others.
+            positions: the positions of the key columns, not counting `__hash`. The ordinal of a session is not in the
+                batch, so it has none.
             converted: see `encode_columns`.
         """
         columns = [batch.column(1 + position) for position in positions]

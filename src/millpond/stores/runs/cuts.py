@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 
 
 def cut_evenly(fences: Sequence[NDArray[np.uint64]], sizes: Sequence[NDArray[np.int64]], step: int) -> list[int]:
-    """Cut blocks of several files into intervals of their order, with blocks of about `step` in size each.
+    """Divide what several sorted files hold into intervals, each with blocks of about `step` in size.
 
     Rows of one value may fill several blocks. They stay together, so an interval may be larger.
 
     Args:
-        fences: per file, the first value of each block, ascending.
+        fences: per file (one at least), the first value of each block, ascending.
         sizes: per file, the size of each block.
-        step: in the unit of `sizes`.
+        step: in the unit of `sizes`; above 0.
 
     Returns:
         The exclusive ends of all intervals but the last, ascending.

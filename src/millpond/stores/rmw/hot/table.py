@@ -288,7 +288,7 @@ class HotTable:
         return ids[(self.words[ids, META] & np.uint64(hs.TOMBSTONE)) == 0] if self.tombstones else ids
 
     def stamp(self, hashes: NDArray[np.uint64], stamps: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Raise the stamps of the rows with these (contiguous) hashes; returns a mask of the hashes that have rows."""
+        """Raise the stamps of the rows with these hashes (packed); returns a mask of the hashes that have rows."""
         present = np.empty(len(hashes), np.uint8)
         raise_access_times(self.state, hashes, stamps, present)
         return present.view(np.bool_)
