@@ -122,12 +122,16 @@ def test_keys_are_read_ahead_where_the_stage_sees_them(
 
 
 def told(df: DataFrame) -> list[list[str]]:
-    operators = millpond.explain(df, as_dict=True)["operators"]
+    operators = millpond.explain(df, "update", as_dict=True)["operators"]
     return [operator["lookaheads"] for operator in operators]
 
 
 def why(df: DataFrame) -> list[str]:
-    return [reason for stage in millpond.explain(df, as_dict=True)["stages"] for reason in stage["reasons"].values()]
+    return [
+        reason
+        for stage in millpond.explain(df, "update", as_dict=True)["stages"]
+        for reason in stage["reasons"].values()
+    ]
 
 
 def test_stages_replacement_the_order_of_the_plan(keyed: DataFrame) -> None:
