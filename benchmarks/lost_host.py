@@ -26,7 +26,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -35,6 +35,7 @@ from benchmarks.cli import count, setting
 from benchmarks.config import RunConfig
 from benchmarks.engine_spark import cluster_of, session, store_url
 from benchmarks.nexmark.spark import numbers_between
+from benchmarks.verify import digest
 from benchmarks.workloads import build, rmw, rmw_columns
 
 if TYPE_CHECKING:
@@ -165,10 +166,10 @@ def measure(config: RunConfig, hosts: Hosts, options: argparse.Namespace, choice
     """Start the query, lose hosts, and print what each loss cost."""
     spark = session(config, hosts.url)
     print(f"state at {store_url(config)}", flush=True)
-    rows: dict[int, Fingerprint] = {}
+    rows: dict[int, tuple[Any, ...]] = {}
 
     def keep(batch: DataFrame, number: int) -> None:
-        rows[number] = fingerprint(batch)
+        rows[number] = digest(batch)
 
     writer = millpond.writeStream(build(spark, config))
     writer = (
@@ -204,28 +205,13 @@ def measure(config: RunConfig, hosts: Hosts, options: argparse.Namespace, choice
     spark.stop()
 
 
-class Fingerprint(NamedTuple):
-    """Number of a batch's rows, and sum of their hashes (as text, of any size)."""
-
-    rows: int
-    hashes: str
-
-
-def fingerprint(rows: DataFrame) -> Fingerprint:
-    """Return number and hashes of rows, in any order."""
-    hashed = "cast(sum(cast(xxhash64(key, count, sum, max) as decimal(38))) as string)"
-    found = rows.selectExpr("count(*)", hashed).first()
-    assert found is not None
-    return Fingerprint(*found)
-
-
-def check(spark: SparkSession, config: RunConfig, number: int, actual: Fingerprint) -> None:
+def check(spark: SparkSession, config: RunConfig, number: int, actual: tuple[Any, ...]) -> None:
     """Compare the rows of a batch with Spark's in batch over the events until its end."""
     events = numbers_between(spark, 0, (number + 1) * config.rows_per_batch, config.partitions)
-    expected = fingerprint(rmw(events.selectExpr(*rmw_columns(config))))
+    expected = digest(rmw(events.selectExpr(*rmw_columns(config))))
     if actual != expected:
         raise RuntimeError(f"batch {number} has other rows: {actual}, not {expected}")
-    print(f"the {actual.rows:,} rows of batch {number} are Spark's", flush=True)
+    print(f"the {actual[0]:,} rows of batch {number} are Spark's", flush=True)
 
 
 if __name__ == "__main__":

@@ -118,14 +118,15 @@ def determined(query: Query, rows: DataFrame) -> DataFrame:
 def compare(found: DataFrame, wanted: DataFrame) -> Checked:
     """Compare two multisets of rows."""
     found = found.select(*wanted.columns)
-    ours, theirs = _digest(found), _digest(wanted)
+    ours, theirs = digest(found), digest(wanted)
     if ours == theirs:
         return Checked(int(theirs[0]), [], [])
     missing = wanted.exceptAll(found).limit(5).collect()
     return Checked(int(theirs[0]), missing, found.exceptAll(wanted).limit(5).collect())
 
 
-def _digest(rows: DataFrame) -> tuple[Any, ...]:
+def digest(rows: DataFrame) -> tuple[Any, ...]:
+    """Return the number and two sums of hashes of rows; two multisets of rows that differ in a row have others."""
     from pyspark.sql import functions as f
 
     def total(hashed: Column) -> Column:

@@ -122,9 +122,9 @@ def compile_in_background() -> None:
     signal.alarm(_BACKGROUND_SECONDS)
     with suppress(OSError):  # refused in some containers
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    with suppress(OSError):  # a process that a terminal started keeps its session, whose other processes must not slow
+    # With autogroups, Linux divides processor time among sessions first. No other process may be in this one.
+    with suppress(OSError):
         os.setsid()
-        # With autogroups, Linux divides processor time among sessions first.
         Path("/proc/self/autogroup").write_text("19")
     import_all()
     for kernel in missing():
