@@ -34,6 +34,7 @@ demo: check-java setup
 
 # The quick suite: a part of each kind of test, a quarter of the drawn examples, Spark's answers as they are recorded.
 test: export MILLPOND_EXAMPLES ?= 0.25
+test: export MILLPOND_ORACLE ?= held
 test: check-java setup
 	@$(PYTEST) -m "not slow" $(ARGS)
 

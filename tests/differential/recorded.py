@@ -35,15 +35,16 @@ Batches = dict[int, list[tuple[Any, ...]]]
 
 
 class Use(Enum):
-    """How records are used: `make test` believes them, `make test-all` checks them, `make golden` writes them."""
+    """How records are used."""
 
     RECORDED = "recorded"
+    """A record that matches is believed, else Spark runs: `pytest` alone."""
     HELD = "held"
-    """As recorded, but a record that is missing or does not hold fails the test."""
+    """As recorded, but a record that is missing or does not match fails the test: `make test`."""
     LIVE = "live"
-    """Spark runs, and its answer has to be the recorded one."""
+    """Spark runs, and its answer has to be the recorded one: `make test-all`."""
     WRITE = "write"
-    """Records that hold are kept; where there is none, Spark's answer becomes one."""
+    """Records that match are kept; where there is none, Spark's answer becomes one: `make golden`."""
 
 
 USE = Use(os.environ.get("MILLPOND_ORACLE", "recorded"))

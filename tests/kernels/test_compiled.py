@@ -14,6 +14,7 @@ import pytest
 from numba import from_dtype, uint64
 
 from millpond import kernels
+from millpond.kernels import compiled
 from millpond.kernels.compiled import kernel
 
 KERNELS = Path(kernels.__path__[0])
@@ -232,6 +233,25 @@ def test_machine_code_of_another_version_is_compiled_again(tmp_path: Path, monke
     assert "data loaded from" not in upgraded
     assert upgraded.count("data saved to") == 1
     assert "data loaded from" in finish(start(tmp_path / "kernels", "-c", CALL))
+
+
+def test_machine_code_depends_on_the_files_that_its_kernels_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {name: tmp_path / name for name in ("kernels/sums.py", "kernels/words.py", "kernels/bits.py", "layout.py")}
+    for file, imported in zip(files.values(), ["kernels.words", "kernels.bits", "layout", "conf"], strict=True):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"from millpond.{imported} import it\n")
+    monkeypatch.setattr(compiled, "_PACKAGE", tmp_path)
+
+    def stamps(name: str) -> frozenset[tuple[str, int, int]]:
+        compiled._stamps.cache_clear()
+        return compiled._stamps(files[name])
+
+    before = {name: stamps(name) for name in files}
+    assert {name for name, _, _ in before["kernels/sums.py"]} == set(files)
+    files["kernels/bits.py"].write_text("from millpond.layout import it, more\n")
+    assert {name for name in files if stamps(name) != before[name]} == set(files) - {"layout.py"}
 
 
 MODULE = """

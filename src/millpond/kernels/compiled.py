@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar
@@ -58,18 +60,35 @@ def _millpond_version() -> str:
 
 
 _VERSION = _millpond_version()
+_PACKAGE = Path(__file__).parents[1]
+_IMPORT = re.compile(r"^from millpond\.([\w.]+) import", re.MULTILINE)
+
+
+@cache
+def _stamps(file: Path) -> frozenset[tuple[str, int, int]]:
+    """Time and size of a file of the package and of the files whose code or constants its kernels may contain."""
+    if not file.exists():  # a package
+        file = file.with_suffix("") / "__init__.py"
+    found = file.stat()
+    stamp = frozenset({(str(file.relative_to(_PACKAGE)), found.st_mtime_ns, found.st_size)})
+    if file.is_relative_to(_PACKAGE / "kernels"):  # of the rooms above, kernels contain constants only
+        names = _IMPORT.findall(file.read_text())
+        stamp = stamp.union(*(_stamps(_PACKAGE / f"{name.replace('.', '/')}.py") for name in names))
+    return stamp
 
 
 class _KernelCache(FunctionCache):
-    """Cache of machine code that only the version of Millpond that compiled it loads.
+    """Cache of machine code that is loaded only if it was compiled from this version of all files that it came from.
 
-    Numba compares a kernel's own file. Functions of other files are compiled into kernels, and an upgrade may change
+    Numba compares a kernel's own file. Functions of other files are compiled into kernels, and a change may touch
     them alone. Installers leave the machine code of the version before in place.
     """
 
     def __init__(self, py_func: Any) -> None:
         super().__init__(py_func)
-        self._cache_file._source_stamp = self._cache_file._source_stamp, _VERSION
+        file = Path(py_func.__code__.co_filename)
+        others = sorted(_stamps(file)) if file.is_relative_to(_PACKAGE) else []
+        self._cache_file._source_stamp = self._cache_file._source_stamp, _VERSION, others
 
 
 class _InstalledCache(_KernelCache):

@@ -22,11 +22,8 @@ def cut_evenly(fences: Sequence[NDArray[np.uint64]], sizes: Sequence[NDArray[np.
         The exclusive ends of all intervals but the last, ascending.
     """
     block_fences, block_sizes = np.concatenate(fences), np.concatenate(sizes)
-    total = int(block_sizes.sum())
-    if total <= step:
-        return []
     order = np.argsort(block_fences, kind="stable")
     before = np.cumsum(block_sizes[order]) - block_sizes[order]
-    cuts = np.searchsorted(before, np.arange(step, total, step), "left")
+    cuts = np.searchsorted(before, np.arange(step, block_sizes.sum(), step), "left")
     ends: list[int] = np.unique(block_fences[order[cuts[cuts < len(order)]]]).tolist()
     return ends
