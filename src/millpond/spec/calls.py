@@ -13,9 +13,6 @@ from millpond.spec.protocol import AccessPattern, Spec
 
 S = TypeVar("S", bound=Spec)
 
-EMITS_ONCE = "what gives each row out once"
-"""Message of a `ChangelogError`: the operator cannot consume a changelog, and its rows never change."""
-
 EVENT_TIME_WINDOWS = "windows of event time"
 """Message of a `ChangelogError`: the operator cannot emit its changes as a changelog."""
 

@@ -114,13 +114,13 @@ class Spec(msgspec.Struct, frozen=True):
         return self.state_fields
 
     @property
-    @abstractmethod
     def lag(self) -> int | None:
         """Lag of the operator's watermark behind the query's, in ms; None if it uses no watermark."""
+        return None
 
-    @abstractmethod
     def with_lag(self, lag_ms: int) -> Self:
-        """Return the spec for a watermark that lags `lag_ms` behind the query's."""
+        """Return the spec for a watermark that lags `lag_ms` behind the query's; itself if it uses no watermark."""
+        return self
 
     @property
     def needs_no_data_batches(self) -> bool:
@@ -133,9 +133,9 @@ class Spec(msgspec.Struct, frozen=True):
         return False
 
     @property
-    @abstractmethod
     def emits_updates(self) -> bool:
         """Whether emitted rows may change later."""
+        return False
 
     @property
     def why_not_combined(self) -> str | None:
@@ -161,21 +161,22 @@ class Spec(msgspec.Struct, frozen=True):
         """Whether the output is a changelog, with deleted rows and `OP` as its last column."""
         return False
 
-    @abstractmethod
     def consume_changelog(self) -> Self:
         """Return the spec of the same operator over a changelog.
 
         Raises:
             ChangelogError: it cannot retract rows.
         """
+        raise ChangelogError("what gives each row out once")
 
-    @abstractmethod
     def produce_changelog(self) -> Self:
         """Return the spec of the same operator with a changelog as output; itself if its rows never change.
 
         Raises:
             ChangelogError: its rows change, and it cannot emit the changes.
         """
+        assert not self.emits_updates, "a kind whose rows change says how"
+        return self
 
     @property
     @abstractmethod
@@ -229,9 +230,9 @@ class Spec(msgspec.Struct, frozen=True):
         return ()
 
     @property
-    @abstractmethod
     def functions(self) -> tuple[str, ...]:
         """The computed functions, as `millpond.explain` shows them."""
+        return ()
 
     @property
     def unsupported(self) -> str | None:
@@ -243,6 +244,6 @@ class Spec(msgspec.Struct, frozen=True):
         return KEY_COLUMNS if key_width(keys) > MAX_KEY_COLUMNS else self.unsupported_values
 
     @property
-    @abstractmethod
     def unsupported_values(self) -> str | None:
         """The reason code why its values besides the keys cannot be stored; None if they can."""
+        return None

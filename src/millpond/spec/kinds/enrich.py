@@ -100,15 +100,6 @@ class EnrichSpec(Spec, frozen=True, tag="enrich"):
         return self.keys
 
     @property
-    def lag(self) -> int | None:
-        """None: the operator uses no watermark."""
-        return None
-
-    def with_lag(self, lag_ms: int) -> Self:
-        """Return the same spec: watermarks pass through."""
-        return self
-
-    @property
     def emits_updates(self) -> bool:
         """Whether input rows may change: each row is emitted by itself."""
         return self.updating
@@ -147,8 +138,3 @@ class EnrichSpec(Spec, frozen=True, tag="enrich"):
     def extra_metrics(self) -> tuple[str, ...]:
         """Additional metrics that slots report for the operator."""
         return LOOKUP_METRICS
-
-    @property
-    def unsupported_values(self) -> str | None:
-        """None: `millpond.enrich` has already refused unsupported types."""
-        return None

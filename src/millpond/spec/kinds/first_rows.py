@@ -7,9 +7,8 @@ from typing import Self
 
 import msgspec
 
-from millpond.spec.calls import EMITS_ONCE
 from millpond.spec.operators import Field
-from millpond.spec.protocol import ChangelogError, Spec
+from millpond.spec.protocol import Spec
 from millpond.spec.traits import Trait, columns_trait
 
 
@@ -53,26 +52,3 @@ class FirstRows(Spec, frozen=True):
     def state_fields(self) -> tuple[Field, ...]:
         """The key columns."""
         return self.key_fields
-
-    @property
-    def emits_updates(self) -> bool:
-        """False: each row is emitted once."""
-        return False
-
-    def consume_changelog(self) -> Self:
-        """Refuse: an emitted row cannot be retracted."""
-        raise ChangelogError(EMITS_ONCE)
-
-    def produce_changelog(self) -> Self:
-        """Return the same spec: emitted rows never change."""
-        return self
-
-    @property
-    def functions(self) -> tuple[str, ...]:
-        """Empty: nothing is computed."""
-        return ()
-
-    @property
-    def unsupported_values(self) -> str | None:
-        """None: only the key is stored."""
-        return None

@@ -8,10 +8,9 @@ from typing import Any, ClassVar, Self
 import msgspec
 
 from millpond.humanize import duration
-from millpond.spec.calls import EMITS_ONCE
 from millpond.spec.functions import INPUT_TYPE, unsupported_value
 from millpond.spec.operators import Field
-from millpond.spec.protocol import AccessPattern, ChangelogError, KindFacts, Spec
+from millpond.spec.protocol import AccessPattern, KindFacts, Spec
 from millpond.spec.traits import Trait, columns_trait, lag_trait
 
 FROM_TIME = -(1 << 16)
@@ -211,28 +210,10 @@ class JoinSpec(Spec, frozen=True, tag="join"):
         return self.expires
 
     @property
-    def emits_updates(self) -> bool:
-        """False: each row is emitted once."""
-        return False
-
-    def consume_changelog(self) -> Self:
-        """Refuse: an emitted pair cannot be retracted."""
-        raise ChangelogError(EMITS_ONCE)
-
-    def produce_changelog(self) -> Self:
-        """Return the same spec: emitted rows never change."""
-        return self
-
-    @property
     def access_pattern(self) -> AccessPattern:
         """The statically chosen store."""
         why = "rows of both sides are kept by key and event time, and read by intervals of time"
         return AccessPattern("ordered", why + ("; they expire with the watermark" if self.expires else ""))
-
-    @property
-    def functions(self) -> tuple[str, ...]:
-        """Empty: nothing is computed."""
-        return ()
 
     @property
     def unsupported_values(self) -> str | None:

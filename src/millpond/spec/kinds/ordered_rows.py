@@ -55,15 +55,6 @@ class OrderedRows(Spec, frozen=True):
         """The key columns."""
         return self.key_fields
 
-    @property
-    def lag(self) -> int | None:
-        """None: no watermark expires the state."""
-        return None
-
-    def with_lag(self, lag_ms: int) -> Self:
-        """Return the same spec."""
-        return self
-
     def consume_changelog(self) -> Self:
         """Return the spec over a changelog as input: all rows of a key are kept."""
         return msgspec.structs.replace(self, retracts=True)
@@ -71,11 +62,6 @@ class OrderedRows(Spec, frozen=True):
     def produce_changelog(self) -> Self:
         """Return the spec with a changelog as output."""
         return msgspec.structs.replace(self, changes=True)
-
-    @property
-    def unsupported_values(self) -> str | None:
-        """None: rows are stored as they are, whatever their types."""
-        return None
 
 
 def _by(name: str, order: Order) -> str:

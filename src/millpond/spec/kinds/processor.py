@@ -10,10 +10,9 @@ import msgspec
 
 from millpond.errors import UsageError
 from millpond.metrics import PROCESSOR_METRICS
-from millpond.spec.calls import EMITS_ONCE
 from millpond.spec.functions import INPUT_TYPE
 from millpond.spec.operators import EventTime, Field
-from millpond.spec.protocol import AccessPattern, ChangelogError, KindFacts, Spec
+from millpond.spec.protocol import AccessPattern, KindFacts, Spec
 from millpond.spec.traits import Trait, columns_trait
 from millpond.spec.types import DataType, has_duplicate_fields, parse_type
 
@@ -287,19 +286,6 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
     def due_by_processing_time(self) -> bool:
         """Whether processing-time timers make further batches necessary."""
         return self.time_mode == "processing"
-
-    @property
-    def emits_updates(self) -> bool:
-        """False: emitted rows count as final."""
-        return False
-
-    def consume_changelog(self) -> Self:
-        """Refuse: a row that a processor has seen cannot be retracted."""
-        raise ChangelogError(EMITS_ONCE)
-
-    def produce_changelog(self) -> Self:
-        """Return the same spec: emitted rows never change."""
-        return self
 
     @property
     def access_pattern(self) -> AccessPattern:

@@ -9,7 +9,6 @@ import msgspec
 
 from millpond.metrics import LIST_METRICS
 from millpond.spec.calls import (
-    EMITS_ONCE,
     EVENT_TIME_WINDOWS,
     describe_calls,
     explain_requested_pattern,
@@ -114,10 +113,6 @@ class SessionSpec(Spec, frozen=True, tag="session"):
     def emits_updates(self) -> bool:
         """Whether emitted rows may change later."""
         return self.output_mode != "append"
-
-    def consume_changelog(self) -> Self:
-        """Refuse: sessions cannot retract rows."""
-        raise ChangelogError(EMITS_ONCE)
 
     def produce_changelog(self) -> Self:
         """Return the same spec, or refuse if its rows change: sessions cannot emit a changelog.
