@@ -354,7 +354,7 @@ def to_batch(progress: dict[str, Any], config: RunConfig) -> Batch:
             checkpoint = commit  # what Spark commits is durable
     else:
         figures = progress.get("observedMetrics", {}).get("millpond", {})
-        commit, checkpoint = figures.get("commit_lag_ms"), figures.get("commit_ms")
+        commit, checkpoint = figures.get("commit_wait_ms"), figures.get("commit_ms")
     # Spark counts a row as often as the query scans the source: once for each kind of events, and for each use.
     if config.rate:
         source = progress["sources"][0]

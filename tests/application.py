@@ -43,7 +43,7 @@ class Application(ABC):
         self.roll_back = RollBack(self.checkpoint, self.query_logs, self.files, generation.number)
         self.roll_back.undo_interrupted()
         recovery = Recovery(self.files, generation, 1)
-        again = write_base_and_find_replays(recovery, self.query_logs, shape=self.shape(recovery))
+        again = write_base_and_find_replays(recovery, self.query_logs, schema_number=self.schema_number(recovery))
         self.task = OperatorTask(
             application="app",
             query="query",
@@ -70,7 +70,7 @@ class Application(ABC):
         tables = {name: plain(table.schema) for name, table in state_tables(self.spec).items()}
         write_or_check_schema(self.files, StateSchema(1 << 15, (OperatorSchema("operator", plain(self.spec), tables),)))
 
-    def shape(self, recovery: Recovery) -> int:
+    def schema_number(self, recovery: Recovery) -> int:
         """The number of the query's shape, once it is known what there is."""
         return 0
 

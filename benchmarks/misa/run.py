@@ -63,7 +63,7 @@ def batch_of(progress: Mapping[str, Any], names: Sequence[str], came: Mapping[st
     figures = progress.get("observedMetrics", {}).get("millpond", {})
     commit, durable, read = None, None, None
     if settings.on_millpond:
-        commit, durable = figures.get("commit_lag_ms"), figures.get("commit_ms")
+        commit, durable = figures.get("commit_wait_ms"), figures.get("commit_ms")
     else:
         operators = progress["stateOperators"]
         # Spark adds up over tasks, of which as many run side by side as there are cores.

@@ -53,10 +53,10 @@ GROUPS = {
 }
 """Groups of metrics, and the operators that report each group."""
 
-LAG, COMMIT, FETCH = "commit_lag_ms", "commit_ms", "fetch_ms"
+COMMIT_WAIT, COMMIT, FETCH = "commit_wait_ms", "commit_ms", "fetch_ms"
 LOOKAHEAD, PREFETCH, SLACK = "lookahead", "prefetch_ms", "slack_ms"
 WAITING = "waiting_compactions"
-MOVED = "moved_partitions"
+MOVED, OPEN = "moved_partitions", "open_ms"
 
 LOOKAHEADS = ("off", "exchange", "source, exchange", "stage, exchange")
 """Values of the metric `lookahead`; a stage is one of the user's plan (`millpond.lookahead`)."""
@@ -69,7 +69,13 @@ METRICS = (
     Metric("state_bytes", "every", "the state in memory and in files", "bytes"),
     Metric("cache_hits", "every", "keys that were looked up and were in memory", durable=True),
     Metric("cache_misses", "every", "keys that had to be looked up in files", durable=True),
-    Metric(LAG, "every", "how long the batch waited for the commit of the batch before", "ms", max),
+    Metric(
+        COMMIT_WAIT,
+        "every",
+        "how long the batch waited for the commit of the batch before (with `commit.mode=sync` for its own)",
+        "ms",
+        max,
+    ),
     Metric("read_ahead_hits", "lists", "lists of rows on disk that were asked for and had been read ahead"),
     Metric("read_ahead_misses", "lists", "lists of rows on disk that were asked for and had not been read ahead"),
     Metric("fetched_rows", "lists", "rows read from disk, ahead of time or not"),
@@ -124,7 +130,14 @@ METRICS = (
     Metric("combined_rows", "combined", "rows of the source that were combined"),
     Metric("changed_rows", "combined", "rows of the state that the batch changed"),
     Metric("memory_bytes", "manifest", "the state in memory", "bytes", durable=True),
-    Metric("process_ms", "manifest", "how long the operator took over the batch", "ms", durable=True),
+    Metric(
+        "process_ms",
+        "manifest",
+        "from the first row to the last one processed, with waits for input",
+        "ms",
+        durable=True,
+    ),
+    Metric(OPEN, "manifest", "how long the state took to open before this batch", "ms", max, durable=True),
 )
 """All metrics. A metric's position is its number between slot and plan, which are always of one version."""
 

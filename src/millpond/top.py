@@ -133,6 +133,8 @@ def _batches(progress: Progress, timed: list[BatchProgress], health: CommitHealt
         table.add_row("hosts", ", ".join(f"{host}: {count}" for host, count in progress.hosts.items()) + " partitions")
     if moved := sum(operator.moved_partitions for batch in recent for operator in batch.operators):
         table.add_row("moved", f"{counted(moved, 'partition')} in {counted(len(recent), 'batch', 'batches')}")
+    if opened := max((operator.open_seconds for batch in recent for operator in batch.operators), default=0.0):
+        table.add_row("opening", f"{_time(opened)} at most in {counted(len(recent), 'batch', 'batches')}")
     if progress.restart is not None:
         ago = _time(max(0.0, time.time() - progress.started))
         table.add_row("restarts", f"{progress.restart.number}, the last {ago} ago: {progress.restart}")

@@ -109,7 +109,7 @@ def test_the_figures_of_a_run() -> None:
     assert [b.batch for b in run.steady()] == [3, 4, 5]
     of = run.figures()
     assert of["rows_per_second"] == pytest.approx(3_000 / 1.512)
-    assert (of["batch_ms"], of["longest_ms"], of["commit_ms"], of["first_ms"]) == (504.0, 505.0, 2.0, 506.0)
+    assert (of["batch_ms"], of["longest_ms"], of["commit_wait_ms"], of["first_ms"]) == (504.0, 505.0, 2.0, 506.0)
     assert of["restart_seconds"] == pytest.approx(108.0 + 0.506 - 106.5)
     assert of["seconds"] == pytest.approx(109.0 + 0.507 - 90.0)
     ours, compared = run_with_batches("millpond", 50.0), figures.Comparison()
@@ -131,9 +131,9 @@ def test_figures_from_either_engine() -> None:
         "observedMetrics": {},
     }
     native = engine.figures(progress, 2, 1_000)
-    assert (native.batch, native.ms, native.rows, native.commit_ms) == (3, 250.0, 1_000, 30.0)
-    mine = {"millpond": {"commit_lag_ms": 4}}
-    assert engine.figures({**progress, "observedMetrics": mine}, 2, 1_000).commit_ms == 4.0
+    assert (native.batch, native.ms, native.rows, native.commit_wait_ms) == (3, 250.0, 1_000, 30.0)
+    mine = {"millpond": {"commit_wait_ms": 4}}
+    assert engine.figures({**progress, "observedMetrics": mine}, 2, 1_000).commit_wait_ms == 4.0
 
 
 def test_columns_of_blocks() -> None:

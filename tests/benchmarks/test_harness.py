@@ -146,7 +146,7 @@ def test_commit_times_are_those_of_one_partition() -> None:
     config = RunConfig(engine="spark", workload="rmw", work="/tmp/x")
     assert to_batch(progress(), config) == Batch(1767225601.5, 250.0, 1_000, 40.0, 40.0)
     ours = msgspec.structs.replace(config, engine="millpond")
-    observed = {"millpond": {"commit_lag_ms": 3, "commit_ms": 30}}
+    observed = {"millpond": {"commit_wait_ms": 3, "commit_ms": 30}}
     batch = to_batch(progress(observedMetrics=observed), ours)
     assert (batch.commit_ms, batch.checkpoint_ms) == (3, 30)
     assert to_batch(progress(), ours).commit_ms is None

@@ -31,7 +31,7 @@ def test_figures_of_a_batch() -> None:
     assert found.row_mean_ms == pytest.approx((30 * 1000 + 10 * 600) / 40)
     assert found.row_max_ms == pytest.approx(1000)
     assert (found.log_ms, found.commit_ms, found.read_ms, found.durable_ms) == (50, 40, 6, None)
-    ours = progress(stateOperators=[], observedMetrics={"millpond": {"commit_ms": 70.0, "commit_lag_ms": 2.0}})
+    ours = progress(stateOperators=[], observedMetrics={"millpond": {"commit_ms": 70.0, "commit_wait_ms": 2.0}})
     found = batch_of(ours, names, at, msgspec.structs.replace(SETTINGS, engine="millpond", rate=0))
     assert (found.commit_ms, found.durable_ms, found.read_ms, found.row_mean_ms) == (2.0, 70.0, None, None)
 

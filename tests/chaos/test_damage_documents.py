@@ -1,7 +1,8 @@
 """Documents of a checkpoint altered, cut short, removed or of a newer format: right rows, or an error that names one.
 
-Beside `slot/test_damage.py`: marks of fenced runs, shapes, parents and pins of forks, requests to compactors with their
-leases and answers, and the files that these make; and of each kind, what a newer Millpond would have written.
+Beside `slot/test_damage.py`: marks of fenced runs, state schemas, parents and pins of forks, requests to compactors
+with their leases and answers, and the files that these make; and of each kind, what a newer Millpond would have
+written.
 """
 
 from __future__ import annotations

@@ -222,9 +222,9 @@ def test_who_compacts() -> None:
             remote_compacted_bytes=1000,
             compaction_ms=500,
             state_rows=7,
-            commit_lag_ms=0,
+            commit_wait_ms=0,
         )
-        others = Row(**dict.fromkeys(COMPACTION_METRICS, 0), state_rows=7, commit_lag_ms=0)
+        others = Row(**dict.fromkeys(COMPACTION_METRICS, 0), state_rows=7, commit_wait_ms=0)
         figures = {"millpond": first, "millpond-1": others}
         counts.add(SimpleNamespace(batchId=batch, observedMetrics=figures, durationMs={"triggerExecution": 500}))
     shown = ScrapedQuery(("id", "name"), ["a", "b"], counts, None, None)
@@ -246,7 +246,7 @@ def test_who_compacts() -> None:
 def test_hosts_moves_and_restarts() -> None:
     counts = Counts(2, {"run_failed": 1})
     for batch in range(2):
-        row = Row(moved_partitions=batch + 1, state_rows=7, commit_lag_ms=0)
+        row = Row(moved_partitions=batch + 1, state_rows=7, commit_wait_ms=0)
         figures = {"millpond": row, "millpond-1": row}
         counts.add(SimpleNamespace(batchId=batch, observedMetrics=figures, durationMs={"triggerExecution": 500}))
     operators = tuple(OperatorProgress(title, hosts={"a": 3, "b": 1}) for title in "xy")

@@ -162,7 +162,9 @@ def test_a_frame() -> None:
 
 def test_hosts_moves_and_restarts() -> None:
     def ran(number: int, moved: int, **hosts: int) -> BatchProgress:
-        return BatchProgress(number, 1.0, (OperatorProgress("count", moved_partitions=moved, hosts=hosts),))
+        return BatchProgress(
+            number, 1.0, (OperatorProgress("count", moved_partitions=moved, open_seconds=moved * 0.65, hosts=hosts),)
+        )
 
     restart = Restart(2, "state_lost", ("b", "c"))
     restarted = dataclasses.replace(
@@ -171,6 +173,7 @@ def test_hosts_moves_and_restarts() -> None:
     said = shown(restarted)
     assert "a: 4 partitions" in said
     assert "2 partitions in 2 batches" in said
+    assert "1.3 s at most in 2 batches" in said
     assert "2, the last 2.0 min ago: hosts were lost (b, c) with state that was not durable" in said
     assert str(Restart(1, "run_failed", ("b",))) == "the run failed after hosts were lost (b)"
     said = shown(progress_of(batch(5, 2.0, 1000)))

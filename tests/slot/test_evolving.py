@@ -201,7 +201,7 @@ class Job(Application):
         )
         self.pinned = found
 
-    def shape(self, recovery: Recovery) -> int:
+    def schema_number(self, recovery: Recovery) -> int:
         version = recovery_version(recovery, self.query_logs)
         self.pinned = write_evolved_schema(self.files, recovery, version, self.pinned, [self.spec], self.changed)
         self.spec = self.pinned.specs([self.spec])[0]

@@ -71,6 +71,8 @@ def test_a_partition_that_moved_is_closed_and_may_come_back(
     versions = range(1, len(places))
     manifests = [checkpoint.open_partition(0, 1, version) for version in versions]
     assert [manifest.metrics["moved_partitions"] for manifest in manifests] == [0, 0, 1, 0, 0, 1, 0]
+    opening = [manifest.metrics["open_ms"] for manifest in manifests]
+    assert [at for at, ms in enumerate(opening) if ms] == [0, 2, 5]
     assert "".join(manifest.host for manifest in manifests) == "aabbbaa"
 
 

@@ -55,7 +55,9 @@ class Checkpoint:
         self.files = files
         self.claim: Generation = read_claim(files, generation)
         self.base: Base = read_base(files, generation)
-        self.state_schemas: dict[int, StateSchema] = read_schemas(files, self.base.shape) if self.base.shape else {}
+        self.state_schemas: dict[int, StateSchema] = (
+            read_schemas(files, self.base.schema_number) if self.base.schema_number else {}
+        )
         self._poll = poll
         self._lock = threading.Lock()
         self._headers: OrderedDict[str, CommitHeader] = OrderedDict()

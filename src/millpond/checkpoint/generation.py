@@ -107,7 +107,7 @@ class Generation(msgspec.Struct, frozen=True):
 
 
 class Tip(msgspec.Struct, frozen=True):
-    """A durable manifest: its place, `id`, `lineage` and `shape`, and the commit object's name and length."""
+    """A durable manifest: its place, `id`, `lineage` and `schema_number`, and the commit object's name and length."""
 
     operator: int
     partition: int
@@ -115,7 +115,7 @@ class Tip(msgspec.Struct, frozen=True):
     lineage: int
     commit: str
     size: int
-    shape: int = 0
+    schema_number: int = 0
 
 
 class BaseVersion(msgspec.Struct, frozen=True):
@@ -140,7 +140,7 @@ class Base(msgspec.Struct, frozen=True):
 
     Attributes:
         plan: digest of the plan up to the run's operators; a run with another plan must not repeat its batches.
-        shape: number of the state schema of the query that runs (see `checkpoint.state_schema`).
+        schema_number: number of the state schema of the query that runs (see `checkpoint.state_schema`).
         retain: number of versions kept for readers, if that is more than Spark's offset log retains.
     """
 
@@ -148,7 +148,7 @@ class Base(msgspec.Struct, frozen=True):
     operators: int
     versions: tuple[BaseVersion, ...]
     plan: str = ""
-    shape: int = 0
+    schema_number: int = 0
     retain: int = 0
     format: int = FORMAT
 

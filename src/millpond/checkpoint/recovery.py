@@ -124,17 +124,17 @@ class Recovery:
         Raises:
             StateDamagedError: its partitions have different state schemas.
         """
-        shapes = {tip.shape for tip in self._tips_of(version).tips.values() if tip is not None}
-        if len(shapes) > 1:
+        schema_numbers = {tip.schema_number for tip in self._tips_of(version).tips.values() if tip is not None}
+        if len(schema_numbers) > 1:
             raise damaged_error(self.files.locate("commits/"), "has another state schema than others of its version")
-        return shapes.pop() if shapes else 0
+        return schema_numbers.pop() if schema_numbers else 0
 
-    def write_base(self, versions: Iterable[int], plan: str = "", *, shape: int = 0, retain: int = 0) -> Base:
+    def write_base(self, versions: Iterable[int], plan: str = "", *, schema_number: int = 0, retain: int = 0) -> Base:
         """Write the base of the new generation; from then on, slots can open it.
 
         Args:
             versions: the versions to build on; each must be durable.
-            plan, shape, retain: see `Base`.
+            plan, schema_number, retain: see `Base`.
 
         Raises:
             ValueError: no generation was claimed, or a version is not durable.
@@ -147,7 +147,7 @@ class Recovery:
                 raise ValueError(f"Version {version} is not durable.")
             state = self._tips_of(version)
             chosen.append(BaseVersion(version, tuple(tip for tip in state.tips.values() if tip), state.ranges))
-        base = Base(self.generation.number, self.operators, tuple(chosen), plan, shape, retain)
+        base = Base(self.generation.number, self.operators, tuple(chosen), plan, schema_number, retain)
         write_base(self.files, base)
         return base
 
@@ -205,7 +205,7 @@ class Recovery:
                 if manifest.attempt > latest[manifest.place]:
                     latest[manifest.place] = manifest.attempt
                     own[manifest.place].clear()
-                tip = Tip(*manifest.place, manifest.id, manifest.lineage, info.name, info.size, manifest.shape)
+                tip = Tip(*manifest.place, manifest.id, manifest.lineage, info.name, info.size, manifest.schema_number)
                 # Without an order, attempts with one lineage are interchangeable, so any of their tips will do.
                 own[manifest.place][manifest.lineage] = tip
         if all(len(own[place]) == 1 for place in places):

@@ -90,7 +90,7 @@ def _combine(
         return PartitionManifest(operator, partition, version)
     if len(parents) == 1 and parents[0][1] == range_:
         return msgspec.structs.replace(parents[0][0], partition=partition)
-    if len({manifest.shape for manifest, _ in parents}) > 1:
+    if len({manifest.schema_number for manifest, _ in parents}) > 1:
         raise StateDamagedError(
             "The partitions of one version have different state schemas.",
             action="Start with as many partitions as the last run had.",
@@ -110,7 +110,7 @@ def _combine(
         operator=operator,
         partition=partition,
         version=version,
-        shape=parents[0][0].shape,
+        schema_number=parents[0][0].schema_number,
         id=digest.hexdigest(),
         lineage=digest.intdigest() & (1 << 64) - 1,
         tables={name: _table(name, version, parts, range_) for name, parts in tables.items()},

@@ -1,7 +1,7 @@
 """State schemas: the description of the query that owns a checkpoint, so that a different query is refused.
 
 `query.json` holds the first state schema. A query may change in ways that its state can follow
-(`spark.millpond.onChangedState=evolve`). Each such change writes a new state schema, an object below `shapes/`. Its
+(`spark.millpond.onChangedState=evolve`). Each such change writes a new state schema, an object below `schemas/`. Its
 number is the generation of the first run with it; `query.json` has number 0.
 
 A state schema is immutable, except for the aliases under which its state is shown. The base of each generation names
@@ -25,7 +25,7 @@ from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem, M
 from millpond.files.backends.retry import with_retries
 
 QUERY_FILE = "query.json"
-SCHEMA_FOLDER = "shapes/"
+SCHEMA_FOLDER = "schemas/"
 
 
 class OperatorSchema(msgspec.Struct, frozen=True):
@@ -105,8 +105,8 @@ def write_or_check_schema(files: FileSystem, query: StateSchema) -> None:
     except AlreadyExistsError:
         pass
     try:
-        shape = newest_schema(files)
-        before = read_schema(files, shape)
+        schema_number = newest_schema(files)
+        before = read_schema(files, schema_number)
     except StateDamagedError:
         if claimed_generations(files):
             raise
@@ -114,7 +114,7 @@ def write_or_check_schema(files: FileSystem, query: StateSchema) -> None:
         return
     lines = compare(before, query)
     if lines:
-        raise schema_mismatch_error(lines, files.locate(schema_name(shape)), follows=may_evolve(before, query))
+        raise schema_mismatch_error(lines, files.locate(schema_name(schema_number)), follows=may_evolve(before, query))
 
 
 def compare(before: StateSchema, query: StateSchema) -> list[str]:
@@ -214,7 +214,7 @@ def newest_schema(files: FileSystem) -> int:
     # Not the newest file: a start that failed may have left one that no base names.
     for number in reversed(generations_with_base(files)):
         with suppress(StateDamagedError):  # a torn put of a run that died before it began; else recovery raises
-            return read_base(files, number).shape
+            return read_base(files, number).schema_number
     return 0
 
 

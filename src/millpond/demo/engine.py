@@ -88,7 +88,7 @@ def session(plan: Plan) -> SparkSession:
 def figures(progress: dict[str, Any], cores: int, rows_per_batch: int) -> Figures:
     """Return a batch's figures from Spark's progress report, on either engine."""
     if mine := progress.get("observedMetrics", {}).get("millpond"):
-        commit = float(mine.get("commit_lag_ms") or 0)
+        commit = float(mine.get("commit_wait_ms") or 0)
     else:
         commit = sum(operator["commitTimeMs"] for operator in progress["stateOperators"]) / cores
     start = datetime.fromisoformat(progress["timestamp"]).timestamp()

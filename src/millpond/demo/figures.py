@@ -15,7 +15,7 @@ TITLES = {
     "rows_per_second": ("rows/s", "", 0),
     "batch_ms": ("batch time, median", " ms", 0),
     "longest_ms": ("batch time, longest", " ms", 0),
-    "commit_ms": ("wait for the commit, median", " ms", 0),
+    "commit_wait_ms": ("wait for the commit, median", " ms", 0),
     "first_ms": ("first batch after the kill", " ms", 0),
     "restart_seconds": ("from restart to the end of that batch", " s", 1),
     "seconds": ("all batches, with both starts", " s", 1),
@@ -27,15 +27,15 @@ TITLES = {
 class Figures(msgspec.Struct, frozen=True):
     """The figures of one batch: its number, its start in seconds since the epoch, its time and its input rows.
 
-    `commit_ms` is its wait for durable state (Spark: state commit, per partition; Millpond: the commit of the batch
-    before).
+    `commit_wait_ms` is its wait for durable state (Spark: state commit, per partition; Millpond: the commit of the
+    batch before).
     """
 
     batch: int
     start: float
     ms: float
     rows: int
-    commit_ms: float
+    commit_wait_ms: float
 
     @property
     def end(self) -> float:
@@ -85,7 +85,7 @@ class Run(msgspec.Struct):
             "rows_per_second": rate(steady),
             "batch_ms": statistics.median(b.ms for b in steady) if steady else None,
             "longest_ms": max((b.ms for b in steady), default=None),
-            "commit_ms": statistics.median(b.commit_ms for b in steady) if steady else None,
+            "commit_wait_ms": statistics.median(b.commit_wait_ms for b in steady) if steady else None,
             "first_ms": first.ms if first else None,
             "restart_seconds": first.end - self.starts[-1] if first else None,
             "seconds": self.batches[-1].end - self.starts[0] if self.batches else None,

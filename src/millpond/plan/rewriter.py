@@ -86,7 +86,7 @@ class _PlanRewriter:
         self.partitions = partitions
         self.slot_stages = stages
         self.sides = sides
-        self.figures = metrics
+        self.metrics = metrics
         self.complete = decision.output_mode == "complete"
         self.clock_operator = next(
             (operator.index for operator in decision.on_millpond if operator.due_by_processing_time), None
@@ -245,16 +245,16 @@ class _PlanRewriter:
         no_data = self._no_data_source(operator, sent)
         received = exchanged(catalyst, sent, self.partitions, catalyst.streaming_rows, no_data, located)
         slot_rows = map_in_arrow(received, function, schema, broadcasts)
-        metrics = self.figures
+        metrics = self.metrics
         if operator.spec is not None:
             metrics += operator.spec.extra_metrics
         if self.sides.combination(operator.index) is not None:
             metrics += COMBINED_METRICS
-        # Slots send metrics as extra rows with FIGURE_COLUMN set. Spark aggregates them by `observe`, then they are
+        # Slots send metrics as extra rows with METRIC_COLUMN set. Spark aggregates them by `observe`, then they are
         # dropped.
         watched = slot_rows.observe(
             observation_name(operator.index),
-            *(F.expr(unpack_sql(figure)).alias(figure) for figure in metrics),
+            *(F.expr(unpack_sql(metric)).alias(metric) for metric in metrics),
         )
         # The observation has to be below this filter, which removes the rows that carry metrics.
         results = watched.filter(F.col(METRIC_COLUMN).isNull()).drop(METRIC_COLUMN)

@@ -130,14 +130,14 @@ class StateReader:
                 file=self.files.url,
             )
         self.claim, self.base = newest.claim, newest.base
-        self._state_schemas = read_schemas(self.files, self.base.shape)
-        self.operators = self._operators(self.base.shape)
+        self._state_schemas = read_schemas(self.files, self.base.schema_number)
+        self.operators = self._operators(self.base.schema_number)
         self._commits: dict[int, _Commits] = {}
 
     def operators_at(self, version: int) -> list[StateOperator]:
         """Return the query's operators as they were when a version was made; the query may have changed since."""
-        shapes = {manifest.shape for manifest in self.manifests(version).values()}
-        return self._operators(max(shapes)) if shapes else self.operators
+        schema_numbers = {manifest.schema_number for manifest in self.manifests(version).values()}
+        return self._operators(max(schema_numbers)) if schema_numbers else self.operators
 
     def choose_operator(self, version: int, number: int | None = None) -> StateOperator:
         """Return an operator that has state, as it was when a version was made.
@@ -169,7 +169,7 @@ class StateReader:
             file=self.files.url,
         )
 
-    def _operators(self, shape: int) -> list[StateOperator]:
+    def _operators(self, schema_number: int) -> list[StateOperator]:
         return [
             StateOperator(
                 index,
@@ -178,12 +178,12 @@ class StateReader:
                 tuple(operator.tables),
                 operator.columns,
             )
-            for index, operator in enumerate(self._state_schemas[shape].operators)
+            for index, operator in enumerate(self._state_schemas[schema_number].operators)
         ]
 
-    def _schemas(self, operator: int, table: str, shape: int) -> dict[int, TableSchema]:
-        """Return the schemas of a table by number of the state schema, up to the state schema `shape`."""
-        schemas, number = {}, shape
+    def _schemas(self, operator: int, table: str, schema_number: int) -> dict[int, TableSchema]:
+        """Return the schemas of a table by number of the state schema, up to the state schema `schema_number`."""
+        schemas, number = {}, schema_number
         while True:
             tables = self._state_schemas[number].operators[operator].tables
             if table in tables:
@@ -324,14 +324,14 @@ class StateReader:
         from millpond.state_reader.tables import rows_of_table
 
         manifest = self.manifest(operator, partition, version)
-        shown = self._operators(manifest.shape)[operator]
+        shown = self._operators(manifest.schema_number)[operator]
         spec, tables = shown.spec, state_tables(shown.spec)
         names = [name for name, state_table in tables.items() if state_table.shown] if table == MAIN else [table]
 
         def rows_of(name: str) -> Iterator[Rows]:
             state_table = tables[base_name(name)]
             range_ = HashRange() if state_table.axis != "hash" else self._run_of(version).claim.hash_range(partition)
-            earlier = self._schemas(operator, base_name(name), manifest.shape)
+            earlier = self._schemas(operator, base_name(name), manifest.schema_number)
             return rows_of_table(self.files, state_table, manifest.tables[name], range_, earlier)
 
         for name in manifest.tables:

@@ -63,7 +63,7 @@ def _read_modify_write(
         opened = store.open_all(state.runs.runs, layout, range_, axis, list(earlier.values()))
         runs = RunSet(layout, opened, range_)
         for ref, data in zip(state.deltas, read_deltas(files, state.deltas), strict=True):
-            for rows in converted_rows(ref, data, earlier[ref.shape], layout, files.locate(ref.commit)):
+            for rows in converted_rows(ref, data, earlier[ref.schema_number], layout, files.locate(ref.commit)):
                 rows = inside(rows, range_of(ref.visible), axis)
                 runs.add(memory_run(sort_rows(rows, layout), layout, filtered=False))
         yield from runs.scan()

@@ -96,9 +96,9 @@ def begin_fork(files: FileSystem, state: ForkState, version: int, source: Recove
     header = encode_header(CommitHeader(generation.number, slot, version, 0, state.manifests))
     put_once(files, name, [header])
     tips = tuple(
-        Tip(*manifest.place, manifest.id, manifest.lineage, name, len(header), manifest.shape)
+        Tip(*manifest.place, manifest.id, manifest.lineage, name, len(header), manifest.schema_number)
         for manifest in state.manifests
     )
     versions = (BaseVersion(version, tips, generation.ranges),)
-    shape = source.schema_number(version)
-    write_base(files, Base(generation.number, source.operators, versions, source.plan or "", shape))
+    schema_number = source.schema_number(version)
+    write_base(files, Base(generation.number, source.operators, versions, source.plan or "", schema_number))

@@ -91,7 +91,11 @@ def encode_commit(
             if length:
                 manifest = sealed.manifest
                 rows = sealed.rows.get(name, 0)
-                kept += (DeltaRef("", offset, length, manifest.version, checksum(own), rows, shape=manifest.shape),)
+                kept += (
+                    DeltaRef(
+                        "", offset, length, manifest.version, checksum(own), rows, schema_number=manifest.schema_number
+                    ),
+                )
                 pieces.extend(own)
                 offset += length
             tables[name] = TableState(table.runs, kept)

@@ -24,7 +24,7 @@ class DeltaRef(msgspec.Struct, frozen=True):
         rows: number of rows.
         skip: number of leading rows that do not count.
         visible: hashes of the rows that count; None for all (see `RunRef`).
-        shape: number of the state schema of its rows (see `checkpoint.state_schema`).
+        schema_number: number of the state schema of its rows (see `checkpoint.state_schema`).
     """
 
     commit: str
@@ -35,7 +35,7 @@ class DeltaRef(msgspec.Struct, frozen=True):
     rows: int = 0
     skip: int = 0
     visible: HashInterval | None = None
-    shape: int = 0
+    schema_number: int = 0
 
 
 class TableState(msgspec.Struct, frozen=True):
@@ -56,7 +56,7 @@ class PartitionManifest(msgspec.Struct, frozen=True):
         input_checksum, input_rows: order-independent checksum and count of the rows of batch `version - 1`.
         tables: the state at this version, by table name.
         metrics: metrics of batch `version - 1`, by name (see `millpond.metrics.DURABLE_METRICS`).
-        shape: number of the state schema of the query that computed it (see `checkpoint.state_schema`).
+        schema_number: number of the state schema of the query that computed it (see `checkpoint.state_schema`).
         host: host that computed it, as Spark names it; empty under a local master.
         attempt: with synchronous commits, a number of Spark's task attempt that grows with each; else 0. Output may
             differ between attempts then, and Spark uses that of the last.
@@ -72,7 +72,7 @@ class PartitionManifest(msgspec.Struct, frozen=True):
     input_rows: int = 0
     tables: dict[str, TableState] = {}
     metrics: dict[str, int] = {}
-    shape: int = 0
+    schema_number: int = 0
     host: str = ""
     attempt: int = 0
 
@@ -120,7 +120,7 @@ def seal(
     input_rows: int,
     rows: Mapping[str, int] | None = None,
     metrics: Mapping[str, int] | None = None,
-    shape: int = 0,
+    schema_number: int = 0,
     host: str = "",
     attempt: int = 0,
 ) -> Sealed:
@@ -133,7 +133,7 @@ def seal(
         rows: number of rows of each delta, by table name.
         input_checksum, input_rows: order-independent checksum (unsigned 64 bits) and number of the batch's input rows.
         metrics: metrics of the batch to keep in the manifest.
-        shape: number of the state schema of the query that computed it.
+        schema_number: number of the state schema of the query that computed it.
         host: host that computed it.
         attempt: see `PartitionManifest`.
     """
@@ -145,12 +145,12 @@ def seal(
         # A new id for each seal: it identifies the attempt, while `lineage` identifies its input.
         id=uuid.uuid4().hex,
         parent=parent.id or None,
-        lineage=_lineage(parent.lineage, version, input_checksum, input_rows, shape),
+        lineage=_lineage(parent.lineage, version, input_checksum, input_rows, schema_number),
         input_checksum=input_checksum,
         input_rows=input_rows,
         tables={name: TableState(runs) for name, (runs, _) in tables.items()},
         metrics=dict(metrics or {}),
-        shape=shape,
+        schema_number=schema_number,
         host=host,
         attempt=attempt,
     )
@@ -169,7 +169,7 @@ def checksum(pieces: Sequence[Buffer]) -> int:
     return digest.intdigest()
 
 
-def _lineage(parent: int, version: int, input_checksum: int, input_rows: int, shape: int) -> int:
+def _lineage(parent: int, version: int, input_checksum: int, input_rows: int, schema_number: int) -> int:
     # The schema is part of the lineage: queries with different state schemas compute different state from one input.
-    words = b"".join(w.to_bytes(8, "little") for w in (parent, version, input_checksum, input_rows, shape))
+    words = b"".join(w.to_bytes(8, "little") for w in (parent, version, input_checksum, input_rows, schema_number))
     return xxhash.xxh3_64_intdigest(words)

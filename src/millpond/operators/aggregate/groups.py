@@ -259,7 +259,7 @@ class _Folds:
         folds: the fold of each call.
         sides: the side tables.
         used: positions of inputs that are loaded.
-        nulls_only: positions of inputs of which only nulls matter.
+        counted: positions of inputs of which only nulls matter.
         filters: positions of inputs that are filters.
     """
 

@@ -107,8 +107,8 @@ def fork(checkpoint: str, new: str, version: int | None = None) -> Fork:
         if chosen - 1 not in query_logs.retained() or is_rolled_back(original):
             raise not_retained_error(chosen)
         _check_there(shared, parents, chosen)
-        for number, shape in read_schemas(reader.files, recovery.schema_number(chosen)).items():
-            write_document_once(files, schema_name(number), shape)
+        for number, schema in read_schemas(reader.files, recovery.schema_number(chosen)).items():
+            write_document_once(files, schema_name(number), schema)
         begin_fork(files, shared, chosen, recovery)
         copy_folders(original, target, ["sources/", "state/"])
         copy_logs(original, target, query_logs, chosen)

@@ -143,7 +143,7 @@ def _of_operators(queries: Sequence[ScrapedQuery]) -> Iterator[Metric]:
                 metrics = query.counts.last[index]
             if metrics:
                 rows.add_metric(labels, metrics["state_rows"])
-                wait.add_metric(labels, metrics["commit_lag_ms"] / 1000)
+                wait.add_metric(labels, metrics["commit_wait_ms"] / 1000)
             if query.progress is not None and query.progress.batches:
                 durable = query.progress.batches[-1].operators[index]
                 memory.add_metric(labels, durable.memory_bytes)

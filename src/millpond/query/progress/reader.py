@@ -20,6 +20,7 @@ from millpond.metrics import (
     LOOKAHEAD,
     LOOKUP_METRICS,
     MOVED,
+    OPEN,
     REQUEST_PRICES,
     TIER_METRICS,
     reducer,
@@ -53,6 +54,7 @@ class OperatorProgress:
         tiers: likewise, blocks by tier, and copied bytes (`millpond.metrics.TIER_METRICS`).
         compactions: likewise, also on a disk, the metrics of compactions (`millpond.metrics.COMPACTION_METRICS`).
         moved_partitions: its partitions that were opened in mid-run: their tasks moved, or their slot had died.
+        open_seconds: how long the slowest partition took to open, if any was opened before this batch.
         hosts: number of partitions by the host that ran them, as Spark names it; empty under a local master.
     """
 
@@ -71,6 +73,7 @@ class OperatorProgress:
     tiers: Mapping[str, int] = field(default_factory=dict)
     compactions: Mapping[str, int] = field(default_factory=dict)
     moved_partitions: int = 0
+    open_seconds: float = 0.0
     hosts: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -256,6 +259,7 @@ def _operator_progress(operator: StateOperator, manifests: Sequence[PartitionMan
         tiers=totals(TIER_METRICS),
         compactions=totals(COMPACTION_METRICS),
         moved_partitions=total(MOVED),
+        open_seconds=max(manifest.metrics.get(OPEN, 0) for manifest in manifests) / 1000,
         hosts=dict(sorted(Counter(manifest.host for manifest in manifests if manifest.host).items())),
     )
 

@@ -27,7 +27,7 @@ def write_base_and_find_replays(
     *,
     even_if_changed: bool = True,
     runs_planned: Callable[[int], bool] = lambda batch: False,
-    shape: int = 0,
+    schema_number: int = 0,
     retain: int = 0,
     version: int | None = None,
     titles: Sequence[str] = (),
@@ -40,7 +40,7 @@ def write_base_and_find_replays(
         plan: a digest of the plan up to the operators.
         even_if_changed: whether a batch that the sink has may be repeated by a run with another plan.
         runs_planned: whether the sink certainly runs a batch that is planned and not committed.
-        shape, retain: see `Base`.
+        schema_number, retain: see `Base`.
         version: the version for which the state schema was made; None if it fits all versions.
         titles: the titles of the operators, for messages.
 
@@ -84,13 +84,13 @@ def write_base_and_find_replays(
     if planned > committed:
         # A sink that already has the planned batch skips it, and the state must not depend on that. State of that
         # batch can be used only if the same state schema made it: a changed query makes other state.
-        if not replays and recovery.durable(planned + 1) and recovery.schema_number(planned + 1) == shape:
+        if not replays and recovery.durable(planned + 1) and recovery.schema_number(planned + 1) == schema_number:
             built_on.append(planned + 1)
         elif not runs_planned(planned):
             replays.append(planned)
     if version is not None and built_on[0] != version:
         raise concurrent_run_error(recovery.files.url)  # the earlier run has committed a batch meanwhile
-    recovery.write_base(built_on, plan, shape=shape, retain=retain)
+    recovery.write_base(built_on, plan, schema_number=schema_number, retain=retain)
     before, now = len(recovery.ranges(built_on[0])), recovery.partitions
     if built_on[0] and before != now:
         log.info("the state goes on in %s, each with its part of the %d before", counted(now, "partition"), before)

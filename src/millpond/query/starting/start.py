@@ -205,7 +205,7 @@ class _Startup:
             self.plan_digest,
             even_if_changed=self.settings.on_changed_replay == "run",
             runs_planned=start.runs_planned,
-            shape=self.schema_number,
+            schema_number=self.schema_number,
             retain=self.settings.state_retain,
             version=version,
             titles=[operator.name for operator in self.schema.operators],
@@ -242,7 +242,7 @@ class _Startup:
                     self.recovery,
                     self.query_logs,
                     self.plan_digest,
-                    shape=self.schema_number,
+                    schema_number=self.schema_number,
                     retain=self.settings.state_retain,
                 )
                 self._open_ahead(self.query_logs.next_batch)

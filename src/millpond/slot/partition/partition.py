@@ -14,7 +14,7 @@ import pyarrow as pa
 from millpond.checkpoint.formats.manifest import PartitionManifest, seal
 from millpond.errors import TransientError
 from millpond.layout import HashRange, Words
-from millpond.metrics import DURABLE_METRICS, MOVED, reducer
+from millpond.metrics import DURABLE_METRICS, MOVED, OPEN, reducer
 from millpond.operators.kinds.registry import open_operator
 from millpond.operators.processors.calls import CallsUserCode, HasInitialState
 from millpond.operators.protocol import AdoptsSparkState, Combining, Times
@@ -89,7 +89,8 @@ class Partition:
         self._applied: AppliedBatch | None = None
         self.answered_batch: int | None = None
         self.asked_batch = -1
-        self._moved = False  # whether the state was opened in mid-run, since the last figures
+        # Since the last figures: whether the state was opened in mid-run, and how long opening took.
+        self._moved, self._open_ms = False, 0.0
 
     @property
     def version(self) -> int | None:
@@ -145,7 +146,7 @@ class Partition:
         metrics = dict(applied.metrics)
         # Waiting only for the version that was read overlaps this commit with the next batch. In sync mode the input
         # cannot be repeated.
-        metrics["commit_lag_ms"] = self._wait_durable(attempt.batch + sync)
+        metrics["commit_wait_ms"] = self._wait_durable(attempt.batch + sync)
         with self._operator_lock:
             # If the state changed during the wait, this output can no longer be read.
             if self._epoch == applied.epoch:
@@ -307,7 +308,7 @@ class Partition:
             input_rows=rows,
             rows={name: delta.rows for name, delta in deltas.items()},
             metrics={name: round(figures[name]) for name in DURABLE_METRICS if name in figures},
-            shape=self.query.checkpoint.base.shape,
+            schema_number=self.query.checkpoint.base.schema_number,
             host=self.query.resources.host,
             attempt=attempt,
         )
@@ -348,7 +349,7 @@ class Partition:
         return (time.perf_counter() - started) * 1000
 
     def _open(self, version: int) -> None:
-        query = self.query
+        query, started = self.query, time.perf_counter()
         query.committer.drain(self.task.settings.commit_timeout)  # this slot may still be committing the version
         manifest = query.checkpoint.open_partition(
             self.task.operator, self.number, version, wait=self.task.settings.open_timeout
@@ -374,6 +375,7 @@ class Partition:
             self._tables = tables
             self._manifest = manifest
             self._moved = version > 0 and query.checkpoint.base.find_version(version) is None
+            self._open_ms += (time.perf_counter() - started) * 1000
 
     def _figures(self, operator: Operator, version: int) -> dict[str, float]:
         assert self._tables is not None
@@ -389,8 +391,10 @@ class Partition:
         for name, value in self._hints.figures().items() if self.task.lookaheads else ():
             figures[name] = figures.get(name, 0.0) + value
         moved, self._moved = self._moved, False
+        open_ms, self._open_ms = self._open_ms, 0.0
         return figures | {
             MOVED: float(moved),
+            OPEN: open_ms,
             "restarts": float(self.task.restarts),
             "state_rows": figures.get("keys", 0.0),
             "state_bytes": figures.get("bytes", 0.0),

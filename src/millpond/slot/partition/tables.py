@@ -197,7 +197,7 @@ class Tables:
             with self._name_variable(name):
                 # In the order of versions: a later delta replaces rows of an earlier one.
                 for ref, data in zip(state.deltas, checkpoint.read_deltas(state.deltas), strict=True):
-                    before = self._schemas[ref.shape][base_name(name)] if self._schemas else table.layout.schema
+                    before = self._schemas[ref.schema_number][base_name(name)] if self._schemas else table.layout.schema
                     for rows in converted_rows(ref, data, before, table.layout, checkpoint.files.locate(ref.commit)):
                         table.load(rows, range_of(ref.visible))
 

@@ -275,7 +275,7 @@ class PartFiles:
             self._failures += 1
             if self._failures >= _MAX_FAILURES:
                 raise
-            _log.warning("Merging %d runs failed and will be tried again: %s", len(merge.inputs), error)
+            _log.warning("Merging %d files of state failed and will be tried again: %s", len(merge.inputs), error)
             return list(parts)
         self._failures = 0
         old = [source.part for source in merge.inputs]

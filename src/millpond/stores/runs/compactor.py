@@ -169,7 +169,7 @@ class Compactor:
             self._failures += 1
             if self._failures >= _MAX_FAILURES:
                 raise
-            _log.warning("Merging %d runs failed and will be tried again: %s", len(inputs), error)
+            _log.warning("Merging %d files of state failed and will be tried again: %s", len(inputs), error)
             return
         self._failures = 0
         self.merged_bytes += merged.ref.bytes if merged.ref is not None else 0
