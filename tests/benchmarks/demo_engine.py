@@ -42,7 +42,7 @@ while not plan["batches"] or done < plan["batches"]:
         "start": start,
         "ms": MS[plan["engine"]],
         "rows": plan["rows_per_batch"],
-        "commit_ms": 3.0,
+        "commit_wait_ms": 3.0,
     }
     with told.open("ab") as out:
         out.write(msgspec.json.encode(figures) + b"\n")
