@@ -53,7 +53,7 @@ GROUPS = {
 }
 """Groups of metrics, and the operators that report each group."""
 
-COMMIT_WAIT, COMMIT, FETCH = "commit_wait_ms", "commit_ms", "fetch_ms"
+FETCH = "fetch_ms"
 LOOKAHEAD, PREFETCH, SLACK = "lookahead", "prefetch_ms", "slack_ms"
 WAITING = "waiting_compactions"
 MOVED, OPEN = "moved_partitions", "open_ms"
@@ -70,7 +70,7 @@ METRICS = (
     Metric("cache_hits", "every", "keys that were looked up and were in memory", durable=True),
     Metric("cache_misses", "every", "keys that had to be looked up in files", durable=True),
     Metric(
-        COMMIT_WAIT,
+        "commit_wait_ms",
         "every",
         "how long the batch waited for the commit of the batch before (with `commit.mode=sync` for its own)",
         "ms",
@@ -97,7 +97,7 @@ METRICS = (
     Metric("disk_blocks", "tiers", "blocks read from local copies", durable=True),
     Metric("remote_blocks", "tiers", "blocks read from the object store", durable=True),
     Metric("copied_bytes", "tiers", "bytes of local copies made of files in the store", "bytes", durable=True),
-    Metric(COMMIT, "commit", "how long the slot's last commit took, from sealed to durable", "ms", max),
+    Metric("commit_ms", "commit", "how long the slot's last commit took, from sealed to durable", "ms", max),
     Metric(WAITING, "compactions", "compactions that wait for a compactor when the batch ends", durable=True),
     Metric("remote_compactions", "compactions", "compactions that compactors did", durable=True),
     Metric("local_compactions", "compactions", "compactions that slots did because no compactor did", durable=True),
