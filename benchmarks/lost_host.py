@@ -152,6 +152,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         settings={
             "spark.millpond.executor.timeout": f"{options.timeout:g}",
             "spark.millpond.restarts": "100",
+            # Without it, the signal that decommissions an executor kills it.
+            "spark.decommission.enabled": "true",
             **dict(options.set),
         },
     )

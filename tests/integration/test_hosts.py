@@ -198,9 +198,19 @@ def test_hosts_come_and_go(tmp_path: Path) -> None:
         if batch == 5:
             cluster.kill(0)
 
+    (tmp_path / "events").mkdir()
+    events = {
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.dir": f"file:{tmp_path}/events",
+    }
     with s3() as bucket, hosts(tmp_path, 2) as cluster:
-        run(tmp_path, cluster, change, f"{bucket}/state", pause=2.0)
+        run(tmp_path, cluster, change, f"{bucket}/state", pause=2.0, **events)
         assert read_updates(tmp_path / "out") == expected_updates(rows, tmp_path / "checkpoint")
+        joined = cluster.address(2)
+        assert joined in ProgressReader(str(tmp_path / "checkpoint")).read().hosts
+    logged = "".join(path.read_text() for path in (tmp_path / "events").rglob("events*"))
+    assert set(re.findall(r"millpond: slots start on ([0-9.]+)", logged)) == {joined}
 
 
 _FAILING = """

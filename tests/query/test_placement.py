@@ -44,21 +44,82 @@ def test_the_same_hosts_change_nothing() -> None:
     assert spread(10, 3, ["c", "a", "b"], placed) == placed
 
 
-def test_a_host_that_is_lost_while_the_query_starts_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    addresses = {"a:1", "b:1"}
+class Slots:
+    """Starts of slots that end when the test says so."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.up: set[str] = set()
+
+    def ended(self, host: str, task: object) -> bool:
+        self.begun += [] if host in self.begun else [host]
+        return host in self.up
+
+    def keep(self, hosts: list[str]) -> None:
+        self.begun = [host for host in self.begun if host in hosts]
+
+
+@pytest.fixture
+def slots(monkeypatch: pytest.MonkeyPatch) -> Slots:
+    slots = Slots()
+    monkeypatch.setattr(placing, "SlotStarts", lambda catalyst: slots)
+    return slots
+
+
+def placement_of(addresses: set[str], monkeypatch: pytest.MonkeyPatch) -> tuple[Placement, dict[int, str]]:
+    """Return a placement over executors at these addresses, and what it makes Spark prefer."""
+    preferred: dict[int, str] = {}
     executors = SimpleNamespace(
-        addresses=lambda: frozenset(addresses), take_tasks=lambda addresses: sorted(map(host_of, addresses))
+        addresses=lambda: frozenset(addresses), take_tasks=lambda addresses: sorted(set(map(host_of, addresses)))
     )
-    located: Any = SimpleNamespace(keys=range(4), prefer=lambda catalyst, moved: None)
+    located: Any = SimpleNamespace(keys=range(4), prefer=lambda catalyst, moved: preferred.update(moved))
     monkeypatch.setattr(placing, "Catalyst", lambda spark: None)
     monkeypatch.setattr(placing, "ExecutorHosts", lambda catalyst: executors)
     monkeypatch.setattr(placing, "LocatedPartitions", lambda catalyst, partitions: located)
-    placement = Placement(None)  # type: ignore[arg-type]
-    placement.located(4, 1)
+    return Placement(None), preferred  # type: ignore[arg-type]
+
+
+TASK: Any = SimpleNamespace(partitions=4, slots=1)
+
+
+def test_a_host_that_is_lost_while_the_query_starts_is_reported(monkeypatch: pytest.MonkeyPatch, slots: Slots) -> None:
+    addresses = {"a:1", "b:1"}
+    placement, _ = placement_of(addresses, monkeypatch)
+    placement.located(TASK)
     assert placement.update() == (frozenset(), frozenset())
     addresses.remove("b:1")
-    placement.located(4, 1)
+    placement.located(TASK)
     addresses.add("b:2")
-    placement.located(4, 1)  # a start rewrites the query several times
+    placement.located(TASK)  # a start rewrites the query several times
     assert placement.update() == (frozenset("b"), frozenset({1, 3}))
     assert placement.update() == (frozenset(), frozenset())
+
+
+def test_partitions_move_to_a_host_that_joins_once_its_slots_run(monkeypatch: pytest.MonkeyPatch, slots: Slots) -> None:
+    addresses = {"a:1", "b:1"}
+    placement, preferred = placement_of(addresses, monkeypatch)
+    placement.located(TASK)
+    assert slots.begun == []  # the first hosts need not wait: no partition has another place
+    addresses.add("c:1")
+    placement.update()
+    assert (slots.begun, set(preferred.values())) == (["c"], {"a", "b"})
+    addresses.remove("c:1")  # it leaves again, and comes back without slots
+    placement.update()
+    assert slots.begun == []
+    addresses.add("c:2")
+    placement.update()
+    slots.up.add("c")
+    placement.update()
+    assert set(preferred.values()) == {"a", "b", "c"}
+
+
+def test_without_other_hosts_one_that_joins_gets_partitions_at_once(
+    monkeypatch: pytest.MonkeyPatch, slots: Slots
+) -> None:
+    addresses = {"a:1"}
+    placement, preferred = placement_of(addresses, monkeypatch)
+    placement.located(TASK)
+    addresses.clear()
+    addresses.add("b:1")
+    placement.update()
+    assert (slots.begun, set(preferred.values())) == ([], {"b"})

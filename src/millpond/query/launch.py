@@ -146,7 +146,7 @@ class Launch:
         stages = [SlotStage(task, self._coverage, metrics=True) for task in tasks]
         writes = [ExchangeWrite(task) for task in tasks] if first.exchange == "local" else []
         ids = [exchange_id(task) for task in tasks]
-        located = None if self._placement is None else self._placement.located(first.partitions, first.slots)
+        located = None if self._placement is None else self._placement.located(first)
         if forms := self._forms():
             choose_first_forms(forms, tasks)
         metrics: tuple[str, ...] = OPERATOR_METRICS

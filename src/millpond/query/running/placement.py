@@ -12,6 +12,8 @@ from pyspark.sql import SparkSession
 from millpond.plan.catalyst.cluster.hosts import ExecutorHosts, host_of
 from millpond.plan.catalyst.exchange.located import LocatedPartitions, keeps_partitions
 from millpond.plan.catalyst.jvm import Catalyst
+from millpond.query.running.slot_starts import SlotStarts
+from millpond.tasks.operator_task import OperatorTask
 
 log = logging.getLogger("millpond")
 
@@ -59,9 +61,10 @@ class Placement:
     """
 
     def __init__(self, spark: SparkSession) -> None:
-        self._slots = 1
         self._catalyst = Catalyst(spark)
         self._executors = ExecutorHosts(self._catalyst)
+        self._slot_starts = SlotStarts(self._catalyst)
+        self._task: OperatorTask | None = None
         self._located: LocatedPartitions | None = None
         self._placed: dict[int, str] = {}
         self._addresses: frozenset[str] = frozenset()
@@ -81,11 +84,15 @@ class Placement:
             return None
         return cls(spark)
 
-    def located(self, partitions: int, slots: int) -> LocatedPartitions:
-        """Return the query's partitions with their preferred hosts; each host has `slots` slots."""
-        self._slots = slots
-        if self._located is None or len(self._located.keys) != partitions:
-            self._located = LocatedPartitions(self._catalyst, partitions)
+    def located(self, task: OperatorTask) -> LocatedPartitions:
+        """Return the query's partitions with their preferred hosts.
+
+        Args:
+            task: any operator of the run that starts.
+        """
+        self._task = task
+        if self._located is None or len(self._located.keys) != task.partitions:
+            self._located = LocatedPartitions(self._catalyst, task.partitions)
             self._hosts, self._placed = [], {}
         self._look()  # what it finds lost concerns the run that starts: the next update reports it
         return self._located
@@ -104,12 +111,13 @@ class Placement:
 
     def _look(self) -> None:
         assert self._located is not None
+        assert self._task is not None
         try:
             addresses = self._executors.addresses()
-            hosts = self._executors.take_tasks(addresses)
+            hosts = self._with_slots(self._executors.take_tasks(addresses), self._task)
             # Without executors, as before the first of them starts, Spark may choose.
             if hosts and hosts != self._hosts:
-                self._spread(self._located, hosts)
+                self._spread(self._located, hosts, self._task.slots)
         except Py4JError as error:  # asked again soon
             log.debug("the hosts are not known: %s", error)
             return
@@ -121,8 +129,17 @@ class Placement:
         for host in self._hosts:
             self._held[host] = {partition for partition, other in self._placed.items() if other == host}
 
-    def _spread(self, located: LocatedPartitions, hosts: list[str]) -> None:
-        placed = spread(len(located.keys), self._slots, hosts, self._placed)
+    def _with_slots(self, hosts: list[str], task: OperatorTask) -> list[str]:
+        """Leave out hosts that have joined while their slots start, unless there are no others."""
+        joined = [host for host in hosts if host not in self._hosts]
+        self._slot_starts.keep(joined)
+        if len(joined) == len(hosts):
+            return hosts
+        starting = {host for host in joined if not self._slot_starts.ended(host, task)}
+        return [host for host in hosts if host not in starting]
+
+    def _spread(self, located: LocatedPartitions, hosts: list[str], slots: int) -> None:
+        placed = spread(len(located.keys), slots, hosts, self._placed)
         moved = {partition: host for partition, host in placed.items() if self._placed.get(partition) != host}
         located.prefer(self._catalyst, moved)
         if self._hosts:
