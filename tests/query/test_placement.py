@@ -106,11 +106,13 @@ def test_partitions_move_to_a_host_that_joins_once_its_slots_run(monkeypatch: py
     addresses.remove("c:1")  # it leaves again, and comes back without slots
     placement.update()
     assert slots.begun == []
-    addresses.add("c:2")
-    placement.update()
+    addresses |= {"c:2", "d:1"}
     slots.up.add("c")
     placement.update()
-    assert set(preferred.values()) == {"a", "b", "c"}
+    assert (slots.begun, set(preferred.values())) == (["c", "d"], {"a", "b"})  # both get partitions together
+    slots.up.add("d")
+    placement.update()
+    assert set(preferred.values()) == {"a", "b", "c", "d"}
 
 
 def test_without_other_hosts_one_that_joins_gets_partitions_at_once(

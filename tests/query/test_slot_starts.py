@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         made.append(SimpleNamespace(run=lambda: target(*args), start=lambda: None))
         return made[-1]
 
-    monkeypatch.setattr(starting, "InheritableThread", thread)
+    monkeypatch.setattr(starting, "threading", SimpleNamespace(Thread=thread, Event=threading.Event))
     return made
 
 

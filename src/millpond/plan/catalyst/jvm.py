@@ -347,7 +347,7 @@ class Catalyst:
         running.stop()
 
     def in_own_session(self, df: DataFrame, settings: dict[str, str]) -> DataFrame:
-        """Return the same DataFrame in a copy of the session with `settings`; listeners do not see its queries."""
+        """Return the same DataFrame in a copy of the session with `settings`; streaming listeners do not see it run."""
         copy = Catalyst(SparkSession(self.spark.sparkContext, self.spark._jsparkSession.cloneSession()))
         for name, value in settings.items():
             copy.spark.conf.set(name, value)

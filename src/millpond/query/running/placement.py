@@ -130,13 +130,17 @@ class Placement:
             self._held[host] = {partition for partition, other in self._placed.items() if other == host}
 
     def _with_slots(self, hosts: list[str], task: OperatorTask) -> list[str]:
-        """Leave out hosts that have joined while their slots start, unless there are no others."""
+        """Leave out hosts that have joined until the slots of all of them run, unless there are no others.
+
+        Hosts that join one after the other get partitions together, so that each partition moves once.
+        """
+        known = [host for host in hosts if host in self._hosts]
         joined = [host for host in hosts if host not in self._hosts]
         self._slot_starts.keep(joined)
-        if len(joined) == len(hosts):
+        if not known:
             return hosts
-        starting = {host for host in joined if not self._slot_starts.ended(host, task)}
-        return [host for host in hosts if host not in starting]
+        ended = [self._slot_starts.ended(host, task) for host in joined]
+        return hosts if all(ended) else known
 
     def _spread(self, located: LocatedPartitions, hosts: list[str], slots: int) -> None:
         placed = spread(len(located.keys), slots, hosts, self._placed)

@@ -7,8 +7,6 @@ import threading
 import time
 from collections.abc import Iterable
 
-from pyspark import InheritableThread
-
 from millpond.plan.catalyst.exchange.located import LocatedPartitions
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.exchange.workers import map_in_arrow, named_function
@@ -45,7 +43,8 @@ class SlotStarts:
         if host not in self._starts:
             self._starts[host] = threading.Event(), time.monotonic() + _LONGEST_SECONDS
             arguments = (host, task, self._starts[host][0])
-            InheritableThread(target=self._start, args=arguments, name="millpond-slot-start", daemon=True).start()
+            # Without the job group and the tags of the caller's thread: to cancel those must not end this job.
+            threading.Thread(target=self._start, args=arguments, name="millpond-slot-start", daemon=True).start()
         end, latest = self._starts[host]
         return end.is_set() or time.monotonic() > latest
 
@@ -61,7 +60,7 @@ class SlotStarts:
             located.prefer(self._catalyst, {0: host})
             marker = located.markers(self._catalyst, [0], "low", streaming=False)
             frame = map_in_arrow(marker, named_function(StartSlots(task), "slots start", 1), "low bigint")
-            self._catalyst.in_own_session(frame, {}).collect()
+            frame._jdf.queryExecution().toRdd().count()  # no query for the listeners of the session
         except Exception as error:
             # The first batch there starts them, and reports the error. The application may also have ended.
             log.info("slots were not started on %s before its first batch: %s", host, str(error).partition("\n")[0])

@@ -99,6 +99,8 @@ def _partitioning(catalyst: Catalyst, key: Any, partitions: int) -> Any:
 
 def _keys(catalyst: Catalyst, partitions: int) -> list[int]:
     """Return for each partition the smallest natural number that Spark's hash partitioning sends there."""
+    if partitions == 1:
+        return [0]
     count = partitions * _KEYS_PER_PARTITION
     while True:
         # Over a local relation, so that the driver computes it without a job.
