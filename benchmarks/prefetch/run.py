@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 VARIANTS: Mapping[str, Mapping[str, str]] = {
     "memory": {"slot.memory": "2g"},
-    "prefetching": {},
+    "prefetching": {"prefetch": "on"},
     "timestamp": {"prefetch": "off"},
     "lru": {"prefetch": "off", "cache.policy": "lru"},
     "clock": {"prefetch": "off", "cache.policy": "clock"},

@@ -14,7 +14,7 @@ from benchmarks.prefetch.__main__ import main, parser
 from benchmarks.prefetch.arrivals import ARRIVING, LOADED, Arrivals, Events
 from benchmarks.prefetch.figures import FIGURES, draw, line
 from benchmarks.prefetch.latency import Latency, ended, local_log, read_by
-from benchmarks.prefetch.run import Config, Measured, summary
+from benchmarks.prefetch.run import VARIANTS, Config, Measured, summary
 
 STREAM = NexmarkConfig(in_flight_auctions=1000)
 
@@ -41,6 +41,10 @@ def progress(batch: int, second: float, ms: int, **figures: float) -> dict[str, 
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second)) + f".{round(second % 1 * 1000):03}Z"
     observed = {"millpond": figures}
     return {"batchId": batch, "timestamp": stamp, "durationMs": {"triggerExecution": ms}, "observedMetrics": observed}
+
+
+def test_one_variant_announces_keys_whatever_the_default_is() -> None:
+    assert [name for name, settings in VARIANTS.items() if settings.get("prefetch") == "on"] == ["prefetching"]
 
 
 def test_files_are_made_once_and_come_in_order(tmp_path: Path) -> None:

@@ -194,6 +194,20 @@ def test_hints_rest_where_most_keys_have_no_room() -> None:
     assert all(wanted(1, 800.0))
 
 
+def test_hints_that_rest_resume_with_small_batches() -> None:
+    """State that is loaded in large batches must not keep hints from the small ones that follow."""
+    asked: list[tuple[str, ...]] = []
+    hints = PrefetchHints(SimpleNamespace(set=asked.append), ("exchange",), MEMORY)
+    for missing in 7 * [900.0] + [10.0]:
+        hints.adapt({"cache_misses": missing, "prefetched_keys": 9.0, "prefetched_used": 9.0, "dropped_hints": 800.0})
+    hints.adapt({"cache_misses": 250.0})
+    assert not asked[-1]
+    hints.adapt({"cache_misses": 0.0})
+    assert not asked[-1]
+    hints.adapt({"cache_misses": 200.0})
+    assert asked[-1]
+
+
 def test_what_lookaheads_send_in_different_shapes_is_all_passed_on() -> None:
     """A stage and the exchange name their columns differently, and the one may send hashes alone."""
     told: list[object] = []

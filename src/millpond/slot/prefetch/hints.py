@@ -44,6 +44,10 @@ _PAUSE_BATCHES = 64, 4096
 """Length of a pause of hints, in batches: the first one, and the maximum. Each pause is twice as long as the previous
 one."""
 
+_RESUME_RATIO = 0.25
+"""Fraction of the keys that those batches missed below which a batch ends the pause: once state was loaded in large
+batches, there may be room for the keys of small ones."""
+
 
 @dataclass
 class _Batch:
@@ -93,6 +97,7 @@ class PrefetchHints:
         self._requested: tuple[Lookahead, ...] = ()
         self._dropped_batches = 0  # consecutive batches in which most keys had no room
         self._pause, self._next_pause = 0, _PAUSE_BATCHES[0]  # batches until hints resume; length of the next pause
+        self._most_missing = 0.0  # keys that one of the dropped batches missed, or one before the pause
         self._slack: dict[Lookahead, float] = {}  # in seconds, of the last batch with hints
         self._measured: dict[Lookahead, float] = {}  # in seconds, of the current batch
 
@@ -208,7 +213,7 @@ class PrefetchHints:
             self._request(())
             return
         read, used = figures.get("prefetched_keys", 0.0), figures.get("prefetched_used", 0.0)
-        if self._has_no_room(read, figures.get("dropped_hints", 0.0)):
+        if self._has_no_room(misses + announced, read, figures.get("dropped_hints", 0.0)):
             self._request(())
             return
         if read - used > (_MAX_UNUSED_RATIO_OF_LAST if chosen == self._choices[-1] else _MAX_UNUSED_RATIO) * read:
@@ -224,18 +229,21 @@ class PrefetchHints:
         last = self._choices[-1]
         self._request((chosen,) if chosen == last else (chosen, last))
 
-    def _has_no_room(self, read: float, dropped: float) -> bool:
+    def _has_no_room(self, missing: float, read: float, dropped: float) -> bool:
         """Return whether hints pause because most keys have no room.
 
         Before a pause, hints may take half of a table's memory.
         """
+        if self._pause and missing < _RESUME_RATIO * self._most_missing:
+            self._pause, self._most_missing = 0, 0.0
         if self._pause:
             self._pause -= 1
             return True
         if dropped > read:
             self._dropped_batches += 1
+            self._most_missing = max(self._most_missing, missing)
         elif read:
-            self._dropped_batches, self._next_pause = 0, _PAUSE_BATCHES[0]
+            self._dropped_batches, self._most_missing, self._next_pause = 0, 0.0, _PAUSE_BATCHES[0]
         if self._dropped_batches < _MAX_DROPPED:
             return False
         self._dropped_batches = 0
