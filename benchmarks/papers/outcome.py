@@ -14,6 +14,7 @@ from benchmarks.report import geometric_mean
 NAMES = {
     "spark": "Spark",
     "millpond": "Millpond",
+    "events": "events alone",
     "flink-rocksdb": "Flink, RocksDB",
     "flink-forst": "Flink, ForSt",
     "prefetching": "hints",

@@ -16,7 +16,7 @@ def _query(query: str, p99: float, p99_theirs: str, throughput: float, throughpu
     return Row(
         name=f"misa-{query.lower()}",
         paper="misa",
-        title=f"{query}: batch times by records a second, and as many as an engine takes",
+        title=f"{query}: batch times by records a second",
         commands=(
             Command(
                 module=_MODULE,
@@ -29,12 +29,6 @@ def _query(query: str, p99: float, p99_theirs: str, throughput: float, throughpu
                 arguments=f"--query {query} --s3 --rates 1500 --trigger 3 --batches 100 {_RANGES}",
                 engines=_OTHERS,
                 place=_PAPER_RATE,
-            ),
-            Command(
-                module=_MODULE,
-                arguments=f"--query {query} --s3 --rates 0 --batches 20 --warmup 5",
-                engines=(*_SHIPPED, "spark-best", "millpond"),
-                place=_ALL,
             ),
         ),
         headlines=(
@@ -58,15 +52,33 @@ def _query(query: str, p99: float, p99_theirs: str, throughput: float, throughpu
                 place=_PAPER_RATE,
                 ratio=throughput,
             ),
+        ),
+    )
+
+
+def _most(query: str, ratio: float, theirs: str) -> Row:
+    return Row(
+        name=f"misa-{query.lower()}-most",
+        paper="misa",
+        title=f"{query}: as many records a second as an engine takes",
+        commands=(
+            Command(
+                module=_MODULE,
+                arguments=f"--query {query} --s3 --rates 0 --batches 20 --warmup 5",
+                engines=(*_SHIPPED, "spark-best", "millpond"),
+                place=_ALL,
+            ),
+        ),
+        headlines=(
             Headline(
                 where="MiSA §5.3, Fig. 13",
                 measured=f"{query}: rows a second, here as many as an engine takes",
-                theirs=throughput_theirs,
+                theirs=theirs,
                 metric="rows_per_second",
                 peers=_SHIPPED,
                 beside=("spark-best",),
                 place=_ALL,
-                ratio=throughput,
+                ratio=ratio,
             ),
         ),
     )
@@ -179,11 +191,15 @@ _USAGE = Row(
     ),
 )
 
+_QUERIES = (
+    ("LR2", 2.6, "2.6 × (9,729 against 3,694 ms)", 1.5, "1.47 ×"),
+    ("LR4", 4.9, "up to 4.9 × (than the worst engine)", 4.9, "4.87 ×"),
+    ("CM1", 13.4, "13.4 × zStream (5,908 against 439 ms)", 10.4, "10.4 × zStream, 7.6 × the baseline"),
+    ("CM2", 5.0, "no figure in the text; asked for as throughput, 5 ×", 5.1, "5.1 ×"),
+)
 ROWS = (
-    _query("LR2", 2.6, "2.6 × (9,729 against 3,694 ms)", 1.5, "1.47 ×"),
-    _query("LR4", 4.9, "up to 4.9 × (than the worst engine)", 4.9, "4.87 ×"),
-    _query("CM1", 13.4, "13.4 × zStream (5,908 against 439 ms)", 10.4, "10.4 × zStream, 7.6 × the baseline"),
-    _query("CM2", 5.0, "no figure in the text; asked for as throughput, 5 ×", 5.1, "5.1 ×"),
+    *(_query(*query) for query in _QUERIES),
+    *(_most(query, ratio, theirs) for query, _, _, ratio, theirs in _QUERIES),
     _SLOPE,
     _TRIGGERS,
     _USAGE,
