@@ -120,9 +120,9 @@ _BASELINES = Command(module=_MODULE, arguments="latencies --query q18 --variants
 
 ROWS = (
     _lookup("q13", "q13", "200000"),
-    _query("q18", "30k"),
-    _query("q19", "8000"),
-    _query("q20", "20k"),
+    _query("q18", "10k"),
+    _query("q19", "3000"),
+    _query("q20", "6000"),
     _lookup("ysb", "ysb", "180000"),
     Row(
         name="prefetch-regime",
