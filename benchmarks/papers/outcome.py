@@ -33,6 +33,8 @@ NOT_MEASURED = "not measured yet"
 """The verdict of a headline whose row has no saved result."""
 NOT_JUDGED = "not judged: a quick run"
 """The verdict of a headline that was measured with less state and fewer batches than it is about."""
+_UNRUN = "no figure"
+"""Why an engine has no figure that the result knows nothing of."""
 _MOST_PLACES = 4
 """A cell lists figures of at most this number of places; of more, it shows the first and the last."""
 
@@ -66,6 +68,8 @@ def outcome(headline: Headline, saved: Saved | None) -> Outcome:
         peer: _values(runs, peer, headline.metric, headline.peer_place or headline.place) for peer in headline.peers
     }
     beside = {name: _values(runs, name, headline.metric, headline.place) for name in headline.beside}
+    # A result may be older than what stands beside its engines now.
+    beside = {name: values for name, values in beside.items() if values or _why(name, headline.place, saved) != _UNRUN}
     ratio = _ratio(headline, ours, peers)
     cells = [_cell(name, values, headline, saved) for name, values in (*peers.items(), *beside.items())]
     passed, verdict = _verdict(headline, ours, ratio, saved)
@@ -145,7 +149,7 @@ def _why(name: str, place: str, saved: Saved) -> str:
         return f"no figure: {', '.join(dict.fromkeys(missing.values()))}"
     if saved.unfinished:
         return "not measured: no time left"
-    return "not measured: not in a quick run" if saved.quick else "no figure"
+    return "not measured: not in a quick run" if saved.quick else _UNRUN
 
 
 def _verdict(headline: Headline, ours: dict[str, float], ratio: float | None, saved: Saved) -> tuple[bool | None, str]:

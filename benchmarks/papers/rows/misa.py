@@ -56,7 +56,7 @@ def _query(query: str, p99: float, p99_theirs: str, throughput: float, throughpu
     )
 
 
-def _most(query: str, ratio: float, theirs: str) -> Row:
+def _most(query: str, ratio: float, theirs: str, missed: str) -> Row:
     return Row(
         name=f"misa-{query.lower()}-most",
         paper="misa",
@@ -64,7 +64,7 @@ def _most(query: str, ratio: float, theirs: str) -> Row:
         commands=(
             Command(
                 module=_MODULE,
-                arguments=f"--query {query} --s3 --rates 0 --batches 20 --warmup 5",
+                arguments=f"--query {query} --s3 --rates 0 --batches 10 --warmup 5",
                 engines=(*_SHIPPED, "spark-best", "millpond"),
                 place=_ALL,
             ),
@@ -79,6 +79,7 @@ def _most(query: str, ratio: float, theirs: str) -> Row:
                 beside=("spark-best",),
                 place=_ALL,
                 ratio=ratio,
+                missed=missed,
             ),
         ),
     )
@@ -197,9 +198,16 @@ _QUERIES = (
     ("CM1", 13.4, "13.4 × zStream (5,908 against 439 ms)", 10.4, "10.4 × zStream, 7.6 × the baseline"),
     ("CM2", 5.0, "no figure in the text; asked for as throughput, 5 ×", 5.1, "5.1 ×"),
 )
+_READING = "Half of a batch is reading records and writing Spark's logs to the server, alike on both engines."
+_MISSED = {"LR4": _READING, "CM1": _READING}
+"""Why an engine takes no more records, where that is known."""
+
 ROWS = (
     *(_query(*query) for query in _QUERIES),
-    *(_most(query, ratio, theirs) for query, _, _, ratio, theirs in _QUERIES),
+    *(
+        _most(query, ratio, theirs, _MISSED.get(query, "The reason is not known yet."))
+        for query, _, _, ratio, theirs in _QUERIES
+    ),
     _SLOPE,
     _TRIGGERS,
     _USAGE,
