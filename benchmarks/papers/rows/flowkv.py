@@ -7,7 +7,7 @@ _PEERS = ("spark", "flink-rocksdb")
 _WHOLE = "--event-rate 1m --driver-memory 1g --seconds 12 --warmup-batches 14 --warmup-seconds 25"
 _QUICK = "--rows-per-batch 200k --event-rate 200k --seconds 4 --warmup-batches 4 --warmup-seconds 0 --max-batches 12"
 _SMALL = "The state stays small at any rate of events: few bidders are active at a time."
-_MANY = "Most of a batch is making events, planning and handing rows to Python, which no store shortens."
+_MANY = "Planning a batch and bringing its rows to Python take most of its time, which no store shortens."
 _BROKEN_DOWN = ("q7", "q11-median", "q11")
 """The queries whose CPU time the paper breaks down."""
 
