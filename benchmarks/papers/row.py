@@ -17,6 +17,8 @@ PAPERS = {
     "misa": "MiSA",
 }
 """The papers by their names on the command line, with their headings in `docs/references.md`."""
+NOT_KNOWN = "The reason is not known yet."
+"""The reason for a miss that nobody has found."""
 
 
 def absent(engine: str) -> bool:
@@ -91,7 +93,7 @@ class Headline(msgspec.Struct, frozen=True, kw_only=True):
     ratio: float | None = None
     most: float | None = None
     least: float | None = None
-    missed: str = "The reason is not known yet."
+    missed: str = NOT_KNOWN
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):

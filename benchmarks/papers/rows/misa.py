@@ -1,6 +1,6 @@
 """The rows of MiSA: batch times, throughput, slope, trigger and usage of Linear Road and Cluster Monitoring."""
 
-from benchmarks.papers.row import Command, Headline, Row
+from benchmarks.papers.row import NOT_KNOWN, Command, Headline, Row
 
 HIGHEST = "highest rate kept up with"
 """The place of the highest of the measured rates that Spark as shipped keeps up with."""
@@ -108,10 +108,10 @@ _SLOPE = Row(
             missed=missed,
         )
         for query, missed in (
-            ("LR2", "The reason is not known yet."),
-            ("LR4", "The reason is not known yet."),
+            ("LR2", NOT_KNOWN),
+            ("LR4", NOT_KNOWN),
             ("CM1", "In complete mode every batch gives all windows so far, on both engines."),
-            ("CM2", "The reason is not known yet."),
+            ("CM2", NOT_KNOWN),
         )
     ),
 )
@@ -204,10 +204,7 @@ _MISSED = {"LR4": _READING, "CM1": _READING}
 
 ROWS = (
     *(_query(*query) for query in _QUERIES),
-    *(
-        _most(query, ratio, theirs, _MISSED.get(query, "The reason is not known yet."))
-        for query, _, _, ratio, theirs in _QUERIES
-    ),
+    *(_most(query, ratio, theirs, _MISSED.get(query, NOT_KNOWN)) for query, _, _, ratio, theirs in _QUERIES),
     _SLOPE,
     _TRIGGERS,
     _USAGE,
