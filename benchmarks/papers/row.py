@@ -18,7 +18,7 @@ PAPERS = {
 }
 """The papers by their names on the command line, with their headings in `docs/references.md`."""
 NOT_KNOWN = "The reason is not known yet."
-"""The reason for a miss that nobody has found."""
+"""The reason for a miss while none is known."""
 
 
 def absent(engine: str) -> bool:
