@@ -90,10 +90,23 @@ def test_figures_of_a_batch_that_was_planned_before_the_choice() -> None:
     assert choice.choose(figures(1_000_000, exchanged=900_000, changed=700_000)) == "files"
 
 
-def test_state_that_is_not_in_memory_is_not_combined() -> None:
-    """Its keys could not be read ahead."""
+def test_rows_are_not_combined_while_many_keys_for_them_are_not_in_memory() -> None:
+    """Keys of combined rows are not read ahead."""
     choice = FormChoice(combines=True, files=True)
-    assert choice.choose(figures(1_000_000, exchanged=200_000, changed=100_000, misses=50_000)) == "files"
+    assert choice.choose(figures(1_000_000, exchanged=300_000, changed=200_000, misses=150_000)) == "files"
+    assert choice.choose(figures(1_000_000, exchanged=1_000_000, changed=200_000, misses=170_000)) == "files"
+
+
+def test_many_rows_are_combined_although_some_keys_are_not_in_memory() -> None:
+    """Keys that are new miss memory, too: a batch may have new keys only."""
+    choice = FormChoice(combines=True, files=True, tasks=2)
+    assert choice.choose(figures(920_000, exchanged=920_000, changed=20_000, misses=20_000)) == "combined"
+    assert choice.choose(figures(920_000, exchanged=40_000, changed=20_000, misses=20_000)) == "combined"
+
+
+def test_on_a_cluster_keys_are_not_read_ahead() -> None:
+    choice = FormChoice(combines=True, files=False)
+    assert choice.choose(figures(1_000_000, exchanged=200_000, changed=100_000, misses=100_000)) == "combined"
 
 
 def test_where_there_is_nothing_to_choose() -> None:

@@ -413,6 +413,23 @@ def test_passes_go_by_the_different_keys(pools, tmp_path) -> None:
     table.close()
 
 
+def test_passes_go_by_the_keys_that_are_looked_up(pools, tmp_path) -> None:
+    """Sessions fold the rows of a key before they look it up."""
+    table = RmwTable(
+        NUMBERS.schema, fresh(NUMBERS), RunSet(NUMBERS), TableResources(MemoryBudget(4 << 20), pools[0]),
+        store=Shelf(tmp_path),
+    )  # fmt: skip
+    passes = []
+    for version in range(12):
+        table.begin(version)
+        passes.append(table.passes(400_000))
+        count_up(table, NUMBERS, np.arange(8_000) + version * 8_000, version)
+        table.seal()
+    assert table.stats()["cache_misses"] == 8_000, "none of them is in memory"
+    assert max(passes) <= 2, "they fit in memory, although as many keys as rows would not"
+    table.close()
+
+
 def test_what_fits_is_worked_through_in_order_and_stays(pools, tmp_path) -> None:
     budget = MemoryBudget(4 << 20)
     table = RmwTable(

@@ -26,7 +26,11 @@ _RETRY_AFTER_BATCHES = 32
 """Batches until combining is tried again after it left many rows although few groups changed: with distinct values, few
 groups may have many values."""
 _COLD_MISS_RATIO = 0.002
-"""Share of keys missing from memory above which files are better: they allow prefetching and multi-pass reads."""
+"""Share of keys missing from memory above which files are better than rows: they allow prefetching and multi-pass
+reads."""
+_COMBINING_MISSES = 0.2
+"""Keys missing from memory per row that combining saves, above which files are better than combined rows: combining
+saves time for every row, files for every missing key. A new key is missing, too."""
 
 
 @dataclass
@@ -72,10 +76,9 @@ class FormChoice:
         # An empty batch says nothing about the next one.
         if not rows:
             return self.form
-        cold = self._is_cold(metrics)
-        if self.combines and (self.always or (not cold and self._pays(rows, metrics))):
+        if self.combines and (self.always or self._pays(rows, metrics)):
             self.form = "combined"
-        elif cold or rows > _LARGE_BATCH_ROWS:
+        elif rows > _LARGE_BATCH_ROWS or self._is_cold(metrics):
             self.form = self._large_batches
         elif rows <= _SMALL_BATCH_ROWS or self.form != "files":
             self.form = "rows"
@@ -84,14 +87,16 @@ class FormChoice:
     def _pays(self, rows: float, metrics: Mapping[str, float]) -> bool:
         """Return whether combining saves enough rows: measured for a combined batch, else estimated from its groups."""
         exchanged = metrics.get("exchanged_rows") or 0.0
-        few = (metrics.get("changed_rows") or 0.0) * self.tasks <= _START_COMBINING_RATIO * rows
+        misses = metrics.get("cache_misses") or 0.0 if self.files else 0.0
+        groups = (metrics.get("changed_rows") or 0.0) * self.tasks
+        few = groups <= _START_COMBINING_RATIO * rows
         if not metrics.get("combined_rows"):
             self.retry_in = max(0, self.retry_in - 1)
-            return few and not self.retry_in
+            return few and misses <= _COMBINING_MISSES * (rows - groups) and not self.retry_in
         pays = exchanged <= _STOP_COMBINING_RATIO * rows
         if few and not pays:
             self.retry_in = _RETRY_AFTER_BATCHES
-        return pays
+        return pays and misses <= _COMBINING_MISSES * (rows - exchanged)
 
     def _is_cold(self, metrics: Mapping[str, float]) -> bool:
         misses, hits = metrics.get("cache_misses") or 0.0, metrics.get("cache_hits") or 0.0

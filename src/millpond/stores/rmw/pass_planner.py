@@ -34,9 +34,11 @@ class PassPlanner:
         self.over_budget = True
         self.sweeping = False
         self.lookups = self.misses = 0
+        self._rows = 0  # rows of this batch, where its passes were asked for
         self._upserts = 0  # lookups of this batch that change the key's row
         self._changed_keys = 0
         self._arriving = 0  # keys that may come into memory, and for which the index has no room yet
+        self._lookups_per_row = 1.0  # in the last batch; fewer where an operator folds a key's rows before it looks up
         self._miss_share = 1.0  # share of the last batch's keys that were not in memory
         self._distinct_share = 1.0  # share of the last batch's keys that differ from its other keys
 
@@ -65,12 +67,14 @@ class PassPlanner:
         Args:
             rows: number of rows of the batch.
         """
+        self._rows = rows
+        lookups = rows * self._lookups_per_row
         # Estimate with a margin, as the next batch may have more missing or more distinct keys than the last.
-        arriving = rows * min(2 * self._miss_share, 1.25 * self._distinct_share)
+        arriving = lookups * min(2 * self._miss_share, 1.25 * self._distinct_share)
         self.over_budget = not self._memory.complete and arriving > self._memory.capacity
         self.sweeping = self.over_budget and arriving > self._run_blocks()
         if self.over_budget:
-            return math.ceil(rows * self._distinct_share / self.block)
+            return math.ceil(lookups * self._distinct_share / self.block)
         self._arriving = int(arriving)
         return 1 if self.in_memory or rows < _MIN_ROWS_TO_ORDER else _SORTED_PASSES
 
@@ -96,4 +100,6 @@ class PassPlanner:
             # Lookups for reading change no row, so changed keys tell the number of distinct keys only without them.
             only_upserts = self._upserts == self.lookups
             self._distinct_share = min(1.0, self._changed_keys / self.lookups) if only_upserts else 1.0
-        self.lookups = self.misses = self._upserts = 0
+            if self._rows:
+                self._lookups_per_row = min(1.0, self.lookups / self._rows)
+        self.lookups = self.misses = self._upserts = self._rows = 0
