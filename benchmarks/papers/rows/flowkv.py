@@ -8,7 +8,7 @@ _WHOLE = "--event-rate 1m --driver-memory 1g --seconds 15 --warmup-batches 14 --
 """Before, the JVM's compiler takes up to half of two cores: what plans a batch runs once a batch, and compiles late."""
 _QUICK = "--rows-per-batch 200k --event-rate 200k --seconds 4 --warmup-batches 4 --warmup-seconds 0 --max-batches 12"
 _CLOCK = (
-    "More than half of a batch is making the events; code with a batch's time in it is compiled anew in every batch,"
+    "More than half of a batch is making the events; code with a batch's time in it is compiled in every batch,"
     " on both engines."
 )
 _BROKEN_DOWN = ("q7", "q11-median", "q11")
