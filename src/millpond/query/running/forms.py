@@ -85,7 +85,10 @@ class FormChoice:
         return self.form
 
     def _pays(self, rows: float, metrics: Mapping[str, float]) -> bool:
-        """Return whether combining saves enough rows: measured for a combined batch, else estimated from its groups."""
+        """Return whether combining saves enough rows, and enough for the keys that are missing.
+
+        Measured for a combined batch, else estimated from its groups.
+        """
         exchanged = metrics.get("exchanged_rows") or 0.0
         misses = metrics.get("cache_misses") or 0.0 if self.files else 0.0
         groups = (metrics.get("changed_rows") or 0.0) * self.tasks
