@@ -43,6 +43,7 @@ def parser() -> argparse.ArgumentParser:
     add("--latency", type=lambda text: [float(one) for one in text.split(",")], default=[1.5], metavar="MS,MS")
     add("--rate", type=count, default=30_000, help="events a second")
     add("--interval", type=float, default=1.0, help="seconds between two batches")
+    add("--stage", type=float, default=0.0, metavar="MS", help="of work that bids wait for, their keys known before")
     add("--loaded", type=count, default=4_000_000, help="events that bring state about")
     add("--in-flight", type=count, default=100_000, help="auctions that may be bid on at a time")
     add("--people", type=count, default=20_000, help="who may bid at a time")
@@ -108,6 +109,7 @@ def _measured(folder: Path, variant: str, options: argparse.Namespace, changes: 
         seconds=options.seconds,
         latency_ms=options.latency[0],
         slot_memory=options.slot_memory,
+        stage_ms=options.stage,
         settings=dict(options.set),
     )
     (work / "config.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(base, **changes)))

@@ -172,7 +172,7 @@ def test_each_headline_of_a_row_finds_its_figures(name: str, quick: bool, tmp_pa
         ("misa-lr2", 0, "--no-s3 --batches 2 --warmup 1 --rates 200 --engines millpond"),
         (
             *("prefetch-q18", 0),
-            "--in-flight 1000 --people 1000 --variants prefetching --seconds 4 --warmup 2 --rate 3000",
+            "--in-flight 1000 --people 1000 --variants prefetching --seconds 4 --warmup 2 --rate 3000 --stage 20",
         ),
     ],
 )

@@ -48,9 +48,9 @@ def test_figures_of_a_command_that_breaks_off_are_not_all(command: Command) -> N
 
 
 def test_a_command_may_take_what_it_asks_for() -> None:
-    slope = ROWS["misa-slope"].commands[0].line()
+    slope = ROWS["misa-lr2-slope"].commands[0].line()
     assert slope is not None
-    assert running.longest(slope) > 4 * 2 * 1005 * LATE
+    assert running.longest(slope) > 2 * 1060 * LATE
     assert running.longest(["benchmarks", "rmw"]) == running.LONGEST
 
 

@@ -13,6 +13,8 @@ _CORES = {
     "q20": ("61.7 % against 29.3 %", 2.11),
 }
 _HINTS = {"q18": 1.8, "q19": 2.4, "q20": 2.7}
+_WHOLE = "--seconds 40 --warmup 60 --variants memory,prefetching,lru,clock"
+"""Before, a JVM is so slow that events queue up, which later batches make up for."""
 _QUICK = "--loaded 500k --rate 6000 --seconds 6 --warmup 4 --variants prefetching,lru"
 _PERCENTILES = (("row_p50_ms", "p50"), ("row_p99_ms", "p99"), ("row_p999_ms", "p99.9"))
 
@@ -46,7 +48,7 @@ def _query(query: str, rate: str) -> Row:
         commands=(
             Command(
                 module=_MODULE,
-                arguments=f"latencies --query {query} --rate {rate} --latency 1.5 --seconds 40",
+                arguments=f"latencies --query {query} --rate {rate} --latency 1.5 {_WHOLE}",
                 quick=_QUICK,
             ),
         ),
@@ -127,14 +129,14 @@ ROWS = (
     Row(
         name="prefetch-regime",
         paper="prefetch",
-        title="q18: row latency, five batches a second, 23 ms a request",
+        title="q18 behind a stage of 150 ms: row latency, batches as often as they end, 23 ms a request",
         commands=(
             Command(
                 module=_MODULE,
-                arguments="latencies --query q18 --rate 10k --interval 0.2 --latency 23 --seconds 40",
+                arguments=f"latencies --query q18 --rate 6000 --interval 0.2 --stage 150 --latency 23 {_WHOLE}",
             ),
         ),
-        headlines=_latencies("Q18 in small batches, 23 ms a request", _KEYED, _POLICIES, ("memory",)),
+        headlines=_latencies("Q18 behind slow work, small batches, 23 ms a request", _KEYED, _POLICIES, ("memory",)),
     ),
     _figure(
         "skews",
