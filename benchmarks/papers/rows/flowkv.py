@@ -12,7 +12,7 @@ _CLOCK = (
     " on both engines."
 )
 _BIDS = (
-    "Four fifths of a batch is the slots' work: each whole bid is written with the batch and to a segment, by"
+    "Three quarters of a batch pass in the slots: each whole bid is written with the batch and to a segment, by"
     " compactions again, and read once."
 )
 _BROKEN_DOWN = ("q7", "q11-median", "q11")
