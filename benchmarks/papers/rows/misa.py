@@ -158,7 +158,7 @@ _TRIGGERS = Row(
     commands=tuple(
         Command(
             module=_MODULE,
-            arguments=f"--query LR2,LR4 --s3 --rates 1500 --trigger {trigger} --batches 40 {_RANGES}",
+            arguments=f"--query LR2,LR4 --s3 --rates 1500 --trigger {trigger} --batches 100 {_RANGES}",
             engines=(*_SHIPPED, "spark-deadline", "millpond"),
             place=f"{trigger} s",
         )
