@@ -15,6 +15,7 @@ _CORES = {
 _HINTS = {"q18": 1.8, "q19": 2.4, "q20": 2.7}
 _WHOLE = "--seconds 40 --warmup 60 --variants memory,prefetching,lru,clock"
 """Before, a JVM is so slow that events queue up, which later batches make up for."""
+_Q18 = f"--query q18 --rate 10k {_WHOLE}"
 _QUICK = "--loaded 500k --rate 6000 --seconds 6 --warmup 4 --variants prefetching,lru"
 _PERCENTILES = (("row_p50_ms", "p50"), ("row_p99_ms", "p99"), ("row_p999_ms", "p99.9"))
 
@@ -106,9 +107,11 @@ def _lookup(name: str, query: str, rate: str) -> Row:
     )
 
 
-def _figure(figure: str, title: str, headline: Headline, *more: Command, lines: bool = False, options: str = "") -> Row:
+def _figure(
+    figure: str, title: str, headline: Headline, *more: Command, lines: bool = False, options: str = _Q18
+) -> Row:
     """A row that no quick run has: one figure of `benchmarks.prefetch`."""
-    command = Command(module=_MODULE, arguments=f"{figure} {options or '--query q18'}")
+    command = Command(module=_MODULE, arguments=f"{figure} {options}")
     return Row(
         name=f"prefetch-{figure}",
         paper="prefetch",
@@ -119,14 +122,14 @@ def _figure(figure: str, title: str, headline: Headline, *more: Command, lines: 
     )
 
 
-_BASELINES = Command(module=_MODULE, arguments="latencies --query q18 --variants lru,clock", place="any")
+_BASELINES = Command(module=_MODULE, arguments=f"latencies {_Q18} --variants lru,clock", place="any")
 
 ROWS = (
     _lookup("q13", "q13", "200000"),
     _query("q18", "10k"),
     _query("q19", "3000"),
     _query("q20", "6000"),
-    _lookup("ysb", "ysb", "80000"),
+    _lookup("ysb", "ysb", "60000"),
     Row(
         name="prefetch-regime",
         paper="prefetch",
@@ -219,6 +222,6 @@ ROWS = (
             ratio=1.0,
             missed="Where a batch begins as soon as the one before has ended, there is no time to read ahead in.",
         ),
-        options="--query q18,q19,q20",
+        options=f"--query q18,q19,q20 {_WHOLE}",
     ),
 )
