@@ -58,8 +58,8 @@ def draw_checkpoints(axis: Axes, results: Sequence[Result]) -> None:
 
 
 def recoveries(options: argparse.Namespace, measure: Measure) -> Iterator[Result]:
-    """SIGKILL, the local disk lost, and a start with as many partitions, twice as many, and half as many."""
-    for before, after in ((2, 2), (2, 4), (4, 2)):
+    """SIGKILL, the local disk lost, and a start with as many partitions or with others."""
+    for before, after in options.partitions:
         for engine in options.engines:
             yield measure(
                 engine,
@@ -197,6 +197,14 @@ def plot(name: str, results: Sequence[Result], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
+def pairs(text: str) -> list[tuple[int, int]]:
+    """Partitions before and after a restart, `2:2,2:4`."""
+    try:
+        return [(int(before), int(after)) for before, after in (part.split(":") for part in text.split(","))]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not of the form 2:2,2:4, partitions before and after") from None
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and draw one figure; 1 if an engine failed."""
     p = argparse.ArgumentParser(prog="python -m benchmarks.disaggregated", description=(__doc__ or "").split("\n")[0])
@@ -204,6 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("figure", choices=FIGURES)
     add("--engines", type=lambda text: text.split(","), default=["millpond", "spark"], metavar="A,B")
     add("--keys", type=lambda text: [count(part) for part in text.split(",")], default=[10_000_000], metavar="K,K")
+    add("--partitions", type=pairs, default="2:2,2:4,4:2", metavar="A:B,A:B", help="before and after a recovery")
     add("--query", type=queries, default=list(LARGER_THAN_MEMORY), metavar="A,B", help="of NEXMark, for caches")
     add("--rows-per-batch", type=count, default=200_000, metavar="N")
     add("--seconds", type=float, default=60.0, help="to measure each run")

@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from datetime import date
+from itertools import zip_longest
 from pathlib import Path
 
 import msgspec
@@ -118,6 +119,12 @@ def measure(command: Command, line: list[str], limit: TimeLimit) -> list[Figures
         return [*figures, Figures(engine=command.engine or line[0], place=command.place, error=error)]
 
 
+def by_turns(rows: Sequence[Row]) -> list[Row]:
+    """Return the first row of each paper, then the second of each, and so on: little time is spread over the papers."""
+    papers = [[row for row in rows if row.paper == paper] for paper in dict.fromkeys(row.paper for row in rows)]
+    return [row for turn in zip_longest(*papers) for row in turn if row is not None]
+
+
 def run(
     rows: Sequence[Row],
     results: Results,
@@ -132,7 +139,8 @@ def run(
     Args:
         rows: which.
         results: where they are saved; what is saved there of this commit and these settings is not measured again.
-        quick: with the arguments of a quick run, within `QUICK_SECONDS`; rows without such arguments are left out.
+        quick: with the arguments of a quick run, within `QUICK_SECONDS`, the papers in turn; rows without such
+            arguments are left out.
         again: measure what is saved as well.
         measure: runs one command.
         say: is given a line at each step.
@@ -141,6 +149,8 @@ def run(
         The results of this run; not those that were there before.
     """
     commit = current_commit()
+    if quick:
+        rows = by_turns(rows)
     limit = TimeLimit(QUICK_SECONDS if quick else None)
     measured = []
     for row in rows:

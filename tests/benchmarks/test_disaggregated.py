@@ -89,10 +89,18 @@ def test_a_figure_is_drawn_of_what_was_measured(figure: str, tmp_path: Path) -> 
     assert plot.stat().st_size > 1_000
 
 
+def test_partitions_before_and_after(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert disaggregated.pairs("2:2,4:2") == [(2, 2), (4, 2)]
+    with pytest.raises(SystemExit):
+        disaggregated.main(["recoveries", "--partitions", "2-4", "--work", str(tmp_path)])
+    assert "'2-4' is not of the form 2:2,2:4" in capsys.readouterr().err
+
+
 def test_each_figure_runs_what_it_compares(tmp_path: Path) -> None:
     """List the runs of each figure, with a measure that runs nothing."""
     options = type("Options", (), {"keys": [10, 20], "engines": ["millpond", "spark"], "query": ["q4"]})()
     options.slot_memory = "32m"
+    options.partitions = disaggregated.pairs("2:2,2:4")
     for figure, (runs, _) in disaggregated.FIGURES.items():
         seen: Counter[str] = Counter()
 

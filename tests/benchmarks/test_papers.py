@@ -275,6 +275,14 @@ def test_a_quick_run_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [line.partition(",")[0] for line in said] == ["one: not measured", "two: not measured"]
 
 
+def test_a_quick_run_takes_the_papers_in_turn(tmp_path: Path) -> None:
+    one, two = two_rows()
+    other = msgspec.structs.replace(two, name="other", paper=next(name for name in PAPERS if name != one.paper))
+    asked: list[str] = []
+    run([one, two, other], Results(tmp_path), quick=True, measure=Asked(), say=asked.append)
+    assert [line.split()[0] for line in asked if line.endswith("…")] == ["one", "other", "two"]
+
+
 def test_a_command_that_a_quick_run_cuts_off_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked()
 

@@ -41,7 +41,7 @@ _CHECKPOINTS = Row(
         Command(
             module=_STATE,
             arguments=f"checkpoints --keys {','.join(_SIZES)} --rows-per-batch 200k --seconds 60",
-            quick="--keys 200k,800k --rows-per-batch 100k --seconds 5",
+            quick="--keys 400k --rows-per-batch 100k --seconds 5",
             engines=_ENGINES,
         ),
         *(
@@ -85,7 +85,7 @@ _RECOVERY = Row(
         Command(
             module=_STATE,
             arguments="recoveries --keys 10m --rows-per-batch 1m --seconds 15",
-            quick="--keys 400k --rows-per-batch 200k --seconds 2",
+            quick="--partitions 2:2 --keys 400k --rows-per-batch 200k --seconds 2",
             engines=_ENGINES,
         ),
     ),
