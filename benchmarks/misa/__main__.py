@@ -115,6 +115,8 @@ def line(result: Result) -> dict[str, str]:
         "rate": f"{settings.rate:,}" if settings.rate else "all",
         "trigger": f"{settings.trigger:g} s" if settings.rate or settings.engine == "spark-deadline" else "–",
     }
+    if result.batch_ms is None and result.kept_up is False:
+        return {**shown, "batches": "behind: no batch ended after those that are left out"}
     if result.batch_ms is None:
         reason = result.refused or (result.error or "").splitlines()[0]
         return {**shown, "batches": f"{'refused' if result.refused else 'failed'}: {reason}"}

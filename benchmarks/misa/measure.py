@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.misa.arrivals import files
-from benchmarks.misa.result import Batch, Observed, Result, summarize
+from benchmarks.misa.result import Batch, Observed, Result, kept_up, summarize
 from benchmarks.misa.settings import Settings
 from benchmarks.process import ProcessTree
 from benchmarks.result import Machine, without_paths
@@ -64,6 +64,9 @@ def fill(result: Result, observed: Observed, tree: ProcessTree) -> None:
         result.refused = without_paths(observed.refused)
         return
     measured = observed.batches[result.settings.warmup :]
+    if not measured and kept_up(result.settings, observed.batches) is False:
+        result.kept_up = False  # at a rate that is too high for the engine, which is no error
+        return
     if not measured:
         result.error = (
             f"only {len(observed.batches)} batches ended, and {result.settings.warmup} are left out;"

@@ -72,7 +72,8 @@ class Result(msgspec.Struct, kw_only=True):
         slope_ms: change of the execution time from batch to batch, by a line through all of them.
         rows_per_second: rows ÷ wall time from the first batch's start to the last one's end.
         batch_rows_per_second: rows ÷ execution time, averaged over batches, as in the paper (MiSA, figure 13).
-        kept_up: whether nearly all batches end within the trigger; None if they do not begin by the clock.
+        kept_up: whether nearly all batches end within the trigger; None if they do not begin by the clock. A run that
+            is too slow for its first batches to end does not keep up, and has no figures.
         cores: CPU seconds ÷ wall time. memory_peak_bytes: proportional set size of all processes.
         refused: why the engine does not run this query, in its own words. error: why there are no figures.
     """
@@ -98,6 +99,13 @@ class Result(msgspec.Struct, kw_only=True):
         return self.batch_rows_per_second * RECORD_BYTES / 1000
 
 
+def kept_up(settings: Settings, batches: Sequence[Batch]) -> bool | None:
+    """Return whether an engine kept up: not if no batch ended; None if batches do not begin by the clock."""
+    if not settings.clocked:
+        return None
+    return bool(batches) and float(np.percentile([batch.ms for batch in batches], _KEPT_UP)) <= 1000 * settings.trigger
+
+
 def summarize(result: Result, batches: Sequence[Batch], cpu_seconds: float, memory_peak: int) -> None:
     """Compute a result's figures.
 
@@ -114,8 +122,7 @@ def summarize(result: Result, batches: Sequence[Batch], cpu_seconds: float, memo
         result.slope_ms = round(float(np.polyfit(np.arange(len(ms)), ms, 1)[0]), 3)
     result.rows_per_second = round(float(rows.sum()) / wall, 1)
     result.batch_rows_per_second = round(float((rows / ms).mean() * 1000), 1)
-    if result.settings.clocked:
-        result.kept_up = float(np.percentile(ms, _KEPT_UP)) <= 1000 * result.settings.trigger
+    result.kept_up = kept_up(result.settings, batches)
     result.cores = round(cpu_seconds / wall, 2)
     result.memory_peak_bytes = memory_peak
 

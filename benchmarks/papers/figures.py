@@ -59,6 +59,8 @@ METRICS = {
 }
 _GB_OF_A_CORE = 4.0
 """Memory of a compute unit with one core (Flink 2.0 §6.1)."""
+_BEHIND = "it did not keep up, and no batch ended after those that are left out"
+"""Why a run of `benchmarks.misa` has no figures."""
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,6 +200,7 @@ def of_misa(command: Command, data: bytes) -> Iterator[Figures]:
             seed=settings.seed,
             error=result.error,
             refused=result.refused,
+            missing=_BEHIND if result.kept_up is False and result.batch_ms is None else None,
         )
         yield figures
         if not command.place and not several and kept and settings.rate == max(kept):

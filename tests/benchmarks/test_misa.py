@@ -257,6 +257,11 @@ def test_runs_without_figures() -> None:
     fill(short, Observed(batches=batches(100)), Tree())
     assert line(refused)["batches"] == "refused: not with state in …/state"
     assert "only 1 batches ended" in line(short)["batches"]
+    for ended in ([], batches(4000)):
+        slow = result()
+        fill(slow, Observed(batches=ended), Tree())
+        assert (slow.error, slow.kept_up) == (None, False)
+        assert line(slow)["batches"] == "behind: no batch ended after those that are left out"
 
 
 def test_the_command_line_runs_each_engine_at_each_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from benchmarks.misa.result import Result as MisaResult
 from benchmarks.misa.settings import Settings as MisaSettings
 from benchmarks.nexmark.generator import NexmarkConfig
 from benchmarks.papers.figures import Figures, of_latencies, of_misa
@@ -14,7 +15,7 @@ from benchmarks.papers.rows import ROWS
 from benchmarks.prefetch.latency import Latency
 from benchmarks.prefetch.run import Config, Measured
 
-from tests.benchmarks.test_papers import fake_misa, rates, saved_of, two_rows
+from tests.benchmarks.test_papers import MACHINE, fake_misa, rates, saved_of, two_rows
 
 
 def headline(**changes: Any) -> Headline:
@@ -118,6 +119,11 @@ def test_spark_that_kept_up_with_no_rate_is_said() -> None:
     runs.append(fake_misa(MisaSettings(query="LR2", engine="millpond", rate=2_500)))
     read = outcome(row.headlines[0], saved_of(row, list(of_misa(row.commands[0], msgspec.json.encode(runs)))))
     assert read.passed
+    slow = MisaSettings(query="LR2", engine="spark-shipped", rate=15_000)
+    runs.append(MisaResult(settings=slow, machine=MACHINE, kept_up=False))
+    figures = list(of_misa(row.commands[0], msgspec.json.encode(runs)))
+    assert outcome(row.headlines[0], saved_of(row, figures)) == read
+    assert [(found.values, found.missing is None) for found in figures if found.place == "15,000/s"] == [({}, False)]
 
 
 def test_a_row_of_a_quick_run_that_had_no_time_left() -> None:

@@ -56,7 +56,7 @@ def _query(query: str, p99: float, p99_theirs: str, throughput: float, throughpu
             Command(
                 module=_MODULE,
                 arguments=f"--query {query} --s3 --rates 15000,1500,2500,150000 --trigger 3 --batches 100 {_RANGES}",
-                quick="--rates 15000 --batches 10" if query == "LR2" else None,
+                quick="--rates 1500 --batches 10 --warmup 5" if query == "LR2" else None,
                 engines=(*_SHIPPED, "millpond"),
             ),
             Command(
