@@ -18,7 +18,7 @@ FASTEST = 60_000
 """Records in a second of event time where an engine gets as many as it takes."""
 HUNG_SECONDS = 600.0
 """An engine that ends no batch for so long has hung, or cannot run the query at this rate."""
-LATE = 1.25
+LATE = 2.0
 """A run ends after this multiple of the seconds in which its records come, even if the engine is behind."""
 
 
