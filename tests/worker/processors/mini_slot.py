@@ -159,6 +159,7 @@ class MiniSlot:
         self.heads: dict[str, dict[tuple[Any, ...], Any]] = {name: {} for name in self.types}
         self.parts: dict[str, dict[tuple[Any, ...], pa.Array]] = {one.parts: {} for one in user.spec.variables}
         self.asks = 0
+        self.asked_parts = 0
         self._keys: Sequence[Any] = ()
 
     def of(self, table: str) -> dict[tuple[Any, ...], Any]:
@@ -223,6 +224,7 @@ class MiniSlot:
         self.asks += 1
         pairs = [(row["at"], row["part"]) for row in asked.to_pylist()]
         assert len(pairs) == len(set(pairs))
+        self.asked_parts += len(pairs)
         kind = next(self.types[one.table] for one in self.user.spec.variables if one.parts == table)
         held = self.parts[table]
         return pa.concat_arrays([held.get((self._keys[at], part), pa.nulls(1, kind)) for at, part in pairs])

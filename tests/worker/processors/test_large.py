@@ -181,6 +181,27 @@ def test_what_is_asked_for_often_is_fetched_along() -> None:
     assert large.asks < 40
 
 
+def test_nothing_is_fetched_along_that_is_rarely_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each key asks for one of 40 entries, all in parts of their own: it would use one of 40 that are fetched for it.
+
+    Once most keys ask for the same entry, it is fetched along again.
+    """
+    for module in ("buckets", "maps"):
+        monkeypatch.setattr(f"millpond.worker.processors.state.{module}.MAX_ENTRIES", 1)
+    large = Large()
+    keys = [f"k{n}" for n in range(600)]
+    large.run(fill(64), *keys)
+    chosen = random.Random(1)
+    wanted = {key: chosen.randrange(40) for key in keys}
+    for _ in range(3):
+        before = large.slot.asked_parts
+        told = large.run(lambda self, key: self.map.getValue((str(wanted[key]),)), *keys)
+        assert told == [(wanted[key],) for key in keys]
+        assert large.slot.asked_parts - before < 900
+    assert large.run(lambda self, key: self.map.getValue(("50",)), *keys) == [(50,)] * 600
+    assert large.asks < 20
+
+
 def test_many_keys_are_fetched_with_one_message() -> None:
     large = Large()
     keys = [f"k{n}" for n in range(30)]

@@ -110,6 +110,9 @@ class ListVariable(PartedVariable, ListState):  # type: ignore[misc]
         cell = self._of(at)
         return cell.parted and cell.before is None and self._is_small(cell.head)
 
+    def _part(self, at: int, key: Any | None) -> None:
+        return None
+
     def fetch(self, wanted: Sequence[tuple[int, Any | None]]) -> None:
         """See `StateVariable`."""
         cells = {at: self._of(at) for at, _ in wanted if self.lacks(at, None)}

@@ -152,6 +152,9 @@ class MapVariable(PartedVariable, MapState):  # type: ignore[misc]
         identity, kept = self._identify(key, "getting value")
         return identity not in cell.written and self._number(kept, cell) not in cell.loaded
 
+    def _part(self, at: int, key: Any | None) -> int | None:
+        return None if key is None else self._number(self._identify(key, "getting value")[1], self._cells[at])
+
     def fetch(self, wanted: Sequence[tuple[int, Any | None]]) -> None:
         """See `StateVariable`."""
         numbers: dict[tuple[int, int], None] = {}
@@ -190,6 +193,8 @@ class MapVariable(PartedVariable, MapState):  # type: ignore[misc]
                 )
             else:
                 self._fetch_if_missing(key, identity, cell.head.part_bytes)
+        elif self._prefetched:
+            self._count_use(number)
         return cell.loaded[number].get(identity)
 
     def _number(self, key: tuple[Any, ...], cell: Buckets) -> int:

@@ -34,6 +34,10 @@ _KEYS_PER_READ = 512  # keys that are converted together
 _REQUEST_BYTES = 4 << 20  # bytes per request
 _MAX_PARTS_PER_REQUEST = 4096  # maximum number of parts per request
 _PREFETCH_AFTER = 3  # requests for the same thing, from which it is also prefetched for later keys
+# Prefetches that each used one pays for. A request takes as long as the fetching of about 20 parts.
+_PREFETCHES_PER_USE = 16
+_MIN_CREDIT = 16  # prefetches that a call may always try
+_MAX_CREDIT = 1024  # maximum number of prefetches in a row that are not used
 
 
 class Head(NamedTuple):
@@ -80,6 +84,8 @@ class PartedVariable(StateVariable):
         self._heads: dict[int, Head] = {}  # by position, of keys with parts
         self._large: list[int] = []  # positions of keys with parts
         self._request_counts: dict[Any, int] = {}  # number of requests for the same thing
+        self._prefetched: set[tuple[int, Any]] = set()  # position and part, as of `_part`, until used
+        self._credit = _MIN_CREDIT  # prefetches that may follow
 
     def begin(self, sent: pa.Array | None, heads: pa.StructArray | None = None) -> None:
         """Start a call with the state of its keys, and the heads of those with parts."""
@@ -89,6 +95,8 @@ class PartedVariable(StateVariable):
             {} if heads is None else {position: Head(*head) for position, head in enumerate(to_stored(heads)) if head}
         )
         self._large = list(self._heads)
+        self._prefetched = set()
+        self._credit = max(self._credit, _MIN_CREDIT)
 
     def _cell(self, doing: str) -> Any:
         """Return the current key's cell."""
@@ -160,6 +168,10 @@ class PartedVariable(StateVariable):
                 self._current_key.ask(self.variable.parts, pa.RecordBatch.from_arrays(columns, ["at", "part"])),
             )
 
+    @abstractmethod
+    def _part(self, at: int, key: Any) -> Any:
+        """Return which part has the data of a key that `lacks` them; `at` and `key` are as there."""
+
     def _fetch_if_missing(self, key: Any, identity: Any, size: int) -> None:
         """Fetch missing data of the current key, and after repeated requests that of later keys too.
 
@@ -176,11 +188,19 @@ class PartedVariable(StateVariable):
         # Repeated requests suggest that later keys need the same: prefetch it for twice as many keys each time.
         if times >= _PREFETCH_AFTER:
             begin = bisect_right(self._large, position)
-            most = min(1 << min(times, 8), MAX_FETCH_BYTES // max(1, size))
-            wanted += [
-                (following, key) for following in self._large[begin : begin + most] if self.lacks(following, key)
-            ]
+            most = min(1 << min(times, 8), MAX_FETCH_BYTES // max(1, size), self._credit)
+            later = [(following, key) for following in self._large[begin : begin + most] if self.lacks(following, key)]
+            self._prefetched.update((following, self._part(following, key)) for following, _ in later)
+            self._credit -= len(later)
+            wanted += later
         self.fetch(wanted)
+
+    def _count_use(self, part: Any) -> None:
+        """Record that the current key uses a part, which may have been prefetched, so that prefetching goes on."""
+        used = self._current_key.position, part
+        if used in self._prefetched:
+            self._prefetched.remove(used)
+            self._credit = min(self._credit + _PREFETCHES_PER_USE, _MAX_CREDIT)
 
     @staticmethod
     def _is_small(head: Head) -> bool:
@@ -190,6 +210,7 @@ class PartedVariable(StateVariable):
     def _fetch_all_if_small(self, head: Head) -> None:
         """Fetch all parts of the current key if they are small enough."""
         if self._is_small(head):
+            self._count_use(None)
             self._fetch_if_missing(None, None, head.bytes)
 
     # changes ------------------------------------------------------------------------------------------------
