@@ -26,6 +26,7 @@ CASES = {
         "regr_count(distinct i8, f64)",
         "var_pop(distinct i32)",
     ],
+    "conditions": ["count_if(distinct b)", "count_if(distinct b) filter (where i8 > 0)", "count_if(distinct i8 > 0)"],
     "filter": ["count(distinct s) filter (where b)", "sum(distinct i8) filter (where i32 > 0)", "count(distinct s)"],
     "filters": [
         "count(distinct i8) filter (where b)",

@@ -19,7 +19,7 @@ from tests.operators.rig import Rig, Row, as_rows, normal, record_batch, spec
 from tests.operators.values import TYPES, values
 
 FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-DISTINCT = ("count", "sum", "avg", "collect_list", "listagg", "stddev_pop", "kurtosis", "corr", "bit_xor")
+DISTINCT = ("count", "count_if", "sum", "avg", "collect_list", "listagg", "stddev_pop", "kurtosis", "corr", "bit_xor")
 OPTIONS: dict[str, dict[str, Any]] = {
     "percentile_approx": {"percentages": [0.9, 0.0, 0.3, 1.0], "accuracy": 1000, "array": True},
     "count_min_sketch": {"multipliers": [1_569_741_360, 2_045_557_449], "width": 7},
@@ -181,6 +181,14 @@ def test_struct_keys() -> None:
     assert out.schema.field("s").type == parse_type(struct).arrow
     assert len(out) == 2 * (len(structs) - 2)
     assert all(math.copysign(1, s["b"]["d"]) == 1 for s in out["s"].to_pylist() if s and s["b"] and s["b"]["d"] == 0)
+
+
+def test_distinct_conditions() -> None:
+    calls = [AggregateCall("count_if", (0,), "bigint", distinct=True, filter=b) for b in (None, 1)]
+    calls.append(AggregateCall("count", (0,), "bigint", distinct=True))
+    shape = spec("k int", "v boolean; b boolean", calls)
+    rows = [{"k": 1, "v": v, "b": b} for v, b in ((True, False), (True, True), (False, True), (None, True))]
+    check(shape, [(rows, False), (rows, True)], ["k"])
 
 
 def test_large_blocks_and_growing_lists() -> None:

@@ -358,6 +358,18 @@ def test_lists_and_columns_of_all_types(tmp_path: Path) -> None:
     rig.operator.close()
 
 
+def test_modes_of_distinct_nested_values(tmp_path: Path) -> None:
+    inputs = "st struct<x:double,y:string>; l array<double>"
+    calls = [AggregateCall("mode", (number,), field.type, distinct=True) for number, field in enumerate(fields(inputs))]
+    rig = Rig(shape(calls, inputs, Windows(SECOND, SECOND, 0)), tmp_path)
+    values: list[tuple[Any, Any]] = [({"x": 2.0, "y": "a"}, [2.0]), (None, None)]
+    values += [({"x": zero, "y": "a longer text"}, [zero, math.inf]) for zero in (-0.0, 0.0)]
+    rows = [{"time": 5, "k": "a", "st": structure, "l": numbers} for structure, numbers in values]
+    ((_, _, structure, numbers),) = rig.batch(rows, Times(0, 1000), size=2)
+    assert str((structure, numbers)) == str(({"x": 0.0, "y": "a longer text"}, [0.0, math.inf]))
+    rig.operator.close()
+
+
 def test_a_batch_and_a_state_larger_than_memory(tmp_path: Path) -> None:
     spec = shape(
         [

@@ -4,11 +4,14 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from decimal import Decimal
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from millpond.errors import StateDamagedError
@@ -19,6 +22,7 @@ from millpond.spec.operators import OP, AggregateCall, Order
 from millpond.spec.types import parse_type
 from tests.operators.model import aggregate
 from tests.operators.rig import Rig, Row, fields, hash_of, normal
+from tests.operators.test_over_changelog import Evicting
 
 NUMBERS = ["int", "bigint", "double", "decimal(5,2)", "decimal(38,10)"]
 
@@ -254,6 +258,79 @@ def test_what_was_never_there_cannot_be_taken_back(rows: list[tuple[str, int | N
     with pytest.raises(StateDamagedError, match="does not have"):
         rig.batch(arrow(shape, [{"g": g, "v": v, OP.name: kind} for g, v, kind in rows]))
     rig.close()
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_groups_without_rows_leave_the_state(changes: bool) -> None:
+    shape = outer("bigint", changes=changes)
+    rig = Rig(shape)
+    last: list[Row] = []
+    for number in range(6):
+        rows = [{"g": f"group {number} of a long name {n}", "m": n, "n": 1, "f": False} for n in range(100)]
+        kinds = [row | {OP.name: 1} for row in rows] + [row | {OP.name: -1} for row in last]
+        out = rig.batch(arrow(shape, kinds)).to_pylist()
+        deleted = [(row["g"], row["sum_1"], row["count_0"]) for row in out if changes and row[OP.name] < 0]
+        assert sorted(deleted) == sorted((row["g"], row["m"], 1) for row in last if changes)
+        assert len(out) == 100 + len(deleted)
+        assert rig.operator.tables["main"].stats()["keys"] == 100
+        last = rows
+        if number % 2:
+            rig.restart()
+    rig.batch(arrow(shape, [row | {OP.name: -1} for row in last]))
+    assert rig.operator.tables["main"].stats()["keys"] == 0
+    rig.close()
+
+
+def test_more_groups_without_rows_than_memory_holds(tmp_path: Path) -> None:
+    """Their keys alone exceed what is worked on at a time."""
+    calls = (call("count", (), "bigint"), call("sum", (0,), "bigint"))
+    shape = AggregateSpec(fields("g string"), fields("v bigint"), calls, "update", retracts=True, changes=True)
+    rig = Evicting(shape, str(tmp_path), budget=6 << 20)  # type: ignore[arg-type]
+    count = 20_000
+    last: list[Row] = []
+    for number in range(4):
+        rows: list[Row] = [{"g": f"{number} {n} " * 8, "v": n} for n in range(count)] if number < 3 else []
+        assert len(last) * 60 > rig.table.portion_bytes or not number
+        kinds = [row | {OP.name: -1} for row in last] + [row | {OP.name: 1} for row in rows]
+        batch = arrow(shape, kinds)
+        rig.what = "passes" if number % 2 else ""
+        out = rig.batch(*(batch.slice(start, 4000) for start in range(0, len(kinds), 4000)))
+        signs = np.asarray(out.column(OP.name))
+        assert sorted(out.filter(pa.array(signs < 0)).column("g").to_pylist()) == sorted(row["g"] for row in last)
+        assert sorted(out.filter(pa.array(signs > 0)).column("g").to_pylist()) == sorted(row["g"] for row in rows)
+        assert rig.table.stats()["keys"] == len(rows)
+        assert sum(piece.count for piece in rig.table.scan()) == len(rows)
+        last = rows
+    assert rig.table.stats()["run_rows"] > 0
+    rig.operator.close()
+
+
+@settings(max_examples=100, phases=[Phase.generate], deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_groups_without_rows_leave_tables_that_evict(data: st.DataObject) -> None:
+    """Groups come, go and come back, in batches with passes, over runs, and after restarts."""
+    calls = (call("count", (), "bigint"), call("sum", (0,), "bigint"))
+    shape = AggregateSpec(fields("g string"), fields("v bigint"), calls, "update", retracts=True, changes=True)
+    event = st.fixed_dictionaries({"g": st.integers(0, 9).map(lambda g: f"{g}" * (1 + g % 2 * 20)), "v": st.just(1)})
+    whats = st.sampled_from(["", "restart", "evict", "flush", "passes"])
+    with TemporaryDirectory() as folder:
+        rig = Evicting(shape, folder)  # type: ignore[arg-type]
+        seen: list[Row] = []
+        relation: Counter[str] = Counter()
+        for batch, what in data.draw(st.lists(st.tuples(st.lists(event, max_size=15), whats), max_size=8)):
+            if what == "restart":
+                rig.restart()
+            rig.what = what
+            marked = [(row, data.draw(st.booleans())) for row in [*seen, *batch]]
+            seen = [row for row, gone in marked if not gone]
+            kinds = [row | {OP.name: 1} for row in batch] + [row | {OP.name: -1} for row, gone in marked if gone]
+            for row in rig.batch(*(arrow(shape, kinds[at::2]) for at in (0, 1))).to_pylist():
+                relation[text(row, ["g", "count_0", "sum_1"])] += 1 if row[OP.name] > 0 else -1
+            groups = grouped(seen, ["g"])
+            assert sorted((+relation).elements()) == sorted(repr([g, len(r), len(r)]) for (g,), r in groups.items())
+            assert not -relation
+            assert rig.table.stats()["keys"] == len(groups)
+        rig.operator.close()
 
 
 def test_an_image_may_come_before_what_it_takes_the_place_of() -> None:

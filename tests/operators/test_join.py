@@ -16,6 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from millpond.operators.columns import decode
+from millpond.operators.joins.kind import JOIN
 from millpond.operators.protocol import Times
 from millpond.spec.kinds.join import JoinSpec
 from millpond.spec.operators import Field
@@ -189,6 +191,37 @@ def test_a_hot_key(kind: str) -> None:
         gone = rig.batch([], 0, 40_000)
         assert len(gone) == 90_000
         assert all(r[3] % 10 for r in gone)
+    rig.close()
+
+
+@pytest.mark.parametrize("kind", ["inner", "left_outer", "left_semi"])
+def test_long_values_come_in_bounded_pieces(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pair of a hot key has a copy of its values, which together exceed the limit of a column by far."""
+    monkeypatch.setattr(decode, "LIMIT", 3 << 20)
+    spec = join(kind, (-20_000, -20_000), (None, None))
+    spec = msgspec.structs.replace(spec, condition=["not", ["isnull", ["left", 1]]])
+    rig = JoinRig(spec)
+    limit = rig.operator.tables["left"].portion_bytes
+
+    def row(key: str, at: int, **more: Any) -> Row:
+        return {"k": (key, 1), "t": at, "late": at, "able": True} | more
+
+    def largest_piece() -> int:
+        return max(piece.nbytes for piece in rig.operator.output())
+
+    left = [row(key, SECOND + i, lv=i, ls=f"{i:8}" * 1000) for key in ("hot", "cold") for i in range(600)]
+    right = [row("hot", SECOND + i, rv=i, rd=None) for i in range(3)]
+    got = rig.batch([record_batch(spec, left, right)])
+    pairs: list[tuple[int, ...]] = [(i, r["rv"]) for i in range(600) for r in right]
+    assert sorted((out[3], *out[8:9]) for out in got) == ([(i,) for i in range(600)] if kind == "left_semi" else pairs)
+    assert all(out[4] == f"{out[3]:8}" * 1000 for out in got)
+    assert largest_piece() < limit + (64 << 10)
+    stored = rig.operator.tables["left"].scan()
+    pieces = [piece for rows in stored for piece in JOIN.read(spec, "left", rows)]
+    assert sum(piece.num_rows for piece in pieces) == (600 if kind == "left_semi" else 1200)
+    if kind == "left_outer":
+        assert len(rig.batch([], 0, 40_000)) == 600
+        assert largest_piece() < limit + (64 << 10)
     rig.close()
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
+import msgspec
 import pytest
 
 from millpond.errors import DivideByZeroError
@@ -81,6 +82,11 @@ def test_overflows_before_spark_4_3(value: float, wanted: list[float | None]) ->
     calls = [formerly(name) for name in ("var_pop", *SHAPES)]
     assert str(shown(calls, [[None, value]])) == str(wanted)
     assert str(shown(calls, [[value], [None]])) == str(wanted)
+
+
+def test_overflows_of_distinct_values_before_spark_4_3() -> None:
+    calls = [msgspec.structs.replace(formerly(name), distinct=True) for name in ("var_pop", *SHAPES)]
+    assert all(map(math.isnan, shown(calls, [[1e200, None, 1e200]])))
 
 
 def test_powers_overflow_one_by_one_before_spark_4_3() -> None:

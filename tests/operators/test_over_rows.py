@@ -6,9 +6,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from millpond.errors import UsageError
+from millpond.operators.ranking import over_rows
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.kinds.over import OverSpec
 from millpond.spec.operators import AggregateCall, Order
@@ -120,3 +123,35 @@ def test_many_rows() -> None:
         assert {row[1]: row for row in out} == wanted
         rig.restart()
     rig.close()
+
+
+LONG = OverSpec(
+    fields("k bigint; t bigint; v bigint; s string"), (0,), (Order(1),), (AggregateCall("sum", (2,), "bigint"),), (2,)
+)
+
+
+def long_rows(keys: int) -> list[Row]:
+    return [{"k": i % keys, "t": i, "v": i, "s": f"{i:4}" * 20} for i in range(2000)]
+
+
+def test_a_batch_larger_than_a_column_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = record_batch(LONG, long_rows(50))
+    outputs = []
+    for limit in (1 << 31, 60_000):
+        monkeypatch.setattr(over_rows, "LIMIT", limit)
+        rig = Rig(LONG)
+        outputs.append([sorted(as_rows(rig.batch(whole.slice(0, 700), whole.slice(700)))) for _ in range(2)])
+        rig.close()
+    assert outputs[0] == outputs[1]
+
+
+def test_a_key_larger_than_a_column_may_be_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(over_rows, "LIMIT", 60_000)
+    with pytest.raises(UsageError, match=r"2 GiB .* key \(0,\)"):
+        Rig(LONG).batch(record_batch(LONG, long_rows(1)))
+
+
+def test_a_key_larger_than_the_state_holds_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(over_rows, "MAX_BYTES", 40)
+    with pytest.raises(UsageError, match=r"key \(\d+,\) take 4 GiB"):
+        Rig(LONG).batch(record_batch(LONG, long_rows(3)))

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from millpond.errors import StateDamagedError
+from millpond.errors import StateDamagedError, UsageError
+from millpond.operators.ranking import top_n
 from millpond.spec.kinds.rank import RankSpec
 from millpond.spec.operators import OP, Order
 from tests.operators.rig import Rig, Row, as_rows, fields, hash_of, normal
@@ -239,6 +240,17 @@ def test_many_rows_of_few_keys(function: str, limit: int) -> None:
         checked.batch(rows)
         checked.rig.restart()
     checked.rig.close()
+
+
+def test_a_key_larger_than_the_state_holds_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(top_n, "MAX_BYTES", 4000)
+    shape = RankSpec(BEST.columns, (0,), BEST.order, "row_number", 100, changes=True)
+    rig = Rig(shape)
+    rows = [{"k": k, "v": v, "s": "a" * 80} for k, count in ((1, 5), (2, 50)) for v in range(count)]
+    rig.batch(record_batch(shape, rows[:30]))
+    with pytest.raises(UsageError, match=r"key \(2,\) take 4 GiB"):
+        rig.batch(record_batch(shape, rows[30:]))
+    rig.close()
 
 
 def test_what_was_never_there_cannot_go() -> None:

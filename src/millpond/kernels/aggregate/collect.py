@@ -36,6 +36,8 @@ Array = NDArray[Any]
 HEADER = 4
 """Bytes of a blob's header. The row repeats them in its first word, so they must never change."""
 _CHUNK = 16
+_MAX_BLOB = 0xFFFFFFF0
+"""Maximum bytes of a blob: the last multiple of `_CHUNK` that fits in the length word."""
 _ZERO = np.uint64(0)
 _ONE = np.uint64(1)
 
@@ -48,7 +50,10 @@ def _size(values: Array, i: int, width: int) -> int:
 
 @kernel(I64(WORDS, INTS_IN, I64, INTS, INTS))
 def _short(words: Array, rows: Array, offset: int, out_rows: Array, out_sizes: Array) -> int:
-    """Find rows whose blob is too short for the bytes counted in the upper half of the used word; clear that half."""
+    """Find rows whose blob is too short for the bytes counted in the upper half of the used word; clear that half.
+
+    Returns the number of rows; −1 if a blob would exceed `_MAX_BLOB`.
+    """
     used_word = offset + 2
     count = 0
     for i in range(rows.size):
@@ -59,12 +64,22 @@ def _short(words: Array, rows: Array, offset: int, out_rows: Array, out_sizes: A
             continue
         words[row, used_word] = used
         room = np.int64(words[row, offset] & LENGTH)
+        if need + HEADER > _MAX_BLOB:
+            return -1
         if need + HEADER > room:
             out_rows[count] = row
             grown = max(need + HEADER, room + (room >> 1))
-            out_sizes[count] = (grown + _CHUNK - 1) // _CHUNK * _CHUNK
+            out_sizes[count] = min((grown + _CHUNK - 1) // _CHUNK * _CHUNK, _MAX_BLOB)
             count += 1
     return count
+
+
+@inlined
+def _reserve(words: Array, row: int, used_word: int, size: int) -> bool:
+    """Count bytes to be added in the upper half of a used word; return whether that half has overflowed."""
+    before = words[row, used_word]
+    words[row, used_word] = before + (np.uint64(size) << HALF)
+    return bool(words[row, used_word] < before)
 
 
 @kernel(I64(WORDS, INTS_IN, I64, I64, WORDS_IN, BYTES_IN, I64, INTS, INTS))
@@ -90,14 +105,15 @@ def find_short(
         out_sizes: filled with lengths to grow to, in bytes.
 
     Returns:
-        Number of filled entries of `out_rows` and `out_sizes`.
+        Number of filled entries of `out_rows` and `out_sizes`; −1 if a blob would take 4 GiB or more.
     """
     nullable = valid.size != 0
     used_word = offset + 2
     for i in range(rows.size):
         if nullable and valid[start + i] == 0:
             continue
-        words[rows[i], used_word] += np.uint64(_size(values, start + i, width)) << HALF
+        if _reserve(words, rows[i], used_word, _size(values, start + i, width)):
+            return -1
     count: int = _short(words, rows, offset, out_rows, out_sizes)
     return count
 
@@ -106,7 +122,8 @@ def find_short(
 def find_short_by(words: Array, rows: Array, offset: int, sizes: Array, out_rows: Array, out_sizes: Array) -> int:
     """Find the rows whose blob has no room for `sizes[i]` more bytes; see `find_short`."""
     for i in range(rows.size):
-        words[rows[i], offset + 2] += np.uint64(sizes[i]) << HALF
+        if _reserve(words, rows[i], offset + 2, sizes[i]):
+            return -1
     count: int = _short(words, rows, offset, out_rows, out_sizes)
     return count
 

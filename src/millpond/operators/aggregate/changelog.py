@@ -122,9 +122,13 @@ class GroupChangelog:
         if (row_counts < 0).any():
             raise unknown_retraction()
 
+    def is_empty(self, rows: Rows) -> NDArray[np.bool_]:
+        """Return a mask of the groups that do not exist, because they have no rows."""
+        return np.zeros(rows.count, dtype=np.bool_) if self._always else rows.ints(self._rows.offset) == 0
+
     def existing(self, rows: Rows) -> Rows:
         """Return the rows of groups that exist."""
-        return rows if self._always else _select(rows, rows.ints(self._rows.offset) != 0)
+        return _select(rows, ~self.is_empty(rows))
 
     def changes(self, rows: Rows, decode: Decode) -> Iterator[pa.RecordBatch]:
         """Yield the changes of groups that a batch touched: old images first, then new ones."""

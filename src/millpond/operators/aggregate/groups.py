@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from millpond.kernels.aggregate import distinct_entries, numeric
 from millpond.layout import HashRange, Rows, Words
+from millpond.operators.aggregate.removed import RemovedGroups
 from millpond.operators.aggregate.tables import Distinct, accumulators_before, changelog_of, distincts, main_table
 from millpond.operators.columns.encode import (
     ALL,
-    NO_HEAP,
     Leaf,
     Mask,
     and_masks,
@@ -78,6 +78,7 @@ class Groups:
             mask_of |= dict.fromkeys(calls, side)
         self.changelog = changelog_of(spec, self.main)
         self.before = accumulators_before(spec, self.changelog) if self.changelog is not None and spec.changes else []
+        self._removed = RemovedGroups(self.main.layout, self.table)
         self._counts = [call.places[0].offset for call in self.calls if isinstance(call, RetractableCount)]
         self._input_types = [parse_type(field.type) for field in spec.inputs]
         folds = [
@@ -97,6 +98,7 @@ class Groups:
     def begin(self, version: int) -> None:
         """Start the batch that reads state `version`."""
         self._version = version
+        self._removed.clear()
         for table in self.tables.values():
             table.begin(version)
         if self._is_final_per_batch:
@@ -159,7 +161,6 @@ class Groups:
                     call.combine(self.table, ids, rows.take(block))
 
     def _fold(self, batch: pa.RecordBatch, folds: _Folds) -> None:
-        count = batch.num_rows
         hashes = hashes_of(batch)
         first = 1 + len(self.main.types)  # columns are taken by position: names may repeat
         leaves = flatten_all(batch.columns[1:first], self.main.types)
@@ -171,7 +172,7 @@ class Groups:
         keys = key_rows(hashes, leaves, self.main.keys, self.main.layout.key_stop)
         for side in folds.sides:
             columns = {p: batch.column(first + p) for p in side.distinct.inputs}
-            side.load(hashes, leaves, columns, filters, self._version)
+            side.add_inputs(hashes, leaves, columns, filters, self._version)
         signs = self._signs(batch)
         for fold in folds.folds:
             call, accumulator = fold.call, fold.accumulator
@@ -187,12 +188,8 @@ class Groups:
                 accumulator.signs = signs
             accumulator.load(inputs, counts)
         self.table.preload(keys, self._version)
-        for start in range(0, count, BLOCK):
-            stop = min(start + BLOCK, count)
-            for side in folds.sides:
-                # First: whether an input is new to its group decides which rows the accumulators count.
-                side.fill(start, stop, self._version)
-            rows = self.table.upsert(keys.take(slice(start, stop)), self._version).rows
+        for start in range(0, batch.num_rows, BLOCK):
+            rows = self.table.upsert(keys.take(slice(start, start + BLOCK)), self._version).rows
             if self.changelog is not None:
                 # Before the accumulators change the rows: the image from before the batch is copied here.
                 self.changelog.update(self.table, rows, start, self._version, signs)
@@ -208,20 +205,29 @@ class Groups:
         return np.ones(batch.num_rows if self.changelog is not None else 0, dtype=np.int8)
 
     def seal(self) -> dict[str, TableDelta]:
-        """End the batch: seal all tables.
+        """End the batch: remove the groups that have lost all their rows, and seal all tables.
 
         Raises:
             StateDamagedError: a row was retracted that was never inserted.
         """
         # Checked before the seal, so that a batch which retracts unknown rows leaves no delta.
-        if self.changelog is not None and self._spec.retracts:
-            for rows in self.table.touched():
-                self.changelog.check(rows, self._counts)
+        if self._spec.retracts:
+            self._removed.remove(self._checked_empty, self._version, keep=self._spec.changes)
         return {name: table.seal() for name, table in self.tables.items()}
 
+    def _checked_empty(self, rows: Rows) -> NDArray[np.bool_]:
+        """Check groups that the batch has changed (see `seal`), and return a mask of those without rows."""
+        assert self.changelog is not None
+        self.changelog.check(rows, self._counts)
+        return self.changelog.is_empty(rows)
+
     def touched(self) -> Iterator[Rows]:
-        """Yield the rows of the groups that the batch changed."""
+        """Yield the rows of the groups that the batch changed, without those that it has removed."""
         return self.table.touched()
+
+    def removed(self) -> Iterator[Rows]:
+        """Yield the rows of the groups that the batch has removed, if the spec asks for changes."""
+        return self._removed.rows()
 
     def scan(self, size: int | None = None) -> Iterator[Rows]:
         """Yield the rows of all groups, in pieces of about `size` rows, or by default as the memory allows."""
@@ -283,7 +289,8 @@ class _Side:
         groups: the number of flattened columns of the groups' own keys, which precede those of the inputs.
 
     Attributes:
-        masks: for each filter, the rows of the batch whose inputs are the first in their group to pass it.
+        masks: for each filter, the rows of the batch whose inputs are the first in their group to pass it; set by
+            `add_inputs`.
     """
 
     def __init__(self, spec: AggregateSpec, distinct: Distinct, keyed: Keyed, table: RmwTable, groups: int) -> None:
@@ -296,12 +303,8 @@ class _Side:
         self._start, self._stop = layout.offsets[groups], layout.key_stop
         self._references = np.zeros(layout.width, dtype=np.uint8)
         self._references[[offset + 1 for offset in layout.bytes_columns[: layout.key_bytes]]] = 1
-        self._rows = Rows(np.empty((0, 0), dtype=np.uint64), NO_HEAP)
-        self._groups = np.empty(0, dtype=np.int64)
-        self._selected: NDArray[np.int64] | None = None
-        self._passed = np.empty(0, dtype=np.uint64)
 
-    def load(
+    def add_inputs(
         self,
         hashes: NDArray[np.int64],
         groups: list[Leaf],
@@ -309,7 +312,9 @@ class _Side:
         filters: Mapping[int, Mask],
         version: int,
     ) -> None:
-        """Load a batch: encode the entries of the side table that its rows read.
+        """Add the distinct inputs of a batch to the side table, and set `masks` for the rows of the batch.
+
+        The masks are complete before any accumulator loads them: an accumulator may keep a copy.
 
         Args:
             hashes: the hashes of the rows' groups.
@@ -328,37 +333,49 @@ class _Side:
         counts = (passed != 0).view(np.uint8) if len(masks) > 1 else masks[0]
         words, heap = key_rows(hashes, leaves, self._keyed.keys, self._stop + 1)
         words[:, self._stop] = hashes.view(np.uint64)  # the hash of the group, which assigns rows to partitions
-        self._selected = np.flatnonzero(counts) if counts.size else None
-        if self._selected is not None:
-            words, hashes = words[self._selected], hashes[self._selected]
-            passed = passed[self._selected] if len(masks) > 1 else passed
+        selected = np.flatnonzero(counts) if counts.size else None
+        if selected is not None:
+            words, hashes = words[selected], hashes[selected]
+            passed = passed[selected] if len(masks) > 1 else passed
         # The hash of the group alone would put all inputs of a large group in one place of the index.
         distinct_entries.hash_entries(words, heap, self._start, self._stop, self._references)
-        self._rows, self._groups, self._passed = Rows(words, heap), hashes, passed
-        self._table.preload(self._rows, version)
+        entries = Rows(words, heap)
+        self._table.preload(entries, version)
         self.masks = {column: np.zeros(count, dtype=np.uint8) for column in self.distinct.filters}
+        for start in range(0, entries.count, BLOCK):
+            block = slice(start, start + BLOCK)
+            rows = block if selected is None else selected[block]
+            self._add_block(entries.take(block), hashes[block], passed[block], rows, version)
 
-    def fill(self, start: int, stop: int, version: int) -> None:
-        """Set the masks for the rows of a block."""
-        selected = self._selected
-        low, high = (start, stop) if selected is None else np.searchsorted(selected, [start, stop])
-        if low == high:
-            return
+    def _add_block(
+        self,
+        entries: Rows,
+        groups: NDArray[np.int64],
+        passed: NDArray[np.uint64],
+        batch_rows: slice | NDArray[np.int64],
+        version: int,
+    ) -> None:
+        """Add a block of entries, and set the masks of its rows.
+
+        Args:
+            entries: the entries.
+            groups: the hashes of their groups.
+            passed: the filters that each entry passes, as bits, if there are several filters.
+            batch_rows: the rows of the batch that the entries come from.
+            version: the state version that the batch reads.
+        """
         # Entries that exist do not count as changed, so the delta holds only new ones.
-        rows, created = self._table.upsert(self._rows.take(slice(low, high)), version, touch="created")
+        rows, created = self._table.upsert(entries, version, touch="created")
         new = created.view(np.uint8)
-        place = self._keyed.values[0]
-        numeric.assign_words(self._table.words, rows, 0, *place, new, self._groups[low:high], ALL)
-        block = slice(start, stop) if selected is None else selected[low:high]
+        numeric.assign_words(self._table.words, rows, 0, *self._keyed.values[0], new, groups, ALL)
         if len(self.masks) == 1:
-            self.masks[self.distinct.filters[0]][block] = new
+            self.masks[self.distinct.filters[0]][batch_rows] = new
             return
-        passed = self._passed[low:high]
         distinct_entries.add_passed_filters(self._table.words, rows, self._keyed.values[1].offset, passed)
         # An entry changes whenever its input is the first to pass another filter.
         self._table.touch(rows[passed != 0])
         for bit, column in enumerate(self.distinct.filters):
-            self.masks[column][block] = (passed >> np.uint64(bit)) & np.uint64(1)
+            self.masks[column][batch_rows] = (passed >> np.uint64(bit)) & np.uint64(1)
 
 
 def _pack_masks(masks: Sequence[Mask], count: int) -> NDArray[np.uint64]:

@@ -79,10 +79,13 @@ class AggregateOperator:
     def output(self) -> Iterator[pa.RecordBatch]:
         """Yield the groups that the batch changed, or in complete mode all groups; with `changes`, their changelog."""
         groups, changelog = self._groups, self._groups.changelog
+        if changelog is not None and self.spec.changes:
+            # A group that has lost its last row has to be deleted above.
+            for rows in groups.removed():
+                yield from changelog.changes(rows, self._decoded)
         for rows in groups.scan() if self.spec.output_mode == "complete" else groups.touched():
             if changelog is None:
                 yield from self._decoded(rows)
-            # A group that lost its last row has to be deleted above, so rows of empty groups count here.
             elif self.spec.changes:
                 yield from changelog.changes(rows, self._decoded)
             else:

@@ -172,7 +172,9 @@ def order_key_operand(column: Operand, dtype: DataType) -> Operand:
 def normalised(column: Operand, dtype: DataType) -> Operand:
     """Normalise values as Spark does for grouping (no −0.0, one NaN), without regard to nulls."""
     if column.array is not None:
-        return strings(*pack(column.array, dtype, normal=True), column.valid)._replace(valid=ALL)
+        packed = strings(*pack(column.array, dtype, normal=True), column.valid)
+        # Order keys are made from the array; they are the same for values that group together.
+        return packed._replace(valid=ALL, array=column.array)
     values = column.values
     if values.dtype == np.float64:
         # −0.0 + 0.0 is 0.0, and one NaN stands for all: keys are compared word by word.

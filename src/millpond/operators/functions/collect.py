@@ -12,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from millpond.errors import UsageError
 from millpond.kernels.aggregate import collect as kernels
-from millpond.layout import Bytes, Rows, Words
+from millpond.layout import LENGTH, Bytes, Rows, Words
 from millpond.operators.columns.decode import LIMIT, OversizeError, to_arrow
 from millpond.operators.columns.encode import ALL, NO_HEAP, Mask, Operand, and_masks
 from millpond.operators.columns.nested import byte_width, unpack
@@ -58,14 +59,26 @@ class GrowingBytes:
             width: bytes of a value; 0 if `values` are byte strings.
             valid: a mask of the batch's rows that have a value.
             values: packed byte strings, if `width` is 0.
+
+        Raises:
+            UsageError: a blob would take 4 GiB or more.
         """
         count = kernels.find_short(table.words, rows, start, offset, values, valid, width, self._rows, self._sizes)
-        if count:
-            self.grow(table, self._rows[:count], offset, self._sizes[:count])
+        self._grow_short(table, offset, count)
 
     def make_room_for(self, table: Writable, rows: NDArray[np.int64], offset: int, sizes: NDArray[np.int64]) -> None:
-        """Grow the blobs of a block's rows where `sizes` more bytes each do not fit."""
+        """Grow the blobs of a block's rows where `sizes` more bytes each do not fit.
+
+        Raises:
+            UsageError: a blob would take 4 GiB or more.
+        """
         count = kernels.find_short_by(table.words, rows, offset, sizes, self._rows, self._sizes)
+        self._grow_short(table, offset, count)
+
+    def _grow_short(self, table: Writable, offset: int, count: int) -> None:
+        """Grow the first `count` blobs that the kernel has found too short."""
+        if count < 0:
+            raise _blob_too_large()
         if count:
             self.grow(table, self._rows[:count], offset, self._sizes[:count])
 
@@ -84,11 +97,23 @@ class GrowingBytes:
             rows: the row ids.
             offset: the first word of the blob column.
             sizes: the new lengths in bytes; added bytes are zero.
+
+        Raises:
+            UsageError: a length is 4 GiB or more.
         """
+        if (sizes > int(LENGTH)).any():
+            raise _blob_too_large()
         pairs: Words = np.empty((len(rows), 2), dtype=np.uint64)
         grown: Bytes = np.zeros(int(sizes.sum()), dtype=np.uint8)
         kernels.grow(table.words, table.heap.data, rows, offset, sizes, pairs, grown)
         table.put_bytes(rows, offset, pairs, grown)
+
+
+def _blob_too_large() -> UsageError:
+    return UsageError(
+        "The values that one group collects take 4 GiB or more, which is more than the state holds for one group.",
+        action="Group by more columns, or collect less of each row.",
+    )
 
 
 class Collect(Accumulator):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 
 from millpond.layout import Rows
+from millpond.operators.columns.decode import OversizeError
 from millpond.operators.joins.rows import LEFT, RIGHT, read_side, side_table
 from millpond.operators.kind import Kind, Opening
 from millpond.operators.protocol import Operator, StateTable
@@ -24,7 +25,15 @@ def _tables(spec: JoinSpec) -> dict[str, StateTable]:
 
 
 def _read(spec: JoinSpec, table: str, rows: Rows) -> Iterator[pa.RecordBatch]:
-    yield read_side(spec, table, rows)
+    try:
+        batch = read_side(spec, table, rows)
+    except OversizeError:
+        if rows.count < 2:
+            raise
+        for half in rows.halves():
+            yield from _read(spec, table, half)
+        return
+    yield batch
 
 
 JOIN = Kind(_load, _tables, _read)

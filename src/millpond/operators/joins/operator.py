@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from millpond.files.formats.blocks import KernelLayout, kernel_layout
 from millpond.kernels.ordered.order import Pairs
-from millpond.kernels.runs.gather import addresses, gather_rows
+from millpond.kernels.runs.gather import addresses, gather_rows, heap_bytes
 from millpond.layout import HASH, NEVER, HashRange, Rows, Words
 from millpond.operators.columns.encode import hashes_of, plain, portions
 from millpond.operators.joins import condition
@@ -54,6 +54,26 @@ class _Matches(NamedTuple):
     pairs: Pairs
 
 
+class _Scattered(NamedTuple):
+    """Rows by their addresses and those of their heaps, valid as long as the memory that they point into."""
+
+    rows_at: Words
+    heaps_at: Words
+    shape: KernelLayout
+
+    def long_bytes(self, start: int, stop: int) -> int:
+        """Return the bytes of the long values of the rows from `start` to `stop`."""
+        if not len(self.shape.blobs):
+            return 0
+        size: int = heap_bytes(self.rows_at[start:stop], stop - start, self.shape.blobs)
+        return size
+
+    def gather(self, start: int, stop: int) -> Rows:
+        """Copy the rows from `start` to `stop`."""
+        shape = self.shape
+        return Rows(*gather_rows(self.rows_at[start:stop], self.heaps_at[start:stop], shape.width, shape.blobs))
+
+
 class JoinOperator:
     """A `JoinSpec` on one partition.
 
@@ -74,6 +94,7 @@ class JoinOperator:
         self._right = _Side(spec, RIGHT, make_table)
         self.tables: dict[str, OrderedTable] = {LEFT: self._left.table, RIGHT: self._right.table}
         self._names = [field.name for field in spec.output_fields]
+        self._max_bytes = self._left.table.portion_bytes
         self._late_micros = BEGINNING
         self.late_rows = 0
         self._adopted = False  # whether the batch consists of adopted rows that have met already
@@ -261,18 +282,22 @@ class JoinOperator:
 
     def _filter_by_condition(self, matches: _Matches) -> _Matches:
         """Select the pairs that fulfil the further condition."""
+        pieces = _gather_pairs(matches, self._max_bytes)
+        true = np.concatenate([self._fulfil_condition(matches, probes, others) for probes, others in pieces])
+        return matches._replace(pairs=Pairs(*(array[true] for array in matches.pairs)))
+
+    def _fulfil_condition(self, matches: _Matches, probes: Rows, others: Rows) -> NDArray[np.bool_]:
+        """Return a mask of the pairs that fulfil the further condition."""
         assert self.spec.condition is not None
-        probes, others = _gather_pairs(matches)
-        own = matches.probe.name
 
         def column(side: str, number: int) -> pa.Array:
-            if side == own:
+            if side == matches.probe.name:
                 return matches.probe.rows.value(probes, number)
             return matches.other.rows.value(others, number)
 
         # As in SQL, a pair whose condition is null does not match.
-        true = np.asarray(condition.evaluate(self.spec.condition, column).fill_null(False))
-        return matches._replace(pairs=Pairs(*(array[true] for array in matches.pairs)))
+        true: NDArray[np.bool_] = np.asarray(condition.evaluate(self.spec.condition, column).fill_null(False))
+        return true
 
     # Output
 
@@ -282,19 +307,21 @@ class JoinOperator:
             for part, positions in self._semi_matches:
                 # Positions in order, so that each block of the part is read once.
                 for rows in part.rows_at_positions(np.sort(positions)):
-                    yield self._batch(self._left.rows.columns(rows))
+                    for piece in self._left.rows.pieces(rows, self._max_bytes):
+                        yield self._batch(self._left.rows.columns(piece))
             return
         for matches in self._match():
-            probes, others = _gather_pairs(matches)
-            columns = matches.probe.rows.columns(probes), matches.other.rows.columns(others)
-            yield self._batch([*columns[0], *columns[1]] if matches.probe is self._left else [*columns[1], *columns[0]])
+            for probes, others in _gather_pairs(matches, self._max_bytes):
+                own, other = matches.probe.rows.columns(probes), matches.other.rows.columns(others)
+                yield self._batch([*own, *other] if matches.probe is self._left else [*other, *own])
         for side in (self._left, self._right):
             if side.side.keeps:
                 for batch in side.unmatchable:
                     for start in range(0, batch.num_rows, MAX_OUTPUT_ROWS):
                         yield batch.slice(start, MAX_OUTPUT_ROWS)
                 for rows in side.table.expired_rows(unmatched=True):
-                    yield self._with_nulls(side, side.rows.columns(rows))
+                    for piece in side.rows.pieces(rows, self._max_bytes):
+                        yield self._with_nulls(side, side.rows.columns(piece))
 
     def close(self) -> None:
         """Release all memory."""
@@ -311,14 +338,27 @@ class JoinOperator:
         return pa.RecordBatch.from_arrays(columns, names=self._names)
 
 
-def _gather_pairs(matches: _Matches) -> tuple[Rows, Rows]:
-    """Gather the rows of pairs: those of the probing side, and those of the other."""
+def _gather_pairs(matches: _Matches, max_bytes: int) -> Iterator[tuple[Rows, Rows]]:
+    """Gather the rows of pairs, in pieces with at most `max_bytes` of long values each, or of a single pair.
+
+    Every pair has copies of its rows' values, so a hot key turns a few megabytes of long values into gigabytes.
+
+    Yields:
+        The rows of the probing side, and those of the other, pair by pair.
+    """
     source = matches.rows.packed()
     rows_at, heaps_at = addresses(*source)
-    probes, shape, pairs = matches.pairs.probes, matches.probe.shape, matches.pairs
-    probe_rows = gather_rows(rows_at[probes], heaps_at[probes], shape.width, shape.blobs)
-    shape = matches.other.shape
-    return Rows(*probe_rows), Rows(*gather_rows(pairs.rows_at, pairs.heaps_at, shape.width, shape.blobs))
+    pairs = matches.pairs
+    probe = _Scattered(rows_at[pairs.probes], heaps_at[pairs.probes], matches.probe.shape)
+    other = _Scattered(pairs.rows_at, pairs.heaps_at, matches.other.shape)
+    remaining = [(0, len(pairs.probes))]
+    while remaining:
+        start, stop = remaining.pop()
+        middle = (start + stop) // 2
+        if middle > start and probe.long_bytes(start, stop) + other.long_bytes(start, stop) > max_bytes:
+            remaining += [(middle, stop), (start, middle)]
+        else:
+            yield probe.gather(start, stop), other.gather(start, stop)
 
 
 def _select(batch: pa.RecordBatch, chosen: NDArray[np.bool_]) -> pa.RecordBatch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from millpond.kernels.ordered.order import MATCHED
-from millpond.layout import META, NEVER, Column, RowLayout, Rows, TableSchema
+from millpond.layout import LENGTH, META, NEVER, Column, RowLayout, Rows, TableSchema
 from millpond.operators.columns.decode import key_column, to_arrow
 from millpond.operators.columns.encode import (
     ALL,
@@ -186,6 +186,17 @@ class SideRows:
         return [
             self._column(rows, place, field) for place, field in zip(self.side.places, self.side.columns, strict=True)
         ]
+
+    def pieces(self, rows: Rows, max_bytes: int) -> Iterator[Rows]:
+        """Yield rows of the side in pieces with at most `max_bytes` of byte strings each, or of a single row."""
+        lengths = rows.words[:, list(self.layout.bytes_columns)] & LENGTH
+        ends = np.cumsum(lengths.sum(axis=1, dtype=np.int64))
+        start = 0
+        while start < rows.count:
+            before = int(ends[start - 1]) if start else 0
+            stop = max(start + 1, int(np.searchsorted(ends, before + max_bytes, "right")))
+            yield rows.take(slice(start, stop))
+            start = stop
 
     def nulls(self, count: int) -> list[pa.Array]:
         """Return the side's output columns for rows without a partner."""

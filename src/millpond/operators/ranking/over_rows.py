@@ -12,16 +12,18 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from millpond.errors import UsageError
 from millpond.kernels.pointers import address
 from millpond.kernels.ranking.grouping import order_rows
 from millpond.kernels.ranking.packed_rows import read_slots, write_slots
 from millpond.kernels.runs.sort import order_by_hash
 from millpond.layout import HashRange, Rows, Words
+from millpond.operators.columns.decode import LIMIT
 from millpond.operators.columns.encode import NO_HEAP, Operand, hashes_of, operand
 from millpond.operators.columns.offsets import bounds_of
 from millpond.operators.protocol import MAIN, MAX_OUTPUT_ROWS, NO_EXTRA_METRICS, MakeRmwTable, Times
 from millpond.operators.ranking.frames import Frames
-from millpond.operators.ranking.packed_rows import PackedRows
+from millpond.operators.ranking.packed_rows import MAX_BYTES, PackedRows, key_too_large
 from millpond.operators.ranking.tables import rows_table
 from millpond.spec.kinds.over import OverSpec
 from millpond.spec.operators import Order
@@ -86,12 +88,34 @@ class OverRowsOperator:
         """End the batch: compute its results, and seal the table."""
         if self._batches:
             # The order within a batch is the query's, so no result is known before the last row has come.
-            (whole,) = pa.Table.from_batches(self._batches).combine_chunks().to_batches()
-            self._batches = []
-            self._compute(whole)
+            batches, self._batches = self._batches, []
+            self._compute(batches)
         return {MAIN: self._table.seal()}
 
-    def _compute(self, batch: pa.RecordBatch) -> None:
+    def _compute(self, batches: list[pa.RecordBatch]) -> None:
+        """Compute the results of whole keys, in halves by hash where Arrow does not hold a column of all their rows.
+
+        Raises:
+            UsageError: the rows of one key are too large.
+        """
+        columns = [batch.columns for batch in batches]
+        if all(sum(column.nbytes for column in parts) <= LIMIT for parts in zip(*columns, strict=True)):
+            (whole,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
+            self._compute_whole(whole)
+            return
+        hashes = np.unique(np.concatenate([hashes_of(batch) for batch in batches]))
+        if len(hashes) < 2:
+            key = tuple(batches[0].column(1 + position)[0].as_py() for position in self.spec.keys)
+            raise UsageError(
+                f"A batch has more than 2 GiB in one column for the key {key!r}, which is more than Arrow holds.",
+                action="Make batches smaller, or partition by more columns.",
+            )
+        middle = hashes[len(hashes) // 2]
+        for below in (True, False):
+            half = [batch.filter(pa.array((hashes_of(batch) < middle) == below)) for batch in batches]
+            self._compute([batch for batch in half if batch.num_rows])
+
+    def _compute_whole(self, batch: pa.RecordBatch) -> None:
         rows = self._rows.pack(batch.columns[1:], batch.num_rows)
         hashes, positions = order_by_hash(hashes_of(batch).view(np.uint64).copy())
         starts = np.empty(batch.num_rows + 1, dtype=np.int64)
@@ -200,6 +224,9 @@ class OverRowsOperator:
         counts = np.bincount(owners[stays], minlength=len(ids))
         ends = np.cumsum(counts)
         places = np.concatenate([[0], ends * self._stored_rows.stride])
+        too_large = np.flatnonzero(np.diff(places) > MAX_BYTES)
+        if len(too_large):
+            raise key_too_large(self._main, Rows(self._table.words[ids[too_large[:1]]], self._table.heap.data))
         out = np.empty(int(places[-1]) + 8, dtype=np.uint8)
         pairs: Words = np.empty((len(ids), 2), dtype=np.uint64)
         words = self._table.words

@@ -8,15 +8,20 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from millpond.errors import UsageError
 from millpond.kernels.columns import arrow_words
 from millpond.kernels.pointers import address
 from millpond.kernels.ranking import compare
-from millpond.layout import Bytes, Column, RowLayout, Rows, TableSchema, Words
+from millpond.layout import LENGTH, Bytes, Column, RowLayout, Rows, TableSchema, Words
 from millpond.operators.columns.decode import OversizeError, key_columns
 from millpond.operators.columns.encode import NO_HEAP, Leaf, Place, flatten, leaf_bytes, numbers, order_leaf
 from millpond.operators.columns.order_keys import ORDER_KEY
+from millpond.operators.tables.keyed import Keyed
 from millpond.spec.operators import Field, Order
 from millpond.spec.types import DataType, leaves, parse_type
+
+MAX_BYTES = int(LENGTH)
+"""Maximum bytes of the rows of one key: they are one value of a row of state."""
 
 _KINDS = {"int": compare.INT, "float": compare.FLOAT, "wide": compare.WIDE, "bytes": compare.BYTES}
 
@@ -128,3 +133,12 @@ class PackedRows:
             yield from self.unpack(second, [column[first.count :] for column in more], fields)
             return
         yield pa.RecordBatch.from_arrays([*columns, *more], names=[field.name for field in fields])
+
+
+def key_too_large(table: Keyed, key: Rows) -> UsageError:
+    """Return the error of a key (one row) whose rows exceed `MAX_BYTES`."""
+    values = tuple(column[0].as_py() for column in key_columns(key, table.keys, table.types))
+    return UsageError(
+        f"The rows of the key {values!r} take 4 GiB or more, which is more than the state holds for one key.",
+        action="Partition by more columns, or keep fewer columns of each row.",
+    )

@@ -22,7 +22,7 @@ from millpond.kernels.ranking.packed_rows import INSERTED_AT, long_slots, put_be
 from millpond.layout import HashRange, Rows, Words
 from millpond.operators.columns.encode import portions
 from millpond.operators.protocol import MAIN, MAX_OUTPUT_ROWS, NO_EXTRA_METRICS, MakeRmwTable, Times
-from millpond.operators.ranking.packed_rows import PackedRows
+from millpond.operators.ranking.packed_rows import MAX_BYTES, PackedRows, key_too_large
 from millpond.operators.ranking.tables import rank_table
 from millpond.operators.retraction import unknown_retraction
 from millpond.spec.kinds.rank import RankSpec
@@ -158,8 +158,11 @@ class TopNOperator:
         if not changes:
             return
         changed = np.flatnonzero(entries.sizes)
-        ids = self._touch(keys, block, firsts, changed, created)
         lengths = np.maximum(entries.sizes[changed], 0)
+        too_large = np.flatnonzero(lengths > MAX_BYTES)
+        if len(too_large):
+            raise key_too_large(self._main, keys.take(firsts[changed[too_large[:1]]]))
+        ids = self._touch(keys, block, firsts, changed, created)
         places = np.concatenate([[0], np.cumsum(lengths)])
         out = np.empty(int(places[-1]) + 8, dtype=np.uint8)
         pairs = np.empty((len(changed), 2), dtype=np.uint64)
