@@ -49,6 +49,14 @@ def sql(text: str) -> Query:
     return query
 
 
+def old_keys(df: DataFrame, session: SparkSession) -> DataFrame:
+    """Groups by day, filtered by a special date; without ANSI mode, a cast would make it null before it is read."""
+    session.conf.set("spark.sql.ansi.enabled", "false")
+    marked = df.withWatermark("t", "1 minute")
+    counts = marked.groupBy(F.window("t", "1 minute"), "k", F.to_date("t").alias("day")).count()
+    return counts.where("day < 'today' and k < 2")
+
+
 def by_key(df: DataFrame, condition: str) -> DataFrame:
     marked = df.withWatermark("t", "1 minute")
     return marked.groupBy(F.window("t", "1 minute"), "k").agg(F.count("*").alias("n"), F.sum("v")).where(condition)
@@ -94,6 +102,24 @@ QUERIES = {
     "equal branches": lambda df, _: by_key(df, "if(n > 0, k = 1, k = 1)"),
     "complements": lambda df, _: by_key(df, "(k = 1 or n > 1) and (k = 1 or n <= 1)"),
     "the current time": lambda df, _: by_key(df, "k = 1 and window.start < now()"),
+    "a special date": old_keys,
+    "below the time of the batch": lambda df, _: (
+        by_key(df, "true").withColumn("past", F.col("window.end") < F.current_timestamp()).where("k = 1")
+    ),
+    "below a time of the batch that is not used": lambda df, _: (
+        by_key(df, "true").withColumn("shown", F.current_timestamp()).where("k = 1").drop("shown")
+    ),
+    "with the time of the batch": lambda df, _: by_key(df, "k = 1 and window.start < current_timestamp()"),
+    "with the time of the batch, in a range": lambda df, _: by_key(
+        df, "k < 2 and current_timestamp() between window.start and window.start + interval 100 years"
+    ),
+    "above the time of the batch": lambda df, _: (
+        df.withWatermark("t", "1 minute")
+        .withColumn("came", F.current_date())
+        .groupBy(F.window("t", "1 minute"), "k")
+        .agg(F.count("came"))
+        .where("k = 1")
+    ),
     "a hint": lambda df, _: by_key(df, "true").hint("broadcast").where("k = 1"),
     "a table": lambda df, s: by_key(df, "true").join(s.range(3).selectExpr("int(id) as k"), "k"),
     "a filtered table": lambda df, s: by_key(df, "true").join(

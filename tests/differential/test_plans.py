@@ -113,12 +113,24 @@ QUERIES: dict[str, tuple[Query, str]] = {
         lambda df, _: df.groupBy("s").agg(F.sum("i32").alias("t")).orderBy("s").limit(3),
         "complete",
     ),
+    "sorted, then selected, complete": (
+        lambda df, _: df.groupBy("s").agg(F.sum("i32").alias("t")).orderBy("s").select("t").limit(3),
+        "complete",
+    ),
     "python udf": (python_udf, "update"),
     "awkward names": (
         lambda df, _: (
             df.select(F.col("k").alias("a.b"), F.col("i32").alias("__hash"), F.col("s").alias("call0"))
             .groupBy("`a.b`", "call0")
             .agg(F.max("__hash").alias("__mark"), F.count("*").alias("__figure"))
+        ),
+        "update",
+    ),
+    "names of inputs": (
+        lambda df, _: (
+            df.select(F.col("k").alias("Input0"), F.col("s").alias("input1"), "i32")
+            .groupBy("Input0", "input1")
+            .agg(F.sum("i32"), F.max("i32"), F.count("input1"))
         ),
         "update",
     ),

@@ -161,8 +161,13 @@ def without_ansi(query: Query) -> Query:
     return build
 
 
+def sliding_read(df: DataFrame, session: SparkSession) -> DataFrame:
+    near = F.expr("count(*) filter (where ts >= window.end - interval 5 seconds)")
+    return marked(df).groupBy(F.window("ts", "20 seconds", "5 seconds"), "k").agg(near, F.max("window.end"), F.sum("v"))
+
+
 CLOSING = [tumbling, offset, sliding, sliding_offset, uneven, windows_only, sliding_only, instants, days, renamed]
-CLOSING += [named_twice, sliding_named_twice]
+CLOSING += [named_twice, sliding_named_twice, sliding_read]
 
 
 @pytest.mark.parametrize("query", [*CLOSING, distinct_text, chained, same_window], ids=lambda query: query.__name__)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -132,6 +134,7 @@ STAY = {
         "select lk from l left join r on lk = rk and lts >= rts and concat(ls, rs) = 'x'",
         "MP-CONDITION",
     ),
+    "a clock": ("select lk from l left join r on lk = rk and lts >= rts and (lv > 3 or rts > now())", "MP-CONDITION"),
     "intervals": (
         "select lk, long from l join (select *, make_dt_interval(rk) long from r) on lk = rk",
         "MP-INPUT-TYPE",
@@ -149,6 +152,18 @@ def test_stays_on_spark_with_a_reason(spark: SparkSession, name: str) -> None:
     (operator,) = decide(spark.sql(query), "append").operators
     assert operator.reason is not None
     assert operator.reason.code == code
+
+
+def test_a_condition_with_a_table_that_may_change(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark looks into the table when a pair meets; a part of it that is kept with a row could not."""
+    spark.range(3).write.parquet(str(tmp_path / "table"))
+    spark.read.parquet(str(tmp_path / "table")).createOrReplaceTempView("some")
+    query = "select lk from l {} join r on lk = rk and lts >= rts and lv < rv + (select max(id) from some)"
+    (operator,) = decide(spark.sql(query.format("left")), "append").operators
+    assert operator.reason is not None
+    assert operator.reason.code == "MP-CONDITION"
+    (operator,) = decide(spark.sql(query.format("inner")), "append").operators
+    assert operator.reason is None
 
 
 def test_operators_above_lag(spark: SparkSession) -> None:

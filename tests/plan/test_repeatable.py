@@ -19,6 +19,8 @@ def test_plain_queries_may_lag(stream: DataFrame, spark: SparkSession) -> None:
     assert reason(stream.groupBy("k").agg(F.first("s"), F.collect_list("v"), F.current_timestamp())) is None
     assert reason(spark.readStream.format("rate").load().groupBy("value").count()) is None
     assert reason(stream.dropDuplicates(["k"]).withColumn("r", F.rand()), "append") is None
+    logged = "ts > current_timestamp() - interval 1 day and date(ts) <= current_date"
+    assert reason(stream.where(logged).groupBy("k").count()) is None
 
 
 @pytest.mark.parametrize(
@@ -26,6 +28,8 @@ def test_plain_queries_may_lag(stream: DataFrame, spark: SparkSession) -> None:
     [
         (lambda df: df.withColumn("r", F.rand()).groupBy("k").agg(F.sum("r")), "not deterministic"),
         (lambda df: df.filter("uuid() > 'a'").dropDuplicates(["k"]), "not deterministic"),
+        (lambda df: df.where("ts > now() - interval 10 minutes").groupBy("k").count(), "repeated batch"),
+        (lambda df: df.where("date(ts) >= 'today'").groupBy("k").count(), "repeated batch"),
         (lambda df: df.sample(0.5).groupBy("k").count(), "sample"),
     ],
 )

@@ -11,19 +11,21 @@ import msgspec
 from pyspark.sql import DataFrame
 
 from millpond.errors import UnsupportedError, UsageError
-from millpond.plan.catalyst.conditions import (
-    pruned_deduplications,
-    with_settled_conditions,
-    with_simplified_conditions,
-    without_repeated_groupings,
-)
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.lookups import is_lookup_join
 from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Expression, Node
-from millpond.plan.catalyst.windows import Needed, needed_columns
+from millpond.plan.catalyst.optimiser.conditions import (
+    pruned_deduplications,
+    with_settled_conditions,
+    with_simplified_conditions,
+    without_clock,
+    without_repeated_groupings,
+)
+from millpond.plan.catalyst.optimiser.windows import Needed, needed_columns
 from millpond.plan.changelog.between import unstable_between
 from millpond.plan.changelog.changes import (
     changelog_source,
+    check_all_rows_stay,
     emits_updates,
     leave_updates_to_spark,
     over_changelog,
@@ -139,10 +141,12 @@ def _decided(
     # here.
     filters = stages or (any(_filters_state(node) for node in plan.walk()) and not shared)
     if joins or windows or filters:
+        plan, with_clock = without_clock(catalyst, plan)
         plan = with_simplified_conditions(catalyst, plan)
-    if joins or filters:
-        semi_joins = not any(_is_moved(node) for node in plan.walk())  # else the query stays on Spark
-        plan = with_settled_conditions(catalyst, plan, pruned=joins, semi_joins=semi_joins)
+        if joins or filters:
+            semi_joins = not any(_is_moved(node) for node in plan.walk())  # else the query stays on Spark
+            plan = with_settled_conditions(catalyst, plan, pruned=joins, semi_joins=semi_joins)
+        plan = with_clock(plan)
     plan = without_repeated_groupings(catalyst, plan)
     needed: Needed = needed_columns(catalyst, plan) if windows else MappingProxyType({})
     decider = _Decider(catalyst, analyzed, plan, mode, map_groups, needed, shared=shared)
@@ -214,14 +218,16 @@ class _Decider:
                 # Raises where rows change below a node that cannot pass changes on, such as a union.
                 updated = [spec for child in children if (spec := changelog_source(child)) is not None]
                 # As in Spark, deduplication takes an aggregate's updates as further rows.
-                plain = operator.spec.facts.reads_updates_as_rows and not any(
-                    spec.facts.beyond_spark for spec in updated
-                )
+                takes_updates = operator.spec.facts.reads_updates_as_rows
+                plain = takes_updates and not any(spec.facts.beyond_spark for spec in updated)
                 if updated and not plain:
                     if self.unstable is not None:
                         raise Unsupported(Reason("MP-BETWEEN", self.unstable))
                     operator = replace(operator, spec=over_changelog(operator.spec))
                     children = tuple(with_changelog_output(child) for child in children)
+                elif not takes_updates:
+                    for child in children:
+                        check_all_rows_stay(child, self.output_mode)
             except Unsupported as unsupported:
                 operator = operator.left_to_spark(unsupported.reason)
         # An operator of Spark's would count the updates of Millpond operators below as new rows.

@@ -14,9 +14,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, ByteType, DataType, LongType, StructField, StructType
 
 from millpond.metrics import COMBINED_METRICS, METRIC_COLUMN, OPERATOR_METRICS, observation_name, unpack_sql
-from millpond.plan.catalyst.conditions import without_replaceables
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, Node
+from millpond.plan.catalyst.optimiser.conditions import without_replaceables
 from millpond.plan.changelog.changes import may_split_updates
 from millpond.plan.exchange.map_side import NO_SIDES, MapSides, exchanged
 from millpond.plan.exchange.workers import ArrowColumns, ArrowFunction, arrow_column, map_in_arrow, named_function

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from millpond.plan.catalyst.joins import EqualKeys, equal_keys, with_rest
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Expression, Node
+from millpond.plan.catalyst.optimiser.joins import EqualKeys, equal_keys, with_rest
 from millpond.plan.catalyst.text import nameless
 from millpond.plan.reading.aggregate import MAPS
 from millpond.plan.reading.decision import WrongShape, describe

@@ -215,11 +215,16 @@ class Catalyst:
         (local,) = limit.children
         if local.kind != "LocalLimit":
             return limit
-        (below,) = local.children
-        if below.kind == "Sort":
-            together = self._class(f"{_LOGICAL}.Repartition")(1, True, below.children[0].java)
-            below = Node(copied(below.java, below.java.order(), False, together))
-        return self.with_children(limit, [below])
+        return self.with_children(limit, [self._sorted_together(local.children[0])])
+
+    def _sorted_together(self, node: Node) -> Node:
+        """Return a plan that sorts in one partition, if it sorts its rows last; projections may follow."""
+        if node.kind in ("Project", "SubqueryAlias", "View"):
+            return self.with_children(node, [self._sorted_together(node.children[0])])
+        if node.kind != "Sort":
+            return node
+        together = self._class(f"{_LOGICAL}.Repartition")(1, True, node.children[0].java)
+        return Node(copied(node.java, node.java.order(), False, together))
 
     def rows(self, values: Sequence[int], name: str) -> DataFrame:
         """Return a bigint column of constant rows."""

@@ -27,6 +27,10 @@ INTEGERS = ("tinyint", "smallint", "int", "bigint")
 """Names of integral types, in ascending width."""
 TIME_WINDOW = "spark.timeWindow"
 SESSION_WINDOW = "spark.sessionWindow"
+BATCH_TIMES = frozenset({"CurrentTimestamp", "CurrentDate", "LocalTimestamp"})
+"""Expressions for which Spark takes the time of the micro-batch, which is logged with its offsets."""
+CLOCKS = BATCH_TIMES | {"Now", "CurrentTime"}
+"""Expressions that read the clock in each batch, though Spark can evaluate them before."""
 
 
 def items(scala_seq: Any) -> list[Any]:
@@ -181,8 +185,8 @@ class Expression(_Tree):
     def constant_or_none(self) -> Any:
         """The JVM value of a constant expression; None if it has no value before the query runs."""
         try:
-            return self.constant
-        except (Py4JJavaError, PySparkException):  # the current time, or an expression that fails
+            return None if self._reads_clock else self.constant
+        except (Py4JJavaError, PySparkException):  # an expression that fails
             return None
 
     @property
@@ -192,7 +196,11 @@ class Expression(_Tree):
             self.java.eval(None)
         except (Py4JJavaError, PySparkException):
             return False
-        return True
+        return not self._reads_clock
+
+    @property
+    def _reads_clock(self) -> bool:
+        return any(part.kind in CLOCKS for part in self.walk())
 
     @property
     def interval(self) -> Interval | None:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from millpond.checkpoint.state_schema import BetweenSchema
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, Node
+from millpond.plan.catalyst.stable import unstable_part
 from millpond.plan.catalyst.text import Canonical, Cut, readable, semantic_settings
-from millpond.plan.changelog.stable import unstable_part
 from millpond.plan.reading.decision import Decision, describe
 from millpond.plan.reading.functions import resolve_replacement
 

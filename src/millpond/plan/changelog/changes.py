@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from millpond.plan.catalyst.nodes import Expression
 from millpond.plan.reading.decision import Decided, Operator
+from millpond.plan.reading.processor import GROUP_STATES, PROCESSORS
 from millpond.plan.reading.ranking import conjuncts, lets_pass
 from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.spec.kinds.rank import RankSpec
@@ -33,6 +34,26 @@ def changelog_source(decided: Decided) -> OperatorSpec | None:
     if any(_emits_updates(operator) for operator in below.operators()):
         raise Unsupported(Reason("MP-CHANGES", below.node.kind))
     return None
+
+
+def check_all_rows_stay(decided: Decided, output_mode: str) -> None:
+    """Refuse a plan that emits rows again, or new versions of them, and does not say which rows they replace.
+
+    That is an aggregate that runs on Spark, or one below a deduplication, which takes its updates for further rows. A
+    user's processor decides itself what it makes of them.
+
+    Raises:
+        Unsupported: an operator above would count them, too.
+    """
+    if output_mode == "append" or decided.node.kind in (*PROCESSORS, *GROUP_STATES):
+        return
+    operator = decided.operator
+    if operator is not None:
+        updates = decided.node.kind == "Aggregate" if operator.spec is None else operator.spec.emits_updates
+        if updates and (operator.spec is None or not operator.spec.changes):
+            raise Unsupported(Reason("MP-BELOW", operator.title))
+    for child in decided.children:
+        check_all_rows_stay(child, output_mode)
 
 
 def over_changelog(spec: OperatorSpec) -> OperatorSpec:

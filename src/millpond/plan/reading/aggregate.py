@@ -19,7 +19,7 @@ from millpond.plan.catalyst.nodes import SESSION_WINDOW, WATERMARK_DELAY, Expres
 from millpond.plan.reading.functions import read_function
 from millpond.plan.reading.reading import InputColumn, Reading, calls_user_function, unique_name
 from millpond.plan.reading.reasons import Reason, Unsupported
-from millpond.plan.reading.windows import Session, constant_gap, window_assignment
+from millpond.plan.reading.windows import Session, constant_gap, reads_windows, window_assignment
 from millpond.spec.functions import unsupported_key
 from millpond.spec.kinds.aggregate import PANE_TYPE
 from millpond.spec.operators import EventTime, Field
@@ -36,9 +36,16 @@ def read_aggregate(catalyst: Catalyst, node: Node, *, closing: bool) -> Reading:
     Raises:
         Unsupported: it stays on Spark, for the given reason.
     """
+    reading = _read_aggregate(catalyst, node, closing=closing, assigns=True)
+    if reading.assignment is not None and reads_windows(node, reading.assignment, reading.raw):
+        return _read_aggregate(catalyst, node, closing=closing, assigns=False)
+    return reading
+
+
+def _read_aggregate(catalyst: Catalyst, node: Node, *, closing: bool, assigns: bool) -> Reading:
     reading = Reading()
     groupings = [(_label(node, grouping), grouping) for grouping in node.list("groupingExpressions")]
-    read_groupings(reading, node, groupings, closing=closing)
+    read_groupings(reading, node, groupings, closing=closing, assigns=assigns)
     for result in node.list("aggregateExpressions"):
         for expression in result.walk():
             if expression.kind == "AggregateExpression" and not any(
@@ -51,7 +58,9 @@ def read_aggregate(catalyst: Catalyst, node: Node, *, closing: bool) -> Reading:
     return reading
 
 
-def read_groupings(reading: Reading, node: Node, groupings: list[tuple[str, Expression]], *, closing: bool) -> None:
+def read_groupings(
+    reading: Reading, node: Node, groupings: list[tuple[str, Expression]], *, closing: bool, assigns: bool = True
+) -> None:
     """Read a node's named grouping expressions, and hash them.
 
     Args:
@@ -59,6 +68,7 @@ def read_groupings(reading: Reading, node: Node, groupings: list[tuple[str, Expr
         node: the node directly above the assignment of windows.
         groupings: names and expressions.
         closing: as for `read_aggregate`.
+        assigns: whether the operator assigns windows where it can, instead of Spark.
 
     Raises:
         Unsupported: it stays on Spark, for the given reason.
@@ -81,7 +91,7 @@ def read_groupings(reading: Reading, node: Node, groupings: list[tuple[str, Expr
             reading.keys.append(InputColumn(Field(name, grouping.type), (reading.add_raw(grouping),), "{0}"))
             hashed.append(name)
             continue
-        assignment = window_assignment(node, grouping)
+        assignment = window_assignment(node, grouping) if assigns else None
         reading.time = EventTime(position, None if assignment is None else assignment.windows)
         reading.assignment = assignment
         if assignment is None:

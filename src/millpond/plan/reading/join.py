@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from millpond.plan.catalyst.joins import EqualKeys, equal_keys, state_watermarks
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Expression, Node
+from millpond.plan.catalyst.optimiser.joins import EqualKeys, equal_keys, state_watermarks
 from millpond.plan.catalyst.versions import semi_join_has_right_first, semi_join_is_one_sided
 from millpond.plan.reading.join_condition import LEFT, RIGHT, Sides, TimeRange, compile_condition, conjuncts
 from millpond.plan.reading.reading import unique_name
@@ -91,7 +91,7 @@ class JoinReading:
 
 
 def read_join(catalyst: Catalyst, node: Node) -> JoinReading:
-    """Read a `Join` of two streams whose conditions `catalyst.conditions.with_settled_conditions` has placed.
+    """Read a `Join` of two streams whose conditions `catalyst.optimiser.conditions.with_settled_conditions` has placed.
 
     Raises:
         Unsupported: it stays on Spark, for the given reason.

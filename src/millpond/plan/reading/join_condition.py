@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from millpond.plan.catalyst.nodes import Expression
+from millpond.plan.catalyst.stable import unstable_part
 from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.spec.types import parse_type
 
@@ -135,10 +136,13 @@ def compile_condition(conjunct: Expression, sides: Sides, value: Callable[[str, 
         value: returns the number of a side's stored value, which is computed below the exchange.
 
     Raises:
-        Unsupported: a part of it is unknown.
+        Unsupported: a part of it is unknown, or may have another value in the batch in which the row gets a partner.
     """
     side = sides.of(conjunct)
     if side is not None:
+        # Spark evaluates it in the batch of the pair, the slot in that of the row.
+        if (part := unstable_part([conjunct])) is not None:
+            raise Unsupported(Reason("MP-CONDITION", part))
         return [side, value(side, conjunct)]
     operands = conjunct.children
     if conjunct.kind in ("And", "Or"):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import INTEGERS, WATERMARK_DELAY, Expression, Node
-from millpond.plan.catalyst.windows import Needed
+from millpond.plan.catalyst.optimiser.windows import Needed
 from millpond.plan.reading.aggregate import check_key
 from millpond.plan.reading.functions import read_function
 from millpond.plan.reading.reading import InputColumn, Reading, unique_name

@@ -126,7 +126,9 @@ class Reading:
         for index, known in enumerate(self.inputs):
             if known.raw == raw and known.sql == sql:
                 return index
-        self.inputs.append(InputColumn(Field(f"input{len(self.inputs)}", type_ or expressions[0].type), raw, sql))
+        taken = {column.field.name.lower() for column in self.columns}
+        name = unique_name(f"input{len(self.inputs)}", taken)
+        self.inputs.append(InputColumn(Field(name, type_ or expressions[0].type), raw, sql))
         return len(self.inputs) - 1
 
 

@@ -70,6 +70,17 @@ def window_assignment(aggregate: Node, window: Expression) -> WindowAssignment |
     return _assignment(rows[0][position], len(rows), window.type)
 
 
+def reads_windows(aggregate: Node, assignment: WindowAssignment, expressions: Sequence[Expression]) -> bool:
+    """Whether expressions over the aggregate's child read windows for which Spark makes a row each."""
+    if not assignment.expanded:
+        return False
+    (child,) = aggregate.children
+    expand = child if child.kind == "Expand" else child.children[0]
+    columns = {column.expr_id for column in expand.children[0].output}
+    parts = (part for expression in expressions for part in expression.walk())
+    return any(part.kind == "AttributeReference" and part.expr_id not in columns for part in parts)
+
+
 def _of_times(condition: Expression | None, expand: Node) -> bool:
     """Whether a filter above windows only drops rows without a time, and does not read the windows."""
     if condition is None or condition.kind != "IsNotNull":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from millpond.plan.catalyst.lookups import is_lookup_join, why_not_repeatable
-from millpond.plan.catalyst.nodes import Expression, Node
+from millpond.plan.catalyst.nodes import BATCH_TIMES, Expression, Node
+from millpond.plan.catalyst.stable import unstable_part
 from millpond.plan.catalyst.text import subquery
 from millpond.plan.reading.decision import Decided, Decision
 from millpond.plan.reading.join import JoinReading
@@ -44,6 +45,9 @@ def _search(decided: Decided, *, below: bool) -> str | None:
     for expression in _computed(node, decided) if below else ():
         if not expression.deterministic:
             return f"'{node.kind}' below a stateful operator computes something that is not deterministic"
+        unstable = unstable_part([expression], _is_repeated)
+        if unstable is not None:
+            return f"'{node.kind}' below a stateful operator computes {unstable}, which may differ in a repeated batch"
         for part in expression.walk():
             plan = subquery(part)
             reason = (
@@ -54,6 +58,11 @@ def _search(decided: Decided, *, below: bool) -> str | None:
             if reason is not None:
                 return reason
     return next((reason for child in decided.children if (reason := _search(child, below=below))), None)
+
+
+def _is_repeated(part: Expression) -> str | None:
+    """Return a text for what a repeated batch computes as before, and for subqueries, which are searched by node."""
+    return part.kind if part.kind in BATCH_TIMES or subquery(part) is not None else None
 
 
 def _computed(node: Node, decided: Decided) -> list[Expression]:

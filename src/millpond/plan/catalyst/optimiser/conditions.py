@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from millpond.plan.catalyst.jvm import Catalyst
-from millpond.plan.catalyst.nodes import Expression, Node, items
+from millpond.plan.catalyst.nodes import BATCH_TIMES, CLOCKS, Expression, Node, items
 
 _LOCAL = "org.apache.spark.sql.catalyst.plans.logical.LocalRelation"
+_EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
 _OPTIMIZER = "org.apache.spark.sql.catalyst.optimizer"
 _SIMPLIFYING = tuple(
     f"{_OPTIMIZER}.{rule}"
@@ -42,8 +43,68 @@ _EXTRA = (f"{_OPTIMIZER}.PushExtraPredicateThroughJoin", f"{_OPTIMIZER}.PushDown
 _PRUNING = (f"{_OPTIMIZER}.ColumnPruning",)
 _REPLACING = (f"{_OPTIMIZER}.ReplaceDistinctWithAggregate",)
 _REPETITION = (f"{_OPTIMIZER}.RemoveRepetitionFromGroupExpressions",)
+_COMPUTING_ONCE = (f"{_OPTIMIZER}.RewriteWithExpression",)
+_SPECIAL_TIMES = (f"{_OPTIMIZER}.SpecialDatetimeValues",)
 _MAX_PASSES = 100
 """Same as `spark.sql.optimizer.maxIterations`."""
+
+
+def without_clock(catalyst: Catalyst, plan: Node) -> tuple[Node, Callable[[Node], Node]]:
+    """Replace expressions that read the clock by placeholders that no rule evaluates.
+
+    The time of the micro-batch becomes an expression that is not deterministic, as in Spark: a condition with it stays
+    above stateful operators, and compares with the time of the batch that shows a row. Other clocks (`now()`) are
+    constants of each batch for Spark's optimiser, so conditions with them are moved, and pass times that are not used.
+
+    Returns:
+        The plan, and a function that puts the expressions back.
+    """
+    current = catalyst.object("org.apache.spark.sql.catalyst.trees.TreePattern").CURRENT_LIKE()
+    if not plan.java.containsPattern(current):
+        return plan, lambda settled: settled
+    clocks = [part for part in _parts(plan) if part.kind in CLOCKS]
+    numbers = range(len(clocks))
+    all_kept = _placeholders(catalyst, clocks, numbers)
+    pruned = _applied(catalyst, (*_UNALIASED, *_PRUNING), _replaced(catalyst, plan, all_kept).java, _MAX_PASSES)
+    used = [part.java.timestampMs() for part in _parts(Node(pruned)) if part.kind == "CurrentBatchTimestamp"]
+    placeholders = _placeholders(catalyst, clocks, used)
+    originals = catalyst.new("java.util.HashMap")
+    for part in clocks:
+        originals.put(placeholders.get(part.java), part.java)
+    return _replaced(catalyst, plan, placeholders), lambda settled: _replaced(catalyst, settled, originals)
+
+
+def _parts(plan: Node) -> Iterator[Expression]:
+    return (part for node in plan.walk() for expression in node.expressions for part in expression.walk())
+
+
+def _placeholders(catalyst: Catalyst, clocks: Sequence[Expression], used: Container[int]) -> Any:
+    """Return a Java map of clocks to placeholders.
+
+    Args:
+        catalyst: of the query's session.
+        clocks: expressions, perhaps repeated.
+        used: the positions of those among them that the query uses.
+    """
+    placeholders = catalyst.new("java.util.HashMap")
+    zone = catalyst.object("scala.Option").apply("UTC")
+    for number, part in enumerate(clocks):
+        if placeholders.containsKey(part.java):
+            continue
+        type_ = part.java.dataType()
+        if part.kind in BATCH_TIMES and number in used:
+            placeholder = catalyst.new(f"{_EXPRESSIONS}.CurrentBatchTimestamp", number, type_, zone)
+        else:
+            unknown = catalyst.new(f"{_EXPRESSIONS}.CommonExpressionId", -1 - number, False)
+            placeholder = catalyst.new(f"{_EXPRESSIONS}.CommonExpressionRef", unknown, type_, False)
+        placeholders.put(part.java, placeholder)
+    return placeholders
+
+
+def _replaced(catalyst: Catalyst, plan: Node, replacements: Any) -> Node:
+    """Replace expressions by others, given as a Java map."""
+    partial = catalyst.object("scala.jdk.javaapi.CollectionConverters").asScala(replacements)
+    return Node(plan.java.transformAllExpressions(partial))
 
 
 def with_settled_conditions(catalyst: Catalyst, plan: Node, *, pruned: bool, semi_joins: bool) -> Node:
@@ -116,7 +177,11 @@ def with_simplified_conditions(catalyst: Catalyst, plan: Node) -> Node:
     java = plan.java
     if plan.kind == "Filter":
         old = Expression(java.condition())
-        new = _simplified(catalyst, without_replaceables(catalyst, old), plan, _SIMPLIFYING_FILTERS)
+        plain = without_replaceables(catalyst, old)
+        if any(part.kind == "With" for part in plain.walk()):
+            # As Spark does first: the value is computed once in a projection, which no part of the condition passes.
+            return Node(_applied(catalyst, _COMPUTING_ONCE, java.copy(plain.java, java.child())))
+        new = _simplified(catalyst, plain, plan, _SIMPLIFYING_FILTERS)
         return plan if new is old else Node(java.copy(new.java, java.child()))
     if plan.kind == "Join" and java.condition().isDefined():
         old = Expression(java.condition().get())
@@ -133,6 +198,9 @@ def _simplified(catalyst: Catalyst, condition: Expression, node: Node, rules: Se
     columns = catalyst._seq([column.java for child in node.children for column in child.output])
     nothing = catalyst._class(_LOCAL)(columns, catalyst._seq([]), False, catalyst._class("scala.Option").empty())
     alone = catalyst.filter(condition, Node(nothing)).java
+    # Spark reads 'today' as the day of each batch before it simplifies; without ANSI mode, its cast would be null here.
+    if not _applied(catalyst, _SPECIAL_TIMES, alone).fastEquals(alone):
+        return condition
     try:
         simplified = Expression(_applied(catalyst, rules, alone, _MAX_PASSES).condition())
     except (Py4JJavaError, PySparkException):  # a value that is unknown before the query runs, as the current time
@@ -159,7 +227,7 @@ def without_replaceables(catalyst: Catalyst, expression: Expression) -> Expressi
 
 def _inlined(catalyst: Catalyst, expression: Expression, known: Sequence[tuple[Any, Expression]]) -> Expression:
     if expression.kind == "CommonExpressionRef":
-        return next(value for name, value in known if name.equals(expression.java.id()))
+        return next((value for name, value in known if name.equals(expression.java.id())), expression)
     operands = [_inlined(catalyst, operand, known) for operand in expression.children]
     if all(new is old for new, old in zip(operands, expression.children, strict=True)):
         return expression

@@ -1,7 +1,8 @@
-"""Stability of expressions: whether a retracted row gets the same values as when it was emitted.
+"""Stability of expressions: whether a row gets the same value in another batch.
 
 Spark evaluates an expression once per row. An expression between two operators where rows change is evaluated again for
-a row's old version, batches later. So it may depend on the row alone: not on the clock, the session or a table.
+a row's old version, batches later; one in the condition of an outer join is evaluated before the row has a partner. So
+they may depend on the row alone: not on the clock, the session or a table.
 """
 
 from __future__ import annotations
