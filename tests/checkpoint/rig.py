@@ -37,6 +37,15 @@ def begin(
     return generation, recovery
 
 
+def litter(files: FileSystem) -> list[str]:
+    """Put files beside the commits as other programs leave them: checksums, backups, copies under way."""
+    commit = files.list("commits/")[-1].name.removeprefix("commits/")
+    names = (f".{commit}.crc", f".{commit}.Xa3b2C", f"{commit}.crc", f"{commit}~", ".nfs00000000000a", "notes.txt")
+    for name in names:
+        files.put(f"commits/{name}", [b"foreign"])
+    return [f"commits/{name}" for name in names]
+
+
 @dataclass
 class Slot:
     """A slot without a process: opens partitions, seals, commits when asked to, until the test ends (`conftest.py`)."""

@@ -6,7 +6,7 @@ from millpond.checkpoint.retention.collector import Collector
 from millpond.checkpoint.retention.needs import IN_FLIGHT_BATCHES
 from millpond.errors import FencedError, StateDamagedError
 from millpond.files.refs import RunRef, TableManifest
-from tests.checkpoint.rig import Slot, begin, memory
+from tests.checkpoint.rig import Slot, begin, litter, memory
 
 
 class Clock:
@@ -257,3 +257,14 @@ def test_old_claims_go_but_the_last_ones_stay(tmp_path):
     assert len(job.names("generations/")) == 16 + 16 + 15  # claims, bases, and marks of all but the newest
     with pytest.raises(FencedError):
         job.slot.checkpoint.check_fence()
+
+
+def test_foreign_files_beside_the_commits_stay_and_stop_nothing(tmp_path):
+    job = Job(tmp_path)
+    for _ in range(10):
+        job.batch(flushed=job.manifest.version)
+    foreign = litter(job.files)
+    assert twice(job, job.collector(), running=9).objects == 5
+    left = job.names("commits/")
+    assert set(foreign) < set(left)
+    assert len(left) == len(foreign) + 5

@@ -21,7 +21,7 @@ from millpond.errors import StateDamagedError
 from millpond.files.backends.filesystem import FileInfo
 from millpond.files.backends.local import LocalFiles
 from millpond.files.backends.uploads import PART_BYTES
-from tests.checkpoint.rig import Slot
+from tests.checkpoint.rig import Slot, litter
 from tests.checkpoint.test_garbage import Job
 
 
@@ -212,3 +212,13 @@ def test_a_file_is_as_old_as_it_has_its_name(tmp_path: Path) -> None:
     os.utime(staged, (1_000_000, 1_000_000))
     files.publish(str(staged), "files/slow.run")
     assert files.list("files/")[0].modified > 1_000_000
+
+
+def test_foreign_files_beside_the_commits_are_no_orphans(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    for version in range(10):
+        job.batch(flushed=version)
+    before = names(look(job, range(5, 10)))
+    assert before
+    litter(job.files)
+    assert names(look(job, range(5, 10))) == before

@@ -3,7 +3,7 @@ import pytest
 from millpond.checkpoint.generation import base_name, claim
 from millpond.checkpoint.recovery import Recovery
 from millpond.errors import StateDamagedError, StateIncompatibleError
-from tests.checkpoint.rig import Slot, begin, memory
+from tests.checkpoint.rig import Slot, begin, litter, memory
 
 
 def run(files, generation, tmp_path, versions, *, start=0, partitions=(0, 1), data=b"x"):
@@ -218,3 +218,16 @@ def test_other_key_groups_are_refused_with_both_numbers(tmp_path):
     begin(files)
     with pytest.raises(StateIncompatibleError, match=r"has 64 key groups; this version of Millpond has 128"):
         Recovery(files, claim(files, run="r", partitions=2, key_groups=128), operators=1)
+
+
+def test_foreign_files_beside_the_commits_are_passed_over(tmp_path):
+    files = memory()
+    generation, _ = begin(files)
+    slot = run(files, generation.number, tmp_path, 3)
+    litter(files)
+    assert slot.checkpoint.has_commits_from(3)
+    assert not slot.checkpoint.has_commits_from(4)
+    assert Slot(files, generation.number, tmp_path).open(0, 3).version == 3
+    recovery = look(files)
+    assert recovery.newest() == 3
+    assert not recovery.damaged

@@ -169,3 +169,26 @@ def test_the_error_of_a_query_has_the_end_of_the_slots_log(session: SparkSession
             r".*slot-\d+ \(process \1\) died of signal 9 \(Killed\)",
             str(error),
         )
+
+
+def test_a_run_that_has_ended_leaves_no_exchanged_rows(session: SparkSession, tmp_path: Path) -> None:
+    if not session.sparkContext.master.startswith("local"):
+        pytest.skip("rows pass Spark's shuffle on a cluster")
+    directory = SlotDirectory.named(tempfile.gettempdir(), session.sparkContext.applicationId)
+    source = str(tmp_path / "source")
+    session.range(10).write.parquet(source)
+    rows = session.readStream.schema("id bigint").parquet(source).dropDuplicates(["id"])
+    query = millpond.writeStream(rows).start(format="noop", checkpointLocation=str(tmp_path / "checkpoint"))
+
+    def exchanged() -> list[Path]:
+        return list((directory.path / "exchange").glob(f"{query.id}-*"))
+
+    try:
+        query.processAllAvailable()
+        assert exchanged()
+        for name, process in directory.running().items():
+            if name != "template":
+                process.kill()  # what a slot leaves does not stay either
+    finally:
+        query.stop()
+    wait_until(lambda: not exchanged())

@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from millpond.checkpoint.generation import Restart
 from millpond.errors import MillpondError, StateDamagedError, TransientError
 from millpond.query.running.handle import RunningQuery
 from millpond.query.running.supervisor import Supervisor
+from tests.checkpoint.rig import begin, memory
 from tests.waiting import wait_until
 
 
@@ -385,3 +387,37 @@ def test_a_query_outlives_its_supervision(
     assert [record.exc_info[1] for record in warned if record.exc_info] == ([error] if runs else [])
     world.java[0].over.set()
     assert not world.query.isActive
+
+
+class Failing:
+    """A store that lists nothing while a test says so."""
+
+    def __init__(self, files: Any) -> None:
+        self.files, self.fails = files, False
+
+    def __getattr__(self, name: str) -> Any:
+        if self.fails and name == "list":
+            raise TransientError("The store failed.")
+        return getattr(self.files, name)
+
+
+def test_a_store_that_fails_does_not_say_that_a_version_is_lost(
+    worlds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = Failing(memory())
+    monkeypatch.setattr(supervision, "open_state", lambda location, retry_config: files)
+    generation, _ = begin(files.files, partitions=4)
+    world = worlds()
+    world.supervisor._tasks = [SimpleNamespace(query="0f3c", partitions=4, generation=generation.number, location="")]
+    del world.supervisor._is_durable
+    assert world.supervisor._is_durable([1], 0)
+    assert not world.supervisor._is_durable([1], 5)
+    files.fails = True
+    with pytest.raises(TransientError, match="The store failed"):
+        world.supervisor._is_durable([1], 5)
+    world.placing.lost.append(("b", {1}))
+    time.sleep(0.6)  # three times as long as commits may take here
+    assert not world.restarts
+    files.fails = False
+    world.runs(2)
+    assert world.restarts == [Restart(1, "state_lost", ("b",))]

@@ -12,6 +12,7 @@ from pyspark import TaskContext
 import millpond.tasks.block_references as slot_parcels
 import millpond.worker.spark_task as worker
 from millpond.errors import MillpondError, TransientError
+from millpond.query.running.runs import release
 from millpond.slot.partition.partitions import PartitionServer
 from millpond.slot.process.identity import identify
 from millpond.slot.process.lifecycle import SlotDirectory
@@ -209,6 +210,8 @@ def test_files_outlive_attempts_and_slots_but_not_the_next_batch(exchanging: Ope
         assert answer(server, 0, first, 0) == expected
         assert answer(server, 0, first, 1) == expected, "an attempt that is repeated"
         server.drain(task.key, 10.0)
+        before = exchange_folder(path, task)
+        assert before.exists()
         begun = msgspec.structs.replace(task, generation=2)
         begin(begun, (0,))
         task = begun
@@ -220,10 +223,27 @@ def test_files_outlive_attempts_and_slots_but_not_the_next_batch(exchanging: Ope
         assert answer(successor, 1, second, 1) == {2: (2, 25)}
         wait_until(lambda: not (folder / "0").exists())
         assert (folder / "1").exists()
+        assert not before.exists(), "a newer run has begun"
     finally:
         server.close()
         successor.close()
+    assert (folder / "1").exists()
+    assert release(task)
     assert not folder.exists()
+
+
+def test_a_slot_that_ends_leaves_the_rows_to_the_others(exchanging: OperatorTask, write: Write) -> None:
+    """They may be those of other partitions, and a repeated attempt at its own runs in the slot that follows it."""
+    path = SlotDirectory.of(exchanging).path
+    references = sent(write(exchanging, counted([1, 2], [10, 20]), batch=0))
+    ending, successor = PartitionServer(path), PartitionServer(path)
+    try:
+        run = Run(exchanging, 0, 0, 0)
+        assert table_of(ending.run(run, iter([references]))) == {1: (1, 10), 2: (1, 20)}
+        ending.close()
+        assert table_of(successor.run(run, iter([references]))) == {1: (1, 10), 2: (1, 20)}
+    finally:
+        successor.close()
 
 
 def test_batches_larger_than_memory_come_in_passes(

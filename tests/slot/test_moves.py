@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from millpond.checkpoint.checkpoint import Checkpoint
 from millpond.checkpoint.forks.parents import open_state
+from millpond.checkpoint.formats.commit import commit_prefix
 from millpond.slot.partition import partitions
 from millpond.slot.partition.partitions import PartitionServer
 from millpond.slot.process.messages import Run
@@ -19,7 +21,7 @@ from millpond.spec.operators import AggregateCall, Field
 from millpond.tasks.operator_task import OperatorTask
 from tests.waiting import wait_until
 
-from .conftest import begin, grouped, table_of
+from .conftest import begin, grouped, own_jvm, table_of
 
 
 @pytest.fixture
@@ -125,24 +127,99 @@ def give(slot: PartitionServer, task: OperatorTask, batch: int, values: list[int
     return dict(table_of(slot.run(Run(task, 0, batch, attempt), iter([rows]))))
 
 
-@pytest.mark.parametrize("number", range(4))
-@pytest.mark.parametrize("goes_on", ["where the first attempt ran", "where the last attempt ran", "in a third slot"])
-def test_state_is_that_of_the_last_attempt(tmp_path: Path, counting: OperatorTask, number: int, goes_on: str) -> None:
-    """Each number draws other ids of slots, by which commits are ordered."""
+@pytest.fixture
+def drawing(counting: OperatorTask, tmp_path: Path) -> OperatorTask:
+    """An operator on several hosts that gives other rows in each attempt; each batch waits for its commit."""
     settings = msgspec.structs.replace(counting.settings, commit_mode="sync")
     location = f"file:{tmp_path}/state"
-    task = msgspec.structs.replace(counting, spec=FIRST, settings=settings, located=True, location=location)
+    task = msgspec.structs.replace(counting, spec=FIRST, settings=settings, location=location, jvm=None)
     begin(task)
-    slots = []
+    return task
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[list[PartitionServer]]:
+    servers = []
     for host in "abc":
         (tmp_path / host).mkdir()
-        slots.append(PartitionServer(tmp_path / host, host=host))
-    first, last, third = slots
-    try:
-        give(first, task, 0, [10, 20], 0)  # its executor dies before Spark has the rows
-        shown = give(last, task, 0, [20, 10], 1)
-        next_slot = {"where the first attempt ran": first, "where the last attempt ran": last}.get(goes_on, third)
-        assert give(next_slot, task, 1, [30], 2) == shown
-    finally:
-        for slot in slots:
-            slot.close()
+        servers.append(PartitionServer(tmp_path / host, host=host))
+    yield servers
+    for server in servers:
+        server.close()
+
+
+GOES_ON = ["where the first attempt ran", "where another attempt ran", "in a third slot", "after a restart"]
+
+
+def go_on(how: str, slots: list[PartitionServer], task: OperatorTask) -> dict[int, object]:
+    """The output of the next batch, which shows the state again."""
+    first, other, third = slots
+    if how == "after a restart":
+        task = msgspec.structs.replace(task, generation=2)
+        begin(task, (1,))
+    slot = {"where the first attempt ran": first, "where another attempt ran": other}.get(how, third)
+    return give(slot, task, 1, [30], 9)
+
+
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("located", [True, False])
+@pytest.mark.parametrize("how", GOES_ON)
+def test_state_is_that_of_the_last_attempt(
+    three: list[PartitionServer], drawing: OperatorTask, number: int, located: bool, how: str
+) -> None:
+    """Each number draws other ids of slots, by which commits are ordered."""
+    task = msgspec.structs.replace(drawing, located=located)
+    give(three[0], task, 0, [10, 20], 0)  # its executor dies before Spark has the rows
+    shown = give(three[1], task, 0, [20, 10], 1)
+    assert go_on(how, three, task) == shown
+
+
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("located", [True, False])
+@pytest.mark.parametrize("how", GOES_ON)
+def test_an_attempt_that_is_answered_from_memory_is_the_last(
+    three: list[PartitionServer], drawing: OperatorTask, number: int, located: bool, how: str
+) -> None:
+    task = msgspec.structs.replace(drawing, located=located)
+    first = give(three[0], task, 0, [10, 20], 0)
+    assert give(three[1], task, 0, [20, 10], 1) != first
+    shown = give(three[0], task, 0, [20, 10], 2)
+    assert shown == first
+    assert go_on(how, three, task) == shown
+
+
+def test_a_commit_of_an_attempt_before_may_come_after_that_of_the_last(
+    three: list[PartitionServer], drawing: OperatorTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there, third = three
+    give(here, drawing, 0, [10, 20], 0)
+    there.open_ahead([drawing], [0], 0)
+    running = there._query(drawing.key).running
+    assert running is not None
+    put, answered = running.checkpoint.put_commit, threading.Event()
+    monkeypatch.setattr(running.checkpoint, "put_commit", lambda *args: (answered.wait(10), put(*args))[1])
+    slow = threading.Thread(target=give, args=(there, drawing, 0, [20, 10], 1))
+    slow.start()
+    wait_until(lambda: bool(running.committer._pending))
+    shown = give(here, drawing, 0, [20, 10], 2)
+    answered.set()
+    slow.join()
+    assert give(third, drawing, 1, [30], 3) == shown
+
+
+@pytest.mark.parametrize("hosts", ["one", "several"])
+def test_on_one_host_no_attempt_costs_a_request(
+    three: list[PartitionServer], drawing: OperatorTask, monkeypatch: pytest.MonkeyPatch, hosts: str
+) -> None:
+    task = msgspec.structs.replace(drawing, jvm=own_jvm() if hosts == "one" else None)
+    slot, listed = three[0], []
+    listing = Checkpoint._listing
+    monkeypatch.setattr(
+        Checkpoint, "_listing", lambda self, version, fresh: (listed.append(version), listing(self, version, fresh))[1]
+    )
+    give(slot, task, 0, [10, 20], 0)
+    listed.clear()
+    give(slot, task, 0, [20, 10], 1)
+    give(slot, task, 1, [30], 2)
+    commits = open_state(task.location).list(commit_prefix(1, task.generation))
+    assert (listed, len(commits)) == (([], 1) if hosts == "one" else ([1], 2))

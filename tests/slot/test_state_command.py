@@ -32,7 +32,7 @@ from millpond.spec.operators import Field
 from millpond.state_reader.reader import StateOperator, StateReader
 from millpond.stores.rmw import flush
 from millpond.stores.rmw.eviction_buffer import EvictionBuffer
-from tests.checkpoint.rig import Slot
+from tests.checkpoint.rig import Slot, litter
 from tests.s3 import s3
 
 from .conftest import GROUPED
@@ -122,6 +122,16 @@ def test_a_whole_checkpoint_verifies(checkpoint: Path, state: Callable[..., tupl
     assert (code, len(lines)) == (0, 1)
     assert lines[0].startswith(f"version {BATCHES}: {PARTITIONS} partitions, ")
     assert lines[0].endswith(", 0 damaged")
+
+
+def test_foreign_files_beside_the_commits_are_passed_over(checkpoint: Path, state: Callable[..., tuple]) -> None:
+    litter(open_filesystem(join_url(str(checkpoint), "millpond")))
+    code, lines = state("verify", checkpoint)
+    assert (code, len(lines)) == (0, 1)
+    assert lines[0].endswith(", 0 damaged")
+    assert StateReader(str(checkpoint)).versions() == [*range(1, BATCHES + 1)]
+    Counts(checkpoint).through(BATCHES + 1)
+    assert StateReader(str(checkpoint)).newest() == BATCHES + 1
 
 
 def test_damaged_commits_of_the_newest_version_are_named(checkpoint: Path, state: Callable[..., tuple]) -> None:

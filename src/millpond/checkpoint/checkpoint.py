@@ -16,6 +16,7 @@ from millpond.checkpoint.formats.commit import (
     commit_prefix,
     encode_commit,
     header_end,
+    only_commits,
     parse_commit_name,
     read_header,
     resolve,
@@ -37,6 +38,10 @@ _LISTING_SECONDS = 1.0
 
 _MAX_CACHED_MANIFESTS = 4
 """Final manifests cached per partition: the commit of the next version needs its parent's deltas."""
+
+
+class NotDurableError(TransientError):
+    """A version is not durable, or not certain; a start of the query repeats the batch that made it."""
 
 
 class Checkpoint:
@@ -80,8 +85,9 @@ class Checkpoint:
 
         Raises:
             FencedError: a newer generation exists.
-            TransientError: the version does not exist after `wait` seconds, or two of its commits contradict each
+            NotDurableError: the version does not exist after `wait` seconds, or two of its commits contradict each
                 other. Restarting the query repairs both cases.
+            TransientError: the store fails.
             StateDamagedError: a file of the version is missing, cut short or altered.
         """
         deadline = time.monotonic() + wait
@@ -91,7 +97,7 @@ class Checkpoint:
             # Same lineage means same input, so such manifests are interchangeable; two lineages mean that the attempts
             # of one batch read different rows.
             if len({manifest.lineage for manifest in own}) > 1:
-                raise TransientError(
+                raise NotDurableError(
                     "Two attempts of one batch saw different input, so its state is not certain.",
                     action="Restart the query: it repeats the batch. (A query whose input is not repeatable needs "
                     "spark.millpond.commit.mode=sync.)",
@@ -107,7 +113,7 @@ class Checkpoint:
                 return self._cache_manifest(self._from_base(base, operator, partition, version))
             # Only a fresh listing proves that the version is missing: a cached one may be older than its commit.
             if fresh and time.monotonic() >= deadline:
-                raise TransientError(
+                raise NotDurableError(
                     "This version of the state is not durable.",
                     action="Restart the query: it repeats the batch that made it.",
                     operator=str(operator),
@@ -125,7 +131,7 @@ class Checkpoint:
 
     def has_commits_from(self, version: int) -> bool:
         """Return whether this version or a later one has a commit, of this generation or a newer one."""
-        later = self.files.list("commits/", after=commit_prefix(version, 0))
+        later = only_commits(self.files.list("commits/", after=commit_prefix(version, 0)))
         return any(parse_commit_name(info.name)[1] >= self.generation for info in later)
 
     def _listing(self, version: int, fresh: bool) -> list[FileInfo]:
@@ -147,7 +153,7 @@ class Checkpoint:
         if fresh or listed != version or time.monotonic() - listed_at > _LISTING_SECONDS:
             listed_at = time.monotonic()
             check_fence(self.files, self.generation)
-            commits = self.files.list(commit_prefix(version, self.generation))
+            commits = only_commits(self.files.list(commit_prefix(version, self.generation)))
             with self._lock:
                 self._last_listing = version, listed_at, commits
         return commits

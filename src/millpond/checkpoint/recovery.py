@@ -22,7 +22,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from millpond.checkpoint.formats.commit import CommitHeader, parse_commit_name, read_header
+from millpond.checkpoint.formats.commit import CommitHeader, only_commits, parse_commit_name, read_header
 from millpond.checkpoint.formats.documents import damaged_error
 from millpond.checkpoint.formats.manifest import PartitionManifest
 from millpond.checkpoint.generation import (
@@ -72,7 +72,7 @@ class Recovery:
         """URLs of commit objects that were skipped because they are cut short or altered."""
         self._commits: dict[tuple[int, int], list[FileInfo]] = defaultdict(list)
         # One listing, after the claim: a commit that arrives later is of a fenced run, which does not acknowledge it.
-        for info in files.list("commits/"):
+        for info in only_commits(files.list("commits/")):
             self._commits[parse_commit_name(info.name)].append(info)
         self._runs = _Runs(files, {number for _, number in self._commits}, generation)
         if not from_scratch:

@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 
 from millpond.checkpoint.forks.parents import open_state
-from millpond.checkpoint.formats.commit import commit_prefix, parse_commit_name, read_header
+from millpond.checkpoint.formats.commit import commit_prefix, only_commits, parse_commit_name, read_header
 from millpond.checkpoint.formats.manifest import PartitionManifest
 from millpond.checkpoint.generation import Base, BaseVersion, Generation, claimed_generations, read_base, read_claim
 from millpond.checkpoint.rescale import inherited
@@ -239,7 +239,7 @@ class StateReader:
         return sorted(version for version in known if version > 0 and self._run_of(version).claim.number in claimed)
 
     def _commit_names(self) -> list[str]:
-        return [info.name for info in self.files.list("commits/")]
+        return [info.name for info in only_commits(self.files.list("commits/"))]
 
     def newest(self) -> int:
         """Return the newest version of the newest run that every partition has; 0 if there is none."""
@@ -353,7 +353,7 @@ class StateReader:
         if version not in self._commits:
             commits, run = _Commits({}, []), self._run_of(version)
             uncertain = set()
-            for info in self.files.list(commit_prefix(version, run.claim.number)):
+            for info in only_commits(self.files.list(commit_prefix(version, run.claim.number))):
                 for manifest in self._manifests_in(info.name, version, commits.damage):
                     known = commits.manifests.get(manifest.place)
                     if known is None or manifest.attempt > known.attempt:

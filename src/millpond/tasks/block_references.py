@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,7 @@ from millpond.tasks.rows import key_groups
 BLOCK_REFERENCE = "__block_reference"
 """Name of the column of references. No column of an operator begins with two underscores."""
 
+_FOLDER = "exchange"
 _PIECE_BYTES = 1 << 20
 """Approximate bytes of rows per piece of a large pass."""
 _MAX_PIECES = 16
@@ -115,7 +117,7 @@ def _gone(reference: BlockReference, what: str) -> TransientError:
 
 def exchange_folder(directory: Path, task: OperatorTask) -> Path:
     """Return the folder of one generation of a query, which has one subfolder per batch."""
-    return directory / "exchange" / f"{task.key}-{task.generation}"
+    return directory / _FOLDER / f"{task.key}-{task.generation}"
 
 
 def delete_batches_before(folder: Path, below: int) -> None:
@@ -126,3 +128,13 @@ def delete_batches_before(folder: Path, below: int) -> None:
         return
     for name in earlier:
         shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def delete_generations(directory: Path, task: OperatorTask, *, up_to: int) -> None:
+    """Remove the files of a query's generations up to `up_to`: their runs have ended, or were overtaken."""
+    folder = directory / _FOLDER
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            generation = name.removeprefix(f"{task.key}-")
+            if generation.isdecimal() and int(generation) <= up_to:
+                shutil.rmtree(folder / name, ignore_errors=True)

@@ -114,6 +114,11 @@ class OperatorTask(msgspec.Struct, frozen=True):
     restarts: int = 0
 
     @property
+    def may_move(self) -> bool:
+        """Whether tasks run on several hosts, so that two attempts at a batch may run in different slots."""
+        return self.jvm is None
+
+    @property
     def key(self) -> str:
         """Key of the query in slots and host folders.
 

@@ -13,15 +13,16 @@ the end of the header. So the same bytes can be put under any name.
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import xxhash
 
 from millpond.checkpoint.formats.documents import FORMAT, damaged_error, digits, format_error
 from millpond.checkpoint.formats.manifest import DeltaRef, PartitionManifest, Sealed, TableState, checksum
-from millpond.files.backends.filesystem import Buffer, FileSystem
+from millpond.files.backends.filesystem import Buffer, FileInfo, FileSystem
 
 MAGIC = b"MILLCMIT"
 FIRST_READ_BYTES = 1 << 16
@@ -30,6 +31,7 @@ FIRST_READ_BYTES = 1 << 16
 _PREFIX = struct.Struct("<8sII")
 _CHECK = struct.Struct("<Q")
 _START = _PREFIX.size + _CHECK.size
+_NAME = re.compile(r"commits/\d+-\d+-[^./]+\.\d+")
 
 
 class CommitHeader(msgspec.Struct, frozen=True):
@@ -57,9 +59,14 @@ def commit_prefix(version: int, generation: int) -> str:
 
 
 def parse_commit_name(name: str) -> tuple[int, int]:
-    """Parse a commit's name into version and generation."""
+    """Parse the name of a commit (see `only_commits`) into version and generation."""
     version, generation, _ = name.removeprefix("commits/").split("-", 2)
     return int(version), int(generation)
+
+
+def only_commits(infos: Iterable[FileInfo]) -> list[FileInfo]:
+    """Return the commits among listed objects; other programs may leave files beside them."""
+    return [info for info in infos if _NAME.fullmatch(info.name)]
 
 
 def encode_commit(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import xxhash
@@ -159,6 +159,17 @@ def seal(
         {name: list(pieces) for name, (_, pieces) in tables.items()},
         dict(rows or {}),
     )
+
+
+def seal_again(sealed: Sealed, attempt: int) -> Sealed:
+    """Build the same version for a later attempt, which gives the same output.
+
+    Args:
+        sealed: the version, as an earlier attempt sealed it.
+        attempt: number of the later attempt (see `PartitionManifest`).
+    """
+    manifest = msgspec.structs.replace(sealed.manifest, id=uuid.uuid4().hex, attempt=attempt)
+    return replace(sealed, manifest=manifest)
 
 
 def checksum(pieces: Sequence[Buffer]) -> int:

@@ -32,7 +32,7 @@ from millpond.checkpoint.compaction.requests import (
 )
 from millpond.checkpoint.forks.parents import Parent, Parents, read_parents
 from millpond.checkpoint.forks.pins import Pin, pinned, read_pins, release, unused_parents
-from millpond.checkpoint.formats.commit import parse_commit_name
+from millpond.checkpoint.formats.commit import only_commits, parse_commit_name
 from millpond.checkpoint.formats.documents import digits
 from millpond.checkpoint.generation import FOLDER, check_fence, claimed_generations, generations_with_base, read_base
 from millpond.checkpoint.retention.needs import IN_FLIGHT_BATCHES, read_needs
@@ -119,7 +119,7 @@ class Collector:
         # commit names its files.
         runs = self.files.list("files/")
         requests = list_requests(self.files)
-        commits = self.files.list("commits/")
+        commits = only_commits(self.files.list("commits/"))
         kept = [info for info in commits if parse_commit_name(info.name)[0] >= oldest]
         live = self._named_objects(kept) | {info.name for info in kept}
         self._pins = read_pins(self.files, self._pins)  # after the lists, see `checkpoint.forks`

@@ -36,7 +36,7 @@ from millpond.checkpoint.compaction.requests import (
 )
 from millpond.checkpoint.forks.parents import Parent, read_parents
 from millpond.checkpoint.forks.pins import Pin, pinned, read_pins, release, unused_parents
-from millpond.checkpoint.formats.commit import parse_commit_name
+from millpond.checkpoint.formats.commit import only_commits, parse_commit_name
 from millpond.checkpoint.generation import INITIAL, claimed_generations, newest_retain
 from millpond.checkpoint.retention.needs import IN_FLIGHT_BATCHES, committed_at, read_needs
 from millpond.files.backends.filesystem import FileInfo, FileSystem, MissingFileError
@@ -101,7 +101,7 @@ def find_orphans(files: FileSystem, planned: Mapping[int, float], *, now: float 
     # The order of the listings is an invariant: files before commits, requests in between (see `Collector.collect`).
     runs = files.list("files/")
     requests = list_requests(files)
-    commits = files.list("commits/")
+    commits = only_commits(files.list("commits/"))
     newest = max(claimed_generations(files), default=0)
     needs = dict(_needs(files, [info for info in commits if parse_commit_name(info.name)[0] >= oldest]))
     named = set().union(*needs.values())

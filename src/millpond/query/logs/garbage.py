@@ -46,6 +46,8 @@ def _collect(query: StreamingQuery, files: FileSystem, generation: int, query_lo
                 return
             except MillpondError as error:
                 log.warning("state files that are not needed any more could not be removed: %s", error)
+            except Exception:  # a defect here must not let the state grow until the query ends
+                log.warning("state files that are not needed any more could not be removed", exc_info=True)
             else:
                 log.debug("removed %d objects, %d bytes", removed.objects, removed.bytes)
     except Exception as error:  # the query failed, or the JVM is gone; either is reported elsewhere

@@ -6,6 +6,7 @@ from collections import Counter
 from contextlib import suppress
 
 from millpond.checkpoint.forks.parents import read_parents
+from millpond.checkpoint.formats.commit import only_commits
 from millpond.checkpoint.retention.needs import read_needs
 from millpond.checkpoint.retention.orphans import Orphans, find_orphans
 from millpond.errors import StateDamagedError, UsageError
@@ -72,7 +73,7 @@ def still_shared(files: FileSystem, orphans: Orphans) -> dict[str, int]:
         return {}
     unneeded = {info.name for infos in orphans.unneeded.values() for info in infos}
     needed: set[str] = set()
-    for info in files.list("commits/"):
+    for info in only_commits(files.list("commits/")):
         if info.name not in unneeded:
             with suppress(MissingFileError):  # already removed by the query's own collection
                 needed |= read_needs(files, info)

@@ -16,6 +16,7 @@ from millpond.slot.process.client import DRAIN_SECONDS, commit_failures, drain
 from millpond.slot.process.identity import Process, owner
 from millpond.slot.process.lifecycle import POLL_SECONDS, SlotDirectory
 from millpond.slot.process.queries import QueryRecord, canonical, record_query, remove_query
+from millpond.tasks.block_references import delete_generations
 from millpond.tasks.operator_task import OperatorTask
 
 log = logging.getLogger("millpond")
@@ -78,6 +79,8 @@ def _watch(query: StreamingQuery, directory: SlotDirectory, task: OperatorTask) 
 def release(task: OperatorTask, timeout: float = DRAIN_SECONDS) -> bool:
     """Make the slots of this host finish the commits of a run that has ended or will not begin, and release it.
 
+    Then the rows that its tasks have exchanged are removed.
+
     Args:
         task: any operator of the run.
         timeout: seconds to wait for the store.
@@ -86,13 +89,13 @@ def release(task: OperatorTask, timeout: float = DRAIN_SECONDS) -> bool:
         Whether the slots have released the run.
     """
     try:
-        drain(task, timeout, ended=True)
-    # A newer run has taken over: what this run has left must not become durable any more.
-    except FencedError:
-        return True
+        # A newer run has taken over: what this run has left must not become durable any more.
+        with suppress(FencedError):
+            drain(task, timeout, ended=True)
     except (MillpondError, OSError) as error:
         log.debug("what a run has left is not durable yet: %s", error)
         return False
+    delete_generations(SlotDirectory.of(task).path, task, up_to=task.generation)
     return True
 
 

@@ -21,7 +21,7 @@ from pyspark import InheritableThread, SparkContext
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
-from millpond.checkpoint.checkpoint import Checkpoint
+from millpond.checkpoint.checkpoint import Checkpoint, NotDurableError
 from millpond.checkpoint.forks.parents import open_state
 from millpond.checkpoint.generation import Restart, RestartReason, newest_claim
 from millpond.errors import FencedError, MillpondError, TransientError
@@ -236,13 +236,14 @@ class Supervisor:
         return durable and is_last and self._is_durable(range(self._tasks[0].partitions), version)
 
     def _is_durable(self, partitions: Iterable[int], version: int) -> bool:
+        """Return whether partitions of all operators have a version; raise if the store does not say."""
         task = self._tasks[0]
         checkpoint = Checkpoint(open_state(task.location, retry_config=SHORT_RETRY), task.generation)
         try:
             for operator in range(len(self._tasks)):
                 for partition in partitions:
                     checkpoint.open_partition(operator, partition, version)
-        except TransientError as error:
+        except NotDurableError as error:
             log.debug("version %d is not durable: %s", version, error)
             return False
         return True

@@ -83,8 +83,10 @@ def write_base_and_find_replays(
         built_on, replays = [committed], [committed]
     if planned > committed:
         # A sink that already has the planned batch skips it, and the state must not depend on that. State of that
-        # batch can be used only if the same state schema made it: a changed query makes other state.
-        if not replays and recovery.durable(planned + 1) and recovery.schema_number(planned + 1) == schema_number:
+        # batch can be used only if the same state schema made it: a changed query makes other state. State of another
+        # plan agrees with the rows of a sink that skips the batch. If the sink runs the batch, this run makes its own.
+        made = not replays and recovery.durable(planned + 1) and recovery.schema_number(planned + 1) == schema_number
+        if made and (plan == recovery.plan or not runs_planned(planned)):
             built_on.append(planned + 1)
         elif not runs_planned(planned):
             replays.append(planned)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from millpond.checkpoint.formats.manifest import PartitionManifest, seal
+from millpond.checkpoint.formats.manifest import PartitionManifest, Sealed, seal, seal_again
 from millpond.errors import TransientError
 from millpond.layout import HashRange, Words
 from millpond.metrics import DURABLE_METRICS, MOVED, OPEN, reducer
@@ -52,12 +52,14 @@ class AppliedBatch:
         input: checksum of its rows without markers.
         epoch: epoch of the resulting state.
         metrics: its figures.
+        sealed: the resulting state, if it may have to be sealed again (see `Partition._seal_again`).
     """
 
     batch: int
     input: InputChecksum
     epoch: int
     metrics: dict[str, float] = field(default_factory=dict)
+    sealed: Sealed | None = None
 
 
 class Partition:
@@ -180,6 +182,7 @@ class Partition:
             with self._attempt_lock.hold(attempt):
                 applied = self._applied
                 if applied is not None and applied.batch == attempt.batch and applied.input == seen:
+                    self._seal_again(applied, attempt.number + 1)
                     return applied
                 self._discard()
                 return self._apply(attempt, ((None, rows) for rows in spool.read()), caller, sync)
@@ -252,7 +255,7 @@ class Partition:
                 "late_rows": float(operator.late_rows),
                 "process_ms": (processed - started) * 1000,
             }
-            self._seal(operator, manifest, seen, rows_in, deltas, figures, attempt.number + 1 if sync else 0)
+            sealed = self._seal(operator, manifest, seen, rows_in, deltas, figures, attempt.number + 1 if sync else 0)
         except BaseException as error:
             self.query.record_lost_call(operator, self.task.operator, self.number, batch)
             attach_context(error, self.task.spec, manifest)
@@ -262,7 +265,9 @@ class Partition:
                 raise query_stopped_error() from error  # it failed because its tables and files were closed
             raise
         self._hints.adapt(figures)
-        self._applied = AppliedBatch(batch, seen, self._epoch, figures)
+        # The mapped file takes disk space, so it is kept only where another slot may run an attempt.
+        kept = sealed if sync and self.task.may_move else None
+        self._applied = AppliedBatch(batch, seen, self._epoch, figures, kept)
         return self._applied
 
     def _is_replaced(self, manifest: PartitionManifest) -> bool:
@@ -270,7 +275,7 @@ class Partition:
 
         Spark has used the output of that attempt, as it runs another one only when it has given up the one before.
         """
-        if not self.task.located:
+        if not self.task.may_move:
             return False
         latest = self.query.checkpoint.open_partition(self.task.operator, self.number, manifest.version)
         return latest.id != manifest.id
@@ -297,7 +302,7 @@ class Partition:
         deltas: Mapping[str, TableDelta],
         figures: Mapping[str, float],
         attempt: int,
-    ) -> None:
+    ) -> Sealed:
         sealed = seal(
             parent,
             {
@@ -319,6 +324,21 @@ class Partition:
             if isinstance(table, AlignedTable) and name in deltas:
                 (data,) = sealed.pieces[name]
                 table.adopt_sealed(data)
+        self._submit(sealed)
+        return sealed
+
+    def _seal_again(self, applied: AppliedBatch, attempt: int) -> None:
+        """Seal the applied batch again as that of a later attempt, if attempts in other slots may differ.
+
+        Of the durable attempts at a batch, the newest counts. One of another slot may exist or may still be committed,
+        so a look at the store would not suffice.
+        """
+        if applied.sealed is not None and applied.sealed.manifest.attempt < attempt:
+            applied.sealed = self.query.sealed.write(seal_again(applied.sealed, attempt), self.task.generation)
+            self._submit(applied.sealed)
+
+    def _submit(self, sealed: Sealed) -> None:
+        """Submit a sealed version to the committer, and go on from it."""
         if self.query.remote is not None:
             self.query.remote.record_sealed(sealed.manifest)
         self.query.committer.submit(sealed)

@@ -29,7 +29,7 @@ from millpond.slot.prefetch.switch import HintSwitch
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import Account, MemoryBudget
 from millpond.stores.runs.run_store import RunStore
-from millpond.tasks.block_references import delete_batches_before, exchange_folder
+from millpond.tasks.block_references import delete_batches_before, delete_generations, exchange_folder
 from millpond.tasks.offset_log import Planned, planned
 from millpond.tasks.operator_task import OperatorTask
 
@@ -121,6 +121,9 @@ class QueryResources:
     def _open_files(self, undo: ExitStack) -> None:
         """Open caches, stores and the committer; `undo` gets what must not stay claimed after an error."""
         task = self.task
+        if task.exchange == "local":
+            # Of replays, and of runs whose driver did not get to it.
+            self.resources.writers.submit(delete_generations, self.resources.directory, task, up_to=task.generation - 1)
         cache = self.resources.directory / "cache" / task.key / str(self.resources.number)
         cache.mkdir(parents=True, exist_ok=True)
         if self._counted is not None:
@@ -239,7 +242,11 @@ class QueryResources:
             self.resources.writers.submit(delete_batches_before, self._exchange, below)
 
     def close(self) -> None:
-        """Release everything. Versions that are not durable stay in the sealed files, for the next run to adopt."""
+        """Release everything.
+
+        Versions that are not durable stay in the sealed files, for the next run to adopt. The files of the exchange
+        stay for the host's other slots; the driver removes them when the run has ended.
+        """
         if self.remote is not None:
             self.remote.close()
         self.committer.close()
@@ -253,4 +260,3 @@ class QueryResources:
         self._account.close()
         if self.remote is not None:
             self.remote.join(_CLOSE_SECONDS)
-        shutil.rmtree(self._exchange, ignore_errors=True)
