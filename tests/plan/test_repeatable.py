@@ -28,8 +28,10 @@ def test_plain_queries_may_lag(stream: DataFrame, spark: SparkSession) -> None:
     [
         (lambda df: df.withColumn("r", F.rand()).groupBy("k").agg(F.sum("r")), "not deterministic"),
         (lambda df: df.filter("uuid() > 'a'").dropDuplicates(["k"]), "not deterministic"),
-        (lambda df: df.where("ts > now() - interval 10 minutes").groupBy("k").count(), "repeated batch"),
-        (lambda df: df.where("date(ts) >= 'today'").groupBy("k").count(), "repeated batch"),
+        (lambda df: df.where("ts > now() - interval 10 minutes").groupBy("k").count(), "reads the clock"),
+        (lambda df: df.where("date(ts) >= 'today'").groupBy("k").count(), "reads the clock"),
+        (lambda df: df.where("ts > (select now() - interval 10 minutes)").groupBy("k").count(), "reads the clock"),
+        (lambda df: df.where("ts > (select current_timestamp())").groupBy("k").count(), "reads the clock"),
         (lambda df: df.sample(0.5).groupBy("k").count(), "sample"),
     ],
 )
@@ -51,6 +53,11 @@ def test_batch_tables_that_may_change(spark: SparkSession, stream: DataFrame, tm
     assert "batch table with columns id may change" in str(reason(joined.groupBy("k").count()))
     assert reason(stream.groupBy("k").count().join(table, F.col("k") == F.col("id"))) is None
     assert reason(stream.join(spark.range(3), F.col("k") == F.col("id")).groupBy("k").count()) is None
+
+
+def test_window_functions_over_a_table(spark: SparkSession, stream: DataFrame) -> None:
+    ranked = spark.range(3).selectExpr("id", "row_number() over (order by id) n", "max(id) over (partition by id) m")
+    assert reason(stream.join(ranked, F.col("k") == F.col("id")).groupBy("k").count()) is None
 
 
 def test_subqueries_over_tables_that_may_change(spark: SparkSession, stream: DataFrame, tmp_path: Path) -> None:

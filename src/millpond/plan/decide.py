@@ -25,10 +25,10 @@ from millpond.plan.catalyst.optimiser.windows import Needed, needed_columns
 from millpond.plan.changelog.between import unstable_between
 from millpond.plan.changelog.changes import (
     changelog_source,
-    check_all_rows_stay,
     emits_updates,
     leave_updates_to_spark,
     over_changelog,
+    refuse_updates_of_spark,
     with_changelog_output,
 )
 from millpond.plan.lookahead.keys import find_stages, missing_stages
@@ -227,7 +227,7 @@ class _Decider:
                     children = tuple(with_changelog_output(child) for child in children)
                 elif not takes_updates:
                     for child in children:
-                        check_all_rows_stay(child, self.output_mode)
+                        refuse_updates_of_spark(child, self.output_mode)
             except Unsupported as unsupported:
                 operator = operator.left_to_spark(unsupported.reason)
         # An operator of Spark's would count the updates of Millpond operators below as new rows.

@@ -30,7 +30,7 @@ SESSION_WINDOW = "spark.sessionWindow"
 BATCH_TIMES = frozenset({"CurrentTimestamp", "CurrentDate", "LocalTimestamp"})
 """Expressions for which Spark takes the time of the micro-batch, which is logged with its offsets."""
 CLOCKS = BATCH_TIMES | {"Now", "CurrentTime"}
-"""Expressions that read the clock in each batch, though Spark can evaluate them before."""
+"""Expressions that read the clock. Spark evaluates them in each batch, but can do so when a query starts."""
 
 
 def items(scala_seq: Any) -> list[Any]:
@@ -207,7 +207,7 @@ class Expression(_Tree):
         """The length of a constant time interval; None for other expressions."""
         if not self.type.startswith("interval") or "year" in self.type or "month" in self.type:
             return None
-        value = self.constant
+        value = None if self._reads_clock else self.constant
         if value is None:
             return None
         if isinstance(value, int):

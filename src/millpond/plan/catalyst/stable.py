@@ -61,12 +61,15 @@ def _unstable(expression: Expression) -> str | None:
         return readable(expression)
     if expression.kind == "AesEncrypt" and _has_random_vector(expression.children[4]):
         return f"{readable(expression)}, which draws a random vector"
-    if expression.type.startswith(("date", "timestamp")):
-        for child in expression.children:
-            value = constant_string(child)
-            if value is not None and _SPECIAL_DATE.match(value):
-                return readable(expression)
-    return None
+    return readable(expression) if is_special_time(expression) else None
+
+
+def is_special_time(expression: Expression) -> bool:
+    """Whether an expression reads a constant string as a time of the current day (`'today'`)."""
+    if not expression.type.startswith(("date", "timestamp")):
+        return False
+    values = (constant_string(child) for child in expression.children)
+    return any(value is not None and _SPECIAL_DATE.match(value) for value in values)
 
 
 def _has_random_vector(vector: Expression) -> bool:

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from millpond.plan.catalyst.nodes import Expression
 from millpond.plan.reading.decision import Decided, Operator
-from millpond.plan.reading.processor import GROUP_STATES, PROCESSORS
 from millpond.plan.reading.ranking import conjuncts, lets_pass
 from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.spec.kinds.rank import RankSpec
@@ -36,24 +35,20 @@ def changelog_source(decided: Decided) -> OperatorSpec | None:
     return None
 
 
-def check_all_rows_stay(decided: Decided, output_mode: str) -> None:
-    """Refuse a plan that emits rows again, or new versions of them, and does not say which rows they replace.
+def refuse_updates_of_spark(decided: Decided, output_mode: str) -> None:
+    """Refuse a plan whose rows change, but come from an aggregate that stays on Spark.
 
-    That is an aggregate that runs on Spark, or one below a deduplication, which takes its updates for further rows. A
-    user's processor decides itself what it makes of them.
+    Spark emits new versions of rows without the old ones, or in complete mode all rows again.
 
     Raises:
-        Unsupported: an operator above would count them, too.
+        Unsupported: an operator above would count each of them.
     """
-    if output_mode == "append" or decided.node.kind in (*PROCESSORS, *GROUP_STATES):
-        return
     operator = decided.operator
-    if operator is not None:
-        updates = decided.node.kind == "Aggregate" if operator.spec is None else operator.spec.emits_updates
-        if updates and (operator.spec is None or not operator.spec.changes):
-            raise Unsupported(Reason("MP-BELOW", operator.title))
-    for child in decided.children:
-        check_all_rows_stay(child, output_mode)
+    if operator is None or (operator.spec is not None and not operator.spec.facts.stateful):
+        for child in decided.children:
+            refuse_updates_of_spark(child, output_mode)
+    elif operator.spec is None and decided.node.kind in ("Aggregate", "Distinct") and output_mode != "append":
+        raise Unsupported(Reason("MP-BELOW", operator.title))
 
 
 def over_changelog(spec: OperatorSpec) -> OperatorSpec:

@@ -24,7 +24,7 @@ REASONS = {
     "MP-KEYS": "it has more key columns than the supported 64 ({detail})",
     "MP-OPERATOR": "{detail} is not supported",
     "MP-ABOVE": "a stateful operator above it does not run on Millpond and would count its updates twice",
-    "MP-BELOW": "it would take each new version of a row of '{detail}', below it, for a further row",
+    "MP-BELOW": "'{detail}' below it stays on Spark, and each new version of its rows would count as a row",
     "MP-CONDITION": "whether a row has a partner depends on {detail}, which is not supported in such a join",
     "MP-CTE": "it stands in a common table expression that is evaluated once for several readers",
     "MP-WINDOW": "the window function {detail} is not supported on streams",

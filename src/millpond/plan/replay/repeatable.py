@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from millpond.plan.catalyst.lookups import is_lookup_join, why_not_repeatable
-from millpond.plan.catalyst.nodes import BATCH_TIMES, Expression, Node
-from millpond.plan.catalyst.stable import unstable_part
-from millpond.plan.catalyst.text import subquery
+from millpond.plan.catalyst.nodes import BATCH_TIMES, CLOCKS, Expression, Node
+from millpond.plan.catalyst.stable import is_special_time
+from millpond.plan.catalyst.text import readable, subquery
 from millpond.plan.reading.decision import Decided, Decision
 from millpond.plan.reading.join import JoinReading
 from millpond.plan.reading.processor import ProcessorReading
@@ -45,24 +47,30 @@ def _search(decided: Decided, *, below: bool) -> str | None:
     for expression in _computed(node, decided) if below else ():
         if not expression.deterministic:
             return f"'{node.kind}' below a stateful operator computes something that is not deterministic"
-        unstable = unstable_part([expression], _is_repeated)
-        if unstable is not None:
-            return f"'{node.kind}' below a stateful operator computes {unstable}, which may differ in a repeated batch"
-        for part in expression.walk():
-            plan = subquery(part)
-            reason = (
-                next((reason for inner in plan.walk() if (reason := _why_not_replayable(inner))), None)
-                if plan
-                else None
-            )
-            if reason is not None:
-                return reason
+        reason = _why_not_repeated(expression, BATCH_TIMES)
+        if reason is not None:
+            return reason
     return next((reason for child in decided.children if (reason := _search(child, below=below))), None)
 
 
-def _is_repeated(part: Expression) -> str | None:
-    """Return a text for what a repeated batch computes as before, and for subqueries, which are searched by node."""
-    return part.kind if part.kind in BATCH_TIMES or subquery(part) is not None else None
+def _why_not_repeated(expression: Expression, logged: Container[str]) -> str | None:
+    """Return as a clause why an expression may have another value in a repeated batch.
+
+    Args:
+        expression: a deterministic one.
+        logged: expressions of the clock that have the time of the batch; in subqueries, none has.
+    """
+    for part in expression.walk():
+        if (part.kind in CLOCKS and part.kind not in logged) or (part.kind == "Cast" and is_special_time(part)):
+            return f"{readable(part)} below a stateful operator reads the clock, whose time no batch logs"
+        plan = subquery(part)
+        for node in plan.walk() if plan else ():
+            reason = _why_not_replayable(node) or next(
+                (reason for inner in node.expressions if (reason := _why_not_repeated(inner, ()))), None
+            )
+            if reason is not None:
+                return reason
+    return None
 
 
 def _computed(node: Node, decided: Decided) -> list[Expression]:

@@ -50,11 +50,11 @@ _MAX_PASSES = 100
 
 
 def without_clock(catalyst: Catalyst, plan: Node) -> tuple[Node, Callable[[Node], Node]]:
-    """Replace expressions that read the clock by placeholders that no rule evaluates.
+    """Replace expressions that read the clock by placeholders, which are not constants for Spark's rules.
 
     The time of the micro-batch becomes an expression that is not deterministic, as in Spark: a condition with it stays
-    above stateful operators, and compares with the time of the batch that shows a row. Other clocks (`now()`) are
-    constants of each batch for Spark's optimiser, so conditions with them are moved, and pass times that are not used.
+    above stateful operators, and compares with the time of the batch that shows a row. Other clocks (`now()`), and
+    times that nothing reads, do not keep a condition in its place.
 
     Returns:
         The plan, and a function that puts the expressions back.
@@ -63,14 +63,12 @@ def without_clock(catalyst: Catalyst, plan: Node) -> tuple[Node, Callable[[Node]
     if not plan.java.containsPattern(current):
         return plan, lambda settled: settled
     clocks = [part for part in _parts(plan) if part.kind in CLOCKS]
-    numbers = range(len(clocks))
-    all_kept = _placeholders(catalyst, clocks, numbers)
-    pruned = _applied(catalyst, (*_UNALIASED, *_PRUNING), _replaced(catalyst, plan, all_kept).java, _MAX_PASSES)
-    used = [part.java.timestampMs() for part in _parts(Node(pruned)) if part.kind == "CurrentBatchTimestamp"]
-    placeholders = _placeholders(catalyst, clocks, used)
-    originals = catalyst.new("java.util.HashMap")
-    for part in clocks:
-        originals.put(placeholders.get(part.java), part.java)
+    as_if_all_were_read = _replaced(catalyst, plan, _placeholders(catalyst, clocks, range(len(clocks))))
+    pruned = Node(_applied(catalyst, (*_UNALIASED, *_PRUNING), as_if_all_were_read.java, _MAX_PASSES))
+    read = {part.java.timestampMs() for part in _parts(pruned) if part.kind == "CurrentBatchTimestamp"}
+    placeholders, originals = _placeholders(catalyst, clocks, read), catalyst.new("java.util.HashMap")
+    for clock in clocks:
+        originals.put(placeholders.get(clock.java), clock.java)
     return _replaced(catalyst, plan, placeholders), lambda settled: _replaced(catalyst, settled, originals)
 
 
@@ -78,27 +76,38 @@ def _parts(plan: Node) -> Iterator[Expression]:
     return (part for node in plan.walk() for expression in node.expressions for part in expression.walk())
 
 
-def _placeholders(catalyst: Catalyst, clocks: Sequence[Expression], used: Container[int]) -> Any:
+def _placeholders(catalyst: Catalyst, clocks: Sequence[Expression], read: Container[int]) -> Any:
     """Return a Java map of clocks to placeholders.
 
     Args:
         catalyst: of the query's session.
         clocks: expressions, perhaps repeated.
-        used: the positions of those among them that the query uses.
+        read: the positions of clocks whose value the query reads.
     """
     placeholders = catalyst.new("java.util.HashMap")
     zone = catalyst.object("scala.Option").apply("UTC")
-    for number, part in enumerate(clocks):
-        if placeholders.containsKey(part.java):
+    fresh = catalyst.object(f"{_EXPRESSIONS}.NamedExpression")
+    for position, clock in enumerate(clocks):
+        if placeholders.containsKey(clock.java):
             continue
-        type_ = part.java.dataType()
-        if part.kind in BATCH_TIMES and number in used:
-            placeholder = catalyst.new(f"{_EXPRESSIONS}.CurrentBatchTimestamp", number, type_, zone)
+        type_ = clock.java.dataType()
+        if clock.kind in BATCH_TIMES and position in read:
+            # The position is not a time: it makes each placeholder different.
+            placeholder = catalyst.new(f"{_EXPRESSIONS}.CurrentBatchTimestamp", position, type_, zone)
         else:
-            unknown = catalyst.new(f"{_EXPRESSIONS}.CommonExpressionId", -1 - number, False)
-            placeholder = catalyst.new(f"{_EXPRESSIONS}.CommonExpressionRef", unknown, type_, False)
-        placeholders.put(part.java, placeholder)
+            # A leaf without columns that is not folded. Rules evaluate conditions with it for a row of nulls.
+            value = catalyst.new("java.util.concurrent.atomic.AtomicReference", _time_now(clock))
+            name, identity = f"clock{position}", fresh.newExprId()
+            placeholder = catalyst.new(f"{_EXPRESSIONS}.NamedLambdaVariable", name, type_, False, identity, value)
+        placeholders.put(clock.java, placeholder)
     return placeholders
+
+
+def _time_now(clock: Expression) -> Any:
+    try:
+        return clock.constant
+    except (Py4JJavaError, PySparkException):  # versions of Spark differ in whether a clock can be evaluated alone
+        return None
 
 
 def _replaced(catalyst: Catalyst, plan: Node, replacements: Any) -> Node:
@@ -179,8 +188,7 @@ def with_simplified_conditions(catalyst: Catalyst, plan: Node) -> Node:
         old = Expression(java.condition())
         plain = without_replaceables(catalyst, old)
         if any(part.kind == "With" for part in plain.walk()):
-            # As Spark does first: the value is computed once in a projection, which no part of the condition passes.
-            return Node(_applied(catalyst, _COMPUTING_ONCE, java.copy(plain.java, java.child())))
+            return _computed_once(catalyst, plain, plan.children[0])
         new = _simplified(catalyst, plain, plan, _SIMPLIFYING_FILTERS)
         return plan if new is old else Node(java.copy(new.java, java.child()))
     if plan.kind == "Join" and java.condition().isDefined():
@@ -193,17 +201,32 @@ def with_simplified_conditions(catalyst: Catalyst, plan: Node) -> Node:
     return plan
 
 
+def _computed_once(catalyst: Catalyst, condition: Expression, child: Node) -> Node:
+    """Return a filter whose `With` expressions are projected below it, as Spark does before it moves conditions."""
+    alone = catalyst.filter(condition, _no_rows(catalyst, [child]))
+
+    def over_child(node: Node) -> Node:
+        return catalyst.with_children(node, [over_child(below) for below in node.children]) if node.children else child
+
+    return over_child(Node(_applied(catalyst, _COMPUTING_ONCE, alone.java)))
+
+
+def _no_rows(catalyst: Catalyst, like: Sequence[Node]) -> Node:
+    """Return a relation without rows that has the columns of some nodes."""
+    columns = catalyst._seq([column.java for node in like for column in node.output])
+    relation = catalyst._class(_LOCAL)
+    return Node(relation(columns, catalyst._seq([]), False, catalyst._class("scala.Option").empty()))
+
+
 def _simplified(catalyst: Catalyst, condition: Expression, node: Node, rules: Sequence[str]) -> Expression:
     """Simplify a condition over the columns of the node's children by optimiser rules."""
-    columns = catalyst._seq([column.java for child in node.children for column in child.output])
-    nothing = catalyst._class(_LOCAL)(columns, catalyst._seq([]), False, catalyst._class("scala.Option").empty())
-    alone = catalyst.filter(condition, Node(nothing)).java
+    alone = catalyst.filter(condition, _no_rows(catalyst, node.children)).java
     # Spark reads 'today' as the day of each batch before it simplifies; without ANSI mode, its cast would be null here.
     if not _applied(catalyst, _SPECIAL_TIMES, alone).fastEquals(alone):
         return condition
     try:
         simplified = Expression(_applied(catalyst, rules, alone, _MAX_PASSES).condition())
-    except (Py4JJavaError, PySparkException):  # a value that is unknown before the query runs, as the current time
+    except (Py4JJavaError, PySparkException):  # a constant that fails
         return condition
     return condition if simplified.java.fastEquals(condition.java) else simplified
 
@@ -227,7 +250,7 @@ def without_replaceables(catalyst: Catalyst, expression: Expression) -> Expressi
 
 def _inlined(catalyst: Catalyst, expression: Expression, known: Sequence[tuple[Any, Expression]]) -> Expression:
     if expression.kind == "CommonExpressionRef":
-        return next((value for name, value in known if name.equals(expression.java.id())), expression)
+        return next(value for name, value in known if name.equals(expression.java.id()))
     operands = [_inlined(catalyst, operand, known) for operand in expression.children]
     if all(new is old for new, old in zip(operands, expression.children, strict=True)):
         return expression

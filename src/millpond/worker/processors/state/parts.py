@@ -34,10 +34,11 @@ _KEYS_PER_READ = 512  # keys that are converted together
 _REQUEST_BYTES = 4 << 20  # bytes per request
 _MAX_PARTS_PER_REQUEST = 4096  # maximum number of parts per request
 _PREFETCH_AFTER = 3  # requests for the same thing, from which it is also prefetched for later keys
-# Prefetches that each used one pays for. A request takes as long as the fetching of about 20 parts.
-_PREFETCHES_PER_USE = 16
-_MIN_CREDIT = 16  # prefetches that a call may always try
-_MAX_CREDIT = 1024  # maximum number of prefetches in a row that are not used
+# Credit for a prefetched part that is used; fetching a part costs one. A request takes as long as 20 parts.
+_CREDIT_OF_USE = 16
+_CREDIT_OF_REQUEST = 0.125  # so that prefetching is tried again
+_MIN_CREDIT = 16  # at the start of a call
+_MAX_CREDIT = 1024
 
 
 class Head(NamedTuple):
@@ -84,8 +85,8 @@ class PartedVariable(StateVariable):
         self._heads: dict[int, Head] = {}  # by position, of keys with parts
         self._large: list[int] = []  # positions of keys with parts
         self._request_counts: dict[Any, int] = {}  # number of requests for the same thing
-        self._prefetched: set[tuple[int, Any]] = set()  # position and part, as of `_part`, until used
-        self._credit = _MIN_CREDIT  # prefetches that may follow
+        self._prefetched: set[tuple[int, Any]] = set()  # positions and parts (see `_part`) that are not used yet
+        self._credit: float = _MIN_CREDIT  # maximum number of prefetches
 
     def begin(self, sent: pa.Array | None, heads: pa.StructArray | None = None) -> None:
         """Start a call with the state of its keys, and the heads of those with parts."""
@@ -170,7 +171,7 @@ class PartedVariable(StateVariable):
 
     @abstractmethod
     def _part(self, at: int, key: Any) -> Any:
-        """Return which part has the data of a key that `lacks` them; `at` and `key` are as there."""
+        """Return the part that `key` is in, None for all parts. The arguments are those of `lacks`."""
 
     def _fetch_if_missing(self, key: Any, identity: Any, size: int) -> None:
         """Fetch missing data of the current key, and after repeated requests that of later keys too.
@@ -188,7 +189,8 @@ class PartedVariable(StateVariable):
         # Repeated requests suggest that later keys need the same: prefetch it for twice as many keys each time.
         if times >= _PREFETCH_AFTER:
             begin = bisect_right(self._large, position)
-            most = min(1 << min(times, 8), MAX_FETCH_BYTES // max(1, size), self._credit)
+            self._credit += _CREDIT_OF_REQUEST
+            most = min(1 << min(times, 8), MAX_FETCH_BYTES // max(1, size), int(self._credit))
             later = [(following, key) for following in self._large[begin : begin + most] if self.lacks(following, key)]
             self._prefetched.update((following, self._part(following, key)) for following, _ in later)
             self._credit -= len(later)
@@ -197,10 +199,9 @@ class PartedVariable(StateVariable):
 
     def _count_use(self, part: Any) -> None:
         """Record that the current key uses a part, which may have been prefetched, so that prefetching goes on."""
-        used = self._current_key.position, part
-        if used in self._prefetched:
+        for used in {(self._current_key.position, part), (self._current_key.position, None)} & self._prefetched:
             self._prefetched.remove(used)
-            self._credit = min(self._credit + _PREFETCHES_PER_USE, _MAX_CREDIT)
+            self._credit = min(self._credit + _CREDIT_OF_USE, _MAX_CREDIT)
 
     @staticmethod
     def _is_small(head: Head) -> bool:
