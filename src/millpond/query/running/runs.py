@@ -79,7 +79,7 @@ def _watch(query: StreamingQuery, directory: SlotDirectory, task: OperatorTask) 
 def release(task: OperatorTask, timeout: float = DRAIN_SECONDS) -> bool:
     """Make the slots of this host finish the commits of a run that has ended or will not begin, and release it.
 
-    Then the rows that its tasks have exchanged are removed.
+    Then remove the rows that its tasks have exchanged.
 
     Args:
         task: any operator of the run.

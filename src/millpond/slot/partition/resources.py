@@ -122,7 +122,7 @@ class QueryResources:
         """Open caches, stores and the committer; `undo` gets what must not stay claimed after an error."""
         task = self.task
         if task.exchange == "local":
-            # Of replays, and of runs whose driver did not get to it.
+            # The driver removes a run's rows at its end; this removes those of replays, and of drivers that died.
             self.resources.writers.submit(delete_generations, self.resources.directory, task, up_to=task.generation - 1)
         cache = self.resources.directory / "cache" / task.key / str(self.resources.number)
         cache.mkdir(parents=True, exist_ok=True)
