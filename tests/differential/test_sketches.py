@@ -69,13 +69,28 @@ def test_groups_without_values(spark: SparkSession, tmp_path: Path) -> None:
     compare(spark, tmp_path, query, "complete", [[batch(1, 0), batch(2, 9)], [batch(3, 5)]])
 
 
+@pytest.mark.parametrize("ansi", ["true", "false"])
 @pytest.mark.parametrize("accuracy", [3, 20, 150])
-def test_one_batch_beyond_what_is_exact(accuracy: int, spark: SparkSession, tmp_path: Path) -> None:
+def test_one_batch_beyond_what_is_exact(accuracy: int, ansi: str, spark: SparkSession, tmp_path: Path) -> None:
     """Spark's answer depends on how rows are cut into tasks and batches: of one each, it is ours."""
 
     def query(df: DataFrame, session: SparkSession) -> DataFrame:
+        session.conf.set("spark.sql.ansi.enabled", ansi)
         shares = "array(0.5, 0.0, 0.1, 0.99, 0.25, 1.0, 0.75)"
         numbers = [f"percentile_approx({name}, {shares}, {accuracy}) as {name}" for name in ("i32", "i64", "dec9")]
         return df.groupBy().agg(*map(F.expr, numbers))
 
     compare(spark, tmp_path, query, "update", [[batch(accuracy, 700)]])
+
+
+@pytest.mark.parametrize("ansi", ["true", "false"])
+def test_decimals_that_round_to_more_digits(ansi: str, spark: SparkSession, tmp_path: Path) -> None:
+    """Quantiles of decimals are those of doubles, and no digit more fits: Spark gives null."""
+
+    def query(df: DataFrame, session: SparkSession) -> DataFrame:
+        session.conf.set("spark.sql.ansi.enabled", ansi)
+        many = df.withColumn("many", F.expr("cast(999999999999999999 - abs(i8 % 2) as decimal(18, 0))"))
+        calls = ["percentile_approx(many, 0.5)", "percentile_approx(many, array(0.1, 0.9))", "count(many)"]
+        return many.groupBy().agg(*(F.expr(call).alias(f"c{place}") for place, call in enumerate(calls)))
+
+    assert compare(spark, tmp_path, query, "update", [[batch(1, 50)]])[0][0][:2] == (None, [None, None])

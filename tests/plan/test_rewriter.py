@@ -112,3 +112,28 @@ def test_wide_keys_are_planned_in_time(stream: DataFrame) -> None:
     (exchange,) = [node for node in plan.walk() if node.kind == "RepartitionByExpression"]
     collapse = catalyst._class("org.apache.spark.sql.catalyst.optimizer.CollapseProject")
     assert collapse.apply(exchange.java).constraints().size() < 1000
+
+
+def test_the_session_of_the_query_counts_and_no_other(stream: DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
+    spark = stream.sparkSession
+    other = spark.newSession()
+    active: list[str] = []
+    visit = Catalyst.with_children
+
+    def seen(catalyst: Catalyst, tree: Node, children: list[Node]) -> Node:
+        active.append(session_of(catalyst))
+        return visit(catalyst, tree, children)
+
+    monkeypatch.setattr(Catalyst, "with_children", seen)
+    df = stream.groupBy("k").count().filter("count > 1")
+    with Catalyst(other).active():
+        new = rewritten(df)
+        assert session_of(Catalyst(spark)) == Catalyst(other).session_id
+    assert new.sparkSession is spark
+    assert set(active) == {Catalyst(spark).session_id}
+
+
+def session_of(catalyst: Catalyst) -> str:
+    """The identifier of the session that is active in this thread."""
+    sessions = catalyst.object("org.apache.spark.sql.classic.SparkSession")
+    return str(sessions.getActiveSession().get().sessionUUID())

@@ -11,7 +11,7 @@ import msgspec
 from pyspark.sql import DataFrame
 
 from millpond.errors import UnsupportedError, UsageError
-from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.jvm import Catalyst, in_session
 from millpond.plan.catalyst.lookups import is_lookup_join
 from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Expression, Node
 from millpond.plan.catalyst.optimiser.conditions import (
@@ -66,6 +66,7 @@ _FILTERS = {"Filter", "Join", "Generate"}
 """Nodes that filter rows, or from which Spark infers filters."""
 
 
+@in_session
 def decide(
     df: DataFrame,
     output_mode: str = "append",

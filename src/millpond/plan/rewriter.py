@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, ByteType, DataType, LongType, StructField, StructType
 
 from millpond.metrics import COMBINED_METRICS, METRIC_COLUMN, OPERATOR_METRICS, observation_name, unpack_sql
-from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.jvm import Catalyst, in_session
 from millpond.plan.catalyst.nodes import Expression, Node
 from millpond.plan.catalyst.optimiser.conditions import without_replaceables
 from millpond.plan.changelog.changes import may_split_updates
@@ -38,6 +38,7 @@ _DERIVED = {"boolean": BooleanType(), "bigint": LongType()}
 """Types of input columns of the slot stage that the plan reader adds to those of the query (see `plan.reading`)."""
 
 
+@in_session
 def rewrite_plan(
     df: DataFrame,
     decision: Decision,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from py4j.java_gateway import JavaClass
 from py4j.protocol import Py4JJavaError
@@ -21,6 +23,9 @@ _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
 _SEPARATOR = "\x1e\n"
 _NO_DATA_SCAN = "millpond[no-data batches]"
 _NO_DATA_COLUMN = "millpond_no_data_batches"
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,20 @@ class Catalyst:
             array.add(item)
         scala = self._class("scala.jdk.javaapi.CollectionConverters").asScala(array)
         return scala.toIndexedSeq() if indexed else scala.toSeq()
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Make this session the thread's active one meanwhile: Spark's rules and new expressions go by its settings."""
+        sessions = self._class("org.apache.spark.sql.classic.SparkSession")
+        before = sessions.getActiveSession()
+        sessions.setActiveSession(self.spark._jsparkSession)
+        try:
+            yield
+        finally:
+            if before.isDefined():
+                sessions.setActiveSession(before.get())
+            else:
+                sessions.clearActiveSession()
 
     @property
     def session_id(self) -> str:
@@ -192,14 +211,27 @@ class Catalyst:
         """Return `expression` with exactly the type and nullability of `wanted`, nested types included.
 
         Spark declares the output of a stream's stateful operators nullable throughout.
+
+        Only quantiles of decimals have another type, that of doubles. One that does not fit is null in any mode of the
+        session, as in Spark.
         """
-        java = expression.java
-        if not java.dataType().equals(wanted.java.dataType()):
-            no_time_zone = self._class("scala.Option").apply(None)
-            java = self._class(f"{_EXPRESSIONS}.Cast")(java, wanted.java.dataType(), no_time_zone)
+        java, type_ = expression.java, wanted.java.dataType()
+        if not java.dataType().equals(type_):
+            if type_.typeName() == "array" and not type_.containsNull():
+                # Spark refuses a cast to elements that are never null where it may give null. So the cast is to
+                # elements that may be null, which are then declared never null, as Spark's functions do.
+                nullable = self._class("org.apache.spark.sql.types.DataTypes").createArrayType(type_.elementType())
+                java = self._class(f"{_EXPRESSIONS}.KnownNotContainsNull")(self._cast(java, nullable))
+            else:
+                java = self._cast(java, type_)
         if wanted.nullable and not java.nullable():
             java = self._class(f"{_EXPRESSIONS}.KnownNullable")(java)
         return Expression(java)
+
+    def _cast(self, expression: Any, type_: Any) -> Any:
+        no_time_zone = self._class("scala.Option").apply(None)
+        mode = self._class(f"{_EXPRESSIONS}.EvalMode").LEGACY()
+        return self._class(f"{_EXPRESSIONS}.Cast")(expression, type_, no_time_zone, mode)
 
     def project(self, named: Sequence[Expression], child: Node) -> Node:
         """Return `SELECT named FROM child`."""
@@ -402,6 +434,19 @@ class Catalyst:
         if not expression.children:
             return expression
         return self.with_operands(expression, [self._plain(child) for child in expression.children])
+
+
+def in_session(
+    function: Callable[Concatenate[DataFrame, _Arguments], _Result],
+) -> Callable[Concatenate[DataFrame, _Arguments], _Result]:
+    """Decorate a function of a DataFrame: the DataFrame's session is active during a call (see `Catalyst.active`)."""
+
+    @wraps(function)
+    def run(df: DataFrame, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        with Catalyst(df.sparkSession).active():
+            return function(df, *args, **kwargs)
+
+    return run
 
 
 def millpond_no_data_batches(key: Any, frames: Any, state: Any) -> Any:
