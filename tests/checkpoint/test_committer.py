@@ -1,10 +1,12 @@
 import re
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
 from millpond.checkpoint.formats.commit import read_header
+from millpond.checkpoint.formats.manifest import seal_again
 from millpond.checkpoint.generation import claim
 from millpond.errors import FencedError, TransientError
 from millpond.files.backends.filesystem import AlreadyExistsError
@@ -342,6 +344,35 @@ def test_earlier_attempt_that_is_not_on_its_way_is_dropped(tmp_path):
     slot.settle()
     assert slot.read(Slot(files, 1, tmp_path).open(0, 1)) == [b"second attempt"]
     assert not list(tmp_path.rglob("*.sealed"))
+
+
+def test_later_attempt_with_the_same_deltas_names_those_that_are_durable(tmp_path):
+    files, slot = slot_on(tmp_path, lambda put, name: put(), threaded=False)
+    sealed = slot.seal(slot.open(0, 0), b"a" * 1000, attempt=1)
+    for attempt in (2, 3):
+        slot.settle()
+        later = slot.sealed.write(seal_again(sealed, attempt), slot.generation)
+        sealed = replace(later, same_as=sealed.manifest.id)
+        slot.committer.submit(sealed)
+    slot.settle()
+    headers = [read_header(files, info.name) for info in files.list("commits/")]
+    assert sorted(header.payload for header in headers) == [0, 0, 1000]
+    opened = Slot(files, slot.generation, tmp_path).open(0, 1)
+    assert (opened.id, opened.attempt) == (sealed.manifest.id, 3)
+    next_ = slot.seal(opened, b"b")
+    slot.settle()
+    fresh = Slot(files, slot.generation, tmp_path)
+    assert fresh.read(fresh.open(0, 2)) == [b"a" * 1000, b"b"]
+    assert next_.manifest.parent == sealed.manifest.id
+
+
+def test_later_attempt_brings_its_deltas_where_the_earlier_one_was_dropped(tmp_path):
+    files, slot = slot_on(tmp_path, lambda put, name: put(), threaded=False)
+    sealed = slot.seal(slot.open(0, 0), b"a", attempt=1)
+    later = slot.sealed.write(seal_again(sealed, 2), slot.generation)
+    slot.committer.submit(replace(later, same_as=sealed.manifest.id))
+    slot.settle()
+    assert slot.read(Slot(files, slot.generation, tmp_path).open(0, 1)) == [b"a"]
 
 
 def test_waiting_for_what_was_never_sealed_is_an_error_at_once(tmp_path):

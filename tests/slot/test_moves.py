@@ -12,7 +12,7 @@ import pytest
 
 from millpond.checkpoint.checkpoint import Checkpoint
 from millpond.checkpoint.forks.parents import open_state
-from millpond.checkpoint.formats.commit import commit_prefix
+from millpond.checkpoint.formats.commit import commit_prefix, read_header
 from millpond.slot.partition import partitions
 from millpond.slot.partition.partitions import PartitionServer
 from millpond.slot.process.messages import Run
@@ -221,5 +221,7 @@ def test_on_one_host_no_attempt_costs_a_request(
     listed.clear()
     give(slot, task, 0, [20, 10], 1)
     give(slot, task, 1, [30], 2)
-    commits = open_state(task.location).list(commit_prefix(1, task.generation))
-    assert (listed, len(commits)) == (([], 1) if hosts == "one" else ([1], 2))
+    files = open_state(task.location)
+    commits = files.list(commit_prefix(1, task.generation))
+    large = [info for info in commits if read_header(files, info.name).payload]
+    assert (listed, len(commits), len(large)) == (([], 1, 1) if hosts == "one" else ([1], 2, 1))

@@ -187,8 +187,7 @@ class Checkpoint:
         # The first version is computed from empty state, which no commit holds.
         if manifest.parent is None:
             return empty
-        with self._lock:
-            cached = self._manifests[manifest.place].get(manifest.parent)
+        cached = self.find_cached(manifest.place, manifest.parent)
         if cached is not None:
             return cached
         base = self.base.find_version(version)
@@ -198,6 +197,11 @@ class Checkpoint:
                 return inherited_manifest
         own = self.commits_of(*manifest.place, version)
         return next((candidate for candidate in own if candidate.id == manifest.parent), None)
+
+    def find_cached(self, place: tuple[int, int], id_: str | None) -> PartitionManifest | None:
+        """Return a final manifest by its id, if it has been read or committed here lately."""
+        with self._lock:
+            return None if id_ is None else self._manifests[place].get(id_)
 
     def put_commit(self, slot: str, number: int, group: Sequence[tuple[Sealed, PartitionManifest]]) -> str:
         """Put one commit object over sealed deltas of one version, each with its parent's final manifest.
@@ -274,6 +278,8 @@ class Checkpoint:
         return header
 
     def _cache_manifest(self, manifest: PartitionManifest) -> PartitionManifest:
+        if not manifest.id:
+            return manifest  # the empty state, which is not looked up
         with self._lock:
             cached = self._manifests[manifest.place]
             cached[manifest.id] = manifest

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from millpond.checkpoint.checkpoint import Checkpoint
 from millpond.checkpoint.formats.commit import commit_name
@@ -270,11 +270,14 @@ class Committer:
         for sealed in group.members:
             if sealed.manifest.id in self._maybe_durable and self._is_committed(sealed.manifest):
                 continue
-            parent = self.checkpoint.parent_of(sealed.manifest)
-            if parent is None:
-                self._mark_lost(sealed)
-            else:
+            earlier = self.checkpoint.find_cached(sealed.manifest.place, sealed.same_as)
+            if earlier is not None:
+                # It is durable: the new manifest names its deltas, and the commit has no bytes but its header.
+                ready.append((replace(sealed, pieces={}), earlier))
+            elif (parent := self.checkpoint.parent_of(sealed.manifest)) is not None:
                 ready.append((sealed, parent))
+            else:
+                self._mark_lost(sealed)
         if ready:
             try:
                 self.checkpoint.put_commit(self.slot, group.number, ready)

@@ -79,7 +79,8 @@ def encode_commit(
     Args:
         generation: generation of the run.
         slot: uuid of the slot.
-        group: sealed deltas of one version, each with the final manifest that it was computed from.
+        group: sealed deltas of one version, each with the final manifest whose deltas come before its own: that of its
+            parent, or of an earlier attempt at the version with the same deltas, if `Sealed.pieces` is empty.
 
     Returns:
         The pieces of the object (the encoded header first), and the header.

@@ -89,12 +89,14 @@ class Sealed:
     Attributes:
         pieces: bytes of each table's delta, in order, by table name.
         rows: number of rows of each delta, by table name.
+        same_as: id of the attempt before at the same version, if its deltas are the same; else None.
         bytes: total size of all pieces.
     """
 
     manifest: PartitionManifest
     pieces: dict[str, list[Buffer]]
     rows: dict[str, int] = field(default_factory=dict)
+    same_as: str | None = None
     bytes: int = field(init=False)
 
     def __post_init__(self) -> None:

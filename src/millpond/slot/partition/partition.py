@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -187,7 +187,7 @@ class Partition:
                 self._discard()
                 return self._apply(attempt, ((None, rows) for rows in spool.read()), caller, sync)
         finally:
-            spool.close()
+            spool.clear()
 
     def _apply(
         self,
@@ -333,9 +333,15 @@ class Partition:
         Of the durable attempts at a batch, the newest counts. One of another slot may exist or may still be committed,
         so a look at the store would not suffice.
         """
-        if applied.sealed is not None and applied.sealed.manifest.attempt < attempt:
-            applied.sealed = self.query.sealed.write(seal_again(applied.sealed, attempt), self.task.generation)
-            self._submit(applied.sealed)
+        earlier = applied.sealed
+        if earlier is None or earlier.manifest.attempt >= attempt:
+            return
+        # The query has stopped: its committer takes no more versions.
+        if self._attempt_lock.closed:
+            raise query_stopped_error()
+        sealed = self.query.sealed.write(seal_again(earlier, attempt), self.task.generation)
+        applied.sealed = replace(sealed, same_as=earlier.manifest.id)
+        self._submit(applied.sealed)
 
     def _submit(self, sealed: Sealed) -> None:
         """Submit a sealed version to the committer, and go on from it."""
