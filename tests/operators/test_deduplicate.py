@@ -26,7 +26,7 @@ def test_first_row_of_every_key(data: st.DataObject) -> None:
         }
     )
     seen: set[Any] = set()
-    rig = Rig(SHAPE)
+    rig = Rig(SHAPE, memory=data.draw(st.sampled_from([64 << 20, 64])))  # the new rows of a batch are in a file, or not
     for batch, restart in data.draw(st.lists(st.tuples(st.lists(rows, max_size=15), st.booleans()), max_size=4)):
         if restart:
             rig.restart()

@@ -92,6 +92,8 @@ class Checked:
         size = max(1, -(-len(rows) // pieces))
         out = as_rows(self.rig.batch(*(whole.slice(start, size) for start in range(0, max(1, len(rows)), size))))
         after = self.known = self.expected()
+        keys = {tuple(normal(row[self.names[p]]) for p in self.shape.keys) for row in self.rows}
+        assert self.rig.operator.tables["main"].stats()["keys"] == len(keys), "keys without rows stay"
         if self.shape.changes:
             kinds = Counter(row[-1] for row in out)
             assert kinds[2] == kinds[-2]

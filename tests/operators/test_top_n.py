@@ -141,6 +141,8 @@ class Checked:
         middle = len(rows) // 2
         out = as_rows(self.rig.batch(whole.slice(0, middle), whole.slice(middle)))
         after = self.expected()
+        if shape.retracts:  # keys without rows have left the state
+            assert self.rig.operator.tables["main"].stats()["keys"] == sum(map(bool, self.rows.values()))
         width = len(shape.columns) + 1
         texts = [shown(row[:width]) for row in out]
         if shape.changes:

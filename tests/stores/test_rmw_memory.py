@@ -391,7 +391,9 @@ def test_tables_at_rest_leave_memory_to_others(pools, tmp_path) -> None:
     assert budget.used == 0
 
 
-def test_passes_go_by_the_different_keys(pools, tmp_path) -> None:
+@pytest.mark.parametrize("found_again", [False, True])
+def test_passes_go_by_the_different_keys(pools, tmp_path, found_again: bool) -> None:
+    """Lookups that are not counted do not change the number of passes."""
     budget = MemoryBudget(4 << 20)
     table = RmwTable(
         NUMBERS.schema, fresh(NUMBERS), RunSet(NUMBERS), TableResources(budget, pools[0]), store=Shelf(tmp_path)
@@ -402,6 +404,8 @@ def test_passes_go_by_the_different_keys(pools, tmp_path) -> None:
         passes.append(table.passes(80_000))
         numbers = np.repeat(np.arange(80_000 // times), times) + version * 80_000
         count_up(table, NUMBERS, numbers, version)
+        for start in range(0, 8_000 if found_again else 0, 4_000):
+            table.find(keys(NUMBERS, np.unique(numbers)[start : start + 4_000]), version, counted=False)
         table.seal()
     table.begin(4)
     passes.append(table.passes(80_000))

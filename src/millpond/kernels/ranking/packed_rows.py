@@ -132,6 +132,27 @@ def write_slots(
             pairs[k, 1] = np.uint64(starts[k])
 
 
+@kernel("void(uint64[:, ::1], uint64, int64, int64, boolean[::1])")
+def find_empty(words, heap, blob, stride, empty):
+    """Mark the keys that have no slots, or only tombstones.
+
+    Args:
+        words: rows of the table.
+        heap: address of their long values.
+        blob: word of the slots in a row; the number of slots follows.
+        stride: bytes of a slot.
+        empty: filled: whether a key is without rows.
+    """
+    for i in range(len(words)):
+        row = np.uint64(words.ctypes.data + i * words.shape[1] * 8)
+        base = advance(heap, np.int64(word(row, blob + 1)))
+        held = np.int64(word(row, blob + 2))
+        slot = 0
+        while slot < held and word(advance(base, slot * stride), DELETED_AT) != 0:
+            slot += 1
+        empty[i] = slot == held
+
+
 @kernel("int64(uint64[:, ::1], uint64, int64, int64, int64[::1], int64[::1], int64[::1])")
 def long_slots(words, heap, blob, stride, blobs, rows, slots):
     """Return the bytes of the long values of slots."""

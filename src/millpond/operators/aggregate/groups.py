@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from millpond.kernels.aggregate import distinct_entries, numeric
 from millpond.layout import HashRange, Rows, Words
-from millpond.operators.aggregate.removed import RemovedGroups
 from millpond.operators.aggregate.tables import Distinct, accumulators_before, changelog_of, distincts, main_table
 from millpond.operators.columns.encode import (
     ALL,
@@ -34,6 +33,7 @@ from millpond.operators.functions.whole_groups import GatheredRows
 from millpond.operators.protocol import MAIN, MakeRmwTable
 from millpond.operators.tables.keyed import Keyed
 from millpond.operators.tables.partial_rows import partial_rows
+from millpond.operators.tables.removed import RemovedKeys
 from millpond.spec.functions import count_only_inputs
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.operators import GLOBAL_HASH, AggregateCall
@@ -78,7 +78,7 @@ class Groups:
             mask_of |= dict.fromkeys(calls, side)
         self.changelog = changelog_of(spec, self.main)
         self.before = accumulators_before(spec, self.changelog) if self.changelog is not None and spec.changes else []
-        self._removed = RemovedGroups(self.main.layout, self.table)
+        self._removed = RemovedKeys(self.main.layout, self.table)
         self._counts = [call.places[0].offset for call in self.calls if isinstance(call, RetractableCount)]
         self._input_types = [parse_type(field.type) for field in spec.inputs]
         folds = [

@@ -17,6 +17,7 @@ from millpond.operators.functions.accumulators import BLOCK
 from millpond.operators.protocol import MAIN, MAX_OUTPUT_ROWS, NO_EXTRA_METRICS, MakeRmwTable, Times
 from millpond.spec.kinds.deduplicate import DeduplicateSpec
 from millpond.spec.types import parse_type
+from millpond.stores.memory.spool import Spool
 
 if TYPE_CHECKING:
     from millpond.stores.protocol import Table, TableDelta
@@ -81,13 +82,22 @@ class Seen:
 
 
 class DeduplicateOperator:
-    """A `DeduplicateSpec` on one partition. Keys with event time are dropped when the watermark has passed it."""
+    """A `DeduplicateSpec` on one partition. Keys with event time are dropped when the watermark has passed it.
+
+    Args:
+        spec: columns and keys.
+        make_table: opens the partition's tables.
+        existing: the names of the tables that the state has.
+        first_rows: holds the rows of a batch whose keys are new.
+    """
 
     extra_metrics = NO_EXTRA_METRICS
 
-    def __init__(self, spec: DeduplicateSpec, make_table: MakeRmwTable, existing: Iterable[str]) -> None:
+    def __init__(
+        self, spec: DeduplicateSpec, make_table: MakeRmwTable, existing: Iterable[str], first_rows: Spool
+    ) -> None:
         self.spec = spec
-        self._first_rows: list[pa.RecordBatch] = []
+        self._first_rows = first_rows
         self._late_micros = 0
         self.late_rows = 0
         self._parts: SlicedState[Seen] | UnslicedState[Seen]
@@ -103,7 +113,7 @@ class DeduplicateOperator:
 
     def begin(self, version: int, times: Times) -> None:
         """Start the batch that reads state `version`."""
-        self._first_rows = []
+        self._first_rows.clear()
         self._late_micros = times.late * 1000
         self.late_rows = 0
         self._parts.begin(version, times)
@@ -139,7 +149,8 @@ class DeduplicateOperator:
                 self.late_rows += int(np.count_nonzero(~on_time))
                 batch, times = batch.filter(pa.array(on_time)), times[on_time]
         for seen, rows in self._parts.divide(batch, times):
-            self._first_rows += seen.first_rows(rows)
+            for first_rows in seen.first_rows(rows):
+                self._first_rows.add(first_rows)
 
     def adopt(self, batch: pa.RecordBatch) -> None:
         """Adopt keys from Spark's state: rows as in `process`, null beside their keys."""
@@ -161,10 +172,11 @@ class DeduplicateOperator:
 
     def output(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows whose key was new in this batch."""
-        for rows in self._first_rows:
+        for rows in self._first_rows.read():
             for start in range(0, rows.num_rows, MAX_OUTPUT_ROWS):
                 yield rows.slice(start, MAX_OUTPUT_ROWS)
 
     def close(self) -> None:
         """Release all memory."""
+        self._first_rows.clear()
         self._parts.close()

@@ -16,6 +16,7 @@ from millpond.operators.functions.accumulators import BLOCK
 from millpond.operators.protocol import MAIN, MAX_OUTPUT_ROWS, NO_EXTRA_METRICS, MakeRmwTable, Times
 from millpond.spec.kinds.deduplicate import WithinSpec
 from millpond.spec.types import parse_type
+from millpond.stores.memory.spool import Spool
 from millpond.stores.rmw.expiry import Expiry
 
 if TYPE_CHECKING:
@@ -28,11 +29,16 @@ class WithinWatermarkOperator:
 
     As in Spark, a key that has expired still stops rows of the batch that drops it. A null time is never late and
     counts as the epoch.
+
+    Args:
+        spec: columns and keys.
+        make_table: opens the partition's tables.
+        first_rows: holds the rows of a batch whose keys are new.
     """
 
     extra_metrics = NO_EXTRA_METRICS
 
-    def __init__(self, spec: WithinSpec, make_table: MakeRmwTable) -> None:
+    def __init__(self, spec: WithinSpec, make_table: MakeRmwTable, first_rows: Spool) -> None:
         self.spec = spec
         self._main = within_table(spec)
         self._table = make_table(MAIN, self._main.layout.schema, self._main.initial)
@@ -41,13 +47,13 @@ class WithinWatermarkOperator:
         self._expiry = self._table.expire_by(self._expiry_offset)
         self._time_type = parse_type(spec.columns[spec.time.column].type)
         self._times = Times()
-        self._first_rows: list[pa.RecordBatch] = []
+        self._first_rows = first_rows
         self.late_rows = 0
 
     def begin(self, version: int, times: Times) -> None:
         """Start the batch that reads state `version`."""
         self._times = times
-        self._first_rows = []
+        self._first_rows.clear()
         self.late_rows = 0
         self._table.begin(version)
 
@@ -78,16 +84,19 @@ class WithinWatermarkOperator:
                 portion, times = portion.filter(pa.array(~late)), times[~late]
             if portion.num_rows:
                 # Rounded up to milliseconds: rounded down, a key would expire before Spark's.
-                self._insert(portion, -(-times // 1000) + self.spec.delay_ms)
+                new = self._insert(portion, -(-times // 1000) + self.spec.delay_ms)
+                if new.any():
+                    rows = pa.RecordBatch.from_arrays(portion.columns[1:], names=portion.schema.names[1:])
+                    self._first_rows.add(rows if new.all() else rows.filter(pa.array(new)))
 
     def adopt(self, batch: pa.RecordBatch) -> None:
         """Adopt keys from Spark's state: rows as in `process`, whose time is the expiry of their key."""
         for portion in portions(batch, self._table.portion_bytes, self._table.portion_keys):
             times = numbers(plain(portion.column(1 + self.spec.time.column)), self._time_type)
             self._insert(portion, -(-times // 1000))
-            self._first_rows = []
 
-    def _insert(self, batch: pa.RecordBatch, expiries: NDArray[np.int64]) -> None:
+    def _insert(self, batch: pa.RecordBatch, expiries: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Insert the keys of rows, and return a mask of the rows whose key is new."""
         keys = self._main.encode(batch, self.spec.keys)
         stamps = Expiry.stamps(expiries)
         self._table.preload(keys, stamps)
@@ -99,9 +108,7 @@ class WithinWatermarkOperator:
             fresh = rows[created]
             self._table.words[fresh, self._expiry_offset] = expiries[block][created].view(np.uint64)
             self._expiry.file(fresh)
-        if new.any():
-            rows_ = pa.RecordBatch.from_arrays(batch.columns[1:], names=batch.schema.names[1:])
-            self._first_rows.append(rows_ if new.all() else rows_.filter(pa.array(new)))
+        return new
 
     def finish(self) -> dict[str, TableDelta]:
         """End the batch: drop the keys that have expired, and seal the table."""
@@ -114,10 +121,11 @@ class WithinWatermarkOperator:
 
     def output(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows whose key was new in this batch."""
-        for rows in self._first_rows:
+        for rows in self._first_rows.read():
             for start in range(0, rows.num_rows, MAX_OUTPUT_ROWS):
                 yield rows.slice(start, MAX_OUTPUT_ROWS)
 
     def close(self) -> None:
         """Release all memory."""
+        self._first_rows.clear()
         self._table.close()

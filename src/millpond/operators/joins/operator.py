@@ -18,6 +18,7 @@ from millpond.operators.joins import condition
 from millpond.operators.joins.rows import LEFT, RIGHT, SideRows, has_matched_bit, side_table, times
 from millpond.operators.protocol import MAX_OUTPUT_ROWS, NO_EXTRA_METRICS, MakeTable, Times
 from millpond.spec.kinds.join import JoinSpec
+from millpond.stores.memory.spool import Spool
 from millpond.stores.ordered.block_prefetcher import KeyIntervals, PartBlockNumbers, preload_blocks
 from millpond.stores.ordered.parts import BEGINNING, Part
 from millpond.stores.ordered.table import OrderedTable
@@ -39,7 +40,8 @@ class _Side:
         table = side_table(spec, name)
         self.table = make_table(name, table.schema, table.initial, kind="ordered", drop_matched=table.drop_matched)
         self.shape: KernelLayout = kernel_layout(self.rows.layout)
-        self.unmatchable: list[pa.RecordBatch] = []  # rows that are emitted at once, because they cannot find a partner
+        # Rows that are emitted at once, because they cannot find a partner.
+        self.unmatchable = Spool(None, self.table.portion_bytes)
 
 
 class _Matches(NamedTuple):
@@ -108,7 +110,7 @@ class JoinOperator:
         self._adopted = False
         self._semi_matches = []
         for side in (self._left, self._right):
-            side.unmatchable = []
+            side.unmatchable.clear()
             side.table.begin(version)
             if side.side.expiry_ms is not None:
                 until = times.closed + side.side.expiry_ms
@@ -167,7 +169,7 @@ class JoinOperator:
         if not side.side.keeps:
             batch = _select(batch, able & ~side.rows.has_null_key(batch))
         elif not able.all():
-            side.unmatchable.append(self._with_nulls(side, side.rows.columns_of_input(_select(batch, ~able))))
+            side.unmatchable.add(self._with_nulls(side, side.rows.columns_of_input(_select(batch, ~able))))
             batch = _select(batch, able)
         if batch.num_rows:
             side.table.append(*side.rows.encode(batch))
@@ -316,7 +318,7 @@ class JoinOperator:
                 yield self._batch([*own, *other] if matches.probe is self._left else [*other, *own])
         for side in (self._left, self._right):
             if side.side.keeps:
-                for batch in side.unmatchable:
+                for batch in side.unmatchable.read():
                     for start in range(0, batch.num_rows, MAX_OUTPUT_ROWS):
                         yield batch.slice(start, MAX_OUTPUT_ROWS)
                 for rows in side.table.expired_rows(unmatched=True):
@@ -325,6 +327,8 @@ class JoinOperator:
 
     def close(self) -> None:
         """Release all memory."""
+        for side in (self._left, self._right):
+            side.unmatchable.clear()
         for table in self.tables.values():
             table.close()
 

@@ -137,8 +137,7 @@ class LookupOperator:
         """Start the batch that reads state `version`."""
         self._version = version
         self._waiting.clear()
-        self._output.close()
-        self._output = Spool(None, self._memory)
+        self._output.clear()
         self._cache.begin()
 
     def passes(self, rows: int) -> int:
@@ -257,7 +256,7 @@ class LookupOperator:
         """Release all memory."""
         self._requests.cancel()
         self._waiting.clear()
-        self._output.close()
+        self._output.clear()
         self._cache.close()
         release(self.spec)
 

@@ -2,7 +2,7 @@
 
 A call is about some keys, each once, in some order. Its tables, by name:
 
-- `keys`: a row for each key: the key's columns, and `count`, the number of its rows in `rows` or `due`.
+- `keys`: a row for each key: the key's columns, and last `count`, the number of its rows in `rows` or `due`.
 - `rows` (phases `initial` and `rows`): the columns of the initial state, or the input's. The rows of the first key come
   first, then those of the second, and so on, each in order of arrival. A key with many rows has a call of its own, and
   `rows` has only the first **piece** of them.

@@ -69,7 +69,6 @@ class ProcessorOperator:
         self.lost = ""
         self.initial_rows: Iterable[pa.RecordBatch] = ()
         self._make_table = make_table
-        self._memory = memory
         self._variables = {
             name: StoredVariable(name, variable, make_table) for name, variable in variables(spec).items()
         }
@@ -101,8 +100,7 @@ class ProcessorOperator:
         """Start the batch that reads state `version`."""
         self._times = times
         self._called = self._fired = self.late_rows = 0
-        self._output.close()
-        self._output = Spool(None, self._memory)
+        self._output.clear()
         self._drop_input()
         self._input = self._make_input("rows")
         for variable in self._variables.values():
@@ -335,7 +333,7 @@ class ProcessorOperator:
     def close(self) -> None:
         """Release all memory."""
         self._drop_input()
-        self._output.close()
+        self._output.clear()
         for variable in self._variables.values():
             variable.close()
         self._parts.close()
@@ -357,7 +355,7 @@ def _due_and_remaining(group: Group, remaining: pa.Array) -> pa.Array:
 
 def _describe_keys(phase: Phase, keys: pa.RecordBatch) -> str:
     """Describe the keys of a call for an error message: the phase and the first keys."""
-    first = keys.select(keys.schema.names[:-1]).slice(0, _MAX_NAMED_KEYS).to_pylist()
-    named = ", ".join(repr(tuple(key.values())) for key in first)
+    columns = [column.slice(0, _MAX_NAMED_KEYS).to_pylist() for column in keys.columns[:-1]]
+    named = ", ".join(map(repr, zip(*columns, strict=True)))
     more = f" and {keys.num_rows - _MAX_NAMED_KEYS} more" if keys.num_rows > _MAX_NAMED_KEYS else ""
     return f"{phase} of {named}{more}"

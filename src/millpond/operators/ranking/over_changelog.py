@@ -39,6 +39,7 @@ class OverChangelogOperator(TopNOperator):
         rows = RankSpec(spec.columns, spec.keys, spec.order, "row_number", 1 << 62, retracts=True, changes=True)
         super().__init__(rows, make_table)
         self._over = spec
+        self._shows_deletions = spec.changes
         self._frames = Frames(spec)
         width = len(spec.columns)
         self._results = PackedRows(spec.output_fields[width : width + len(spec.calls)], ())
@@ -49,7 +50,7 @@ class OverChangelogOperator(TopNOperator):
 
     def output(self) -> Iterator[pa.RecordBatch]:
         """Yield the new images of the rows that the batch changed; with `changes`, also the old ones."""
-        for rows in self._table.touched():
+        for rows in self._changed_keys():
             rows = rows.packed()
             stored = rows.words[:, self._slots_offset + 2].astype(np.int64)
             marks = np.empty(int(stored.sum()), dtype=np.uint8)

@@ -18,13 +18,14 @@ from millpond.kernels.pointers import address, data_of
 from millpond.kernels.ranking import changes as rank_changes
 from millpond.kernels.ranking import top_n as ranking
 from millpond.kernels.ranking.grouping import KeyBlock, group
-from millpond.kernels.ranking.packed_rows import INSERTED_AT, long_slots, put_best, read_slots, write_slots
+from millpond.kernels.ranking.packed_rows import INSERTED_AT, find_empty, long_slots, put_best, read_slots, write_slots
 from millpond.layout import HashRange, Rows, Words
 from millpond.operators.columns.encode import portions
 from millpond.operators.protocol import MAIN, MAX_OUTPUT_ROWS, NO_EXTRA_METRICS, MakeRmwTable, Times
 from millpond.operators.ranking.packed_rows import MAX_BYTES, PackedRows, key_too_large
 from millpond.operators.ranking.tables import rank_table
 from millpond.operators.retraction import unknown_retraction
+from millpond.operators.tables.removed import RemovedKeys
 from millpond.spec.kinds.rank import RankSpec
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class TopNOperator:
         self._main = rank_table(spec)
         self._table = make_table(MAIN, self._main.layout.schema, self._main.initial)
         self.tables: dict[str, RmwTable] = {MAIN: self._table}
+        self._removed = RemovedKeys(self._main.layout, self._table)
         self._slots = PackedRows(spec.columns, spec.order)
         self._slots_offset = self._main.values[0].offset
         # Rows that leave the ranking stay as tombstones for the batch, since the changes need their old ranks.
@@ -59,11 +61,15 @@ class TopNOperator:
         for offset in self._slots.blobs:
             self._bytes[offset : offset + 2] = 1
         self._scratch = np.zeros(4 * BLOCK, dtype=np.int64)
+        self._shows_deletions = spec.changes
+        self._has_deletions = False  # in this batch
         self._version = 0
 
     def begin(self, version: int, times: Times) -> None:
         """Start the batch that reads state `version`."""
         self._version = version
+        self._has_deletions = False
+        self._removed.clear()
         self._table.begin(version)
 
     def passes(self, rows: int) -> int:
@@ -91,6 +97,7 @@ class TopNOperator:
         signs = np.empty(0, dtype=np.int8)
         if self.spec.retracts:
             signs = np.sign(batch.column(batch.num_columns - 1).to_numpy())
+            self._has_deletions |= bool((signs < 0).any())
         self._table.preload(keys, self._version)
         rank_block = self._rank_block_single if self.spec.single else self._rank_block
         for start in range(0, batch.num_rows, BLOCK):
@@ -194,13 +201,26 @@ class TopNOperator:
             self._table.put_bytes(ids, self._slots_offset + offset, pairs, rows.heap)
 
     def finish(self) -> dict[str, TableDelta]:
-        """End the batch: seal the table."""
+        """End the batch: remove the keys that have lost all their rows, and seal the table."""
+        if self._has_deletions:
+            self._removed.remove(self._is_empty, self._version, keep=self._shows_deletions)
         return {MAIN: self._table.seal()}
+
+    def _is_empty(self, rows: Rows) -> NDArray[np.bool_]:
+        """Return a mask of the keys without rows."""
+        empty = np.empty(rows.count, dtype=np.bool_)
+        find_empty(rows.packed().words, data_of(rows.heap), self._slots_offset, self._slots.stride, empty)
+        return empty
 
     def output(self) -> Iterator[pa.RecordBatch]:
         """Yield the new images of the rows that the batch changed; with `changes`, also the old ones."""
-        for rows in self._table.touched():
+        for rows in self._changed_keys():
             yield from self._inserted_rows(rows) if self.spec.single else self._changes(rows)
+
+    def _changed_keys(self) -> Iterator[Rows]:
+        """Yield the table rows of the keys that the batch removed, if deletions are shown, and of those it changed."""
+        yield from self._removed.rows()
+        yield from self._table.touched()
 
     def _inserted_rows(self, rows: Rows) -> Iterator[pa.RecordBatch]:
         words = rows.words[:, self._slots_offset :]

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 
 class Spool:
-    """Record batches of one schema, read once all are added.
+    """Record batches of one schema, read once all are added; then, after `clear`, the next ones.
 
     Args:
         directory: directory of the file; None for the system's directory of temporary files.
@@ -52,9 +52,9 @@ class Spool:
         with pa.ipc.open_stream(self._written) as reader:
             yield from reader
 
-    def close(self) -> None:
+    def clear(self) -> None:
         """Release the batches and the file."""
-        self._held.clear()
-        self._written = None
         if self._file is not None:
             self._file.close()
+        self._held, self._bytes = [], 0
+        self._file = self._writer = self._written = None

@@ -74,7 +74,7 @@ class KeyLookup:
             self._plan.count_lookups(count, upserts=mode == TOUCH_ALL)
         return located
 
-    def find(self, keys: Rows, stamp: int) -> NDArray[np.int64]:
+    def find(self, keys: Rows, stamp: int, *, counted: bool) -> NDArray[np.int64]:
         """Find the rows of keys without making or changing any (see `RmwTable.find`)."""
         keys = keys.contiguous()
         count = len(keys.words)
@@ -82,8 +82,9 @@ class KeyLookup:
             self._memory.make_room(count, self._hot.long_key_bytes(keys))
         rows = self._hot.find(keys)
         absent = np.flatnonzero(rows < 0)
-        self._plan.count_lookups(count, upserts=False)
-        self._plan.misses += len(absent)
+        if counted:
+            self._plan.count_lookups(count, upserts=False)
+            self._plan.misses += len(absent)
         if not self._memory.complete:
             if not self._hot.expiring:
                 self._hot.stamp(keys.word(HASH), np.full(count, self._stamps.used(stamp)))

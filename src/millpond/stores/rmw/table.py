@@ -301,16 +301,18 @@ class RmwTable:
         self._lookup.upsert(keys, stamps, TOUCH_NONE)
         self._memory.expect_present(len(keys.words))
 
-    def find(self, keys: Rows, stamp: int) -> NDArray[np.int64]:
+    def find(self, keys: Rows, stamp: int, *, counted: bool = True) -> NDArray[np.int64]:
         """Find the rows of keys, in memory or in runs, without creating or changing any.
 
         Args:
             keys: as for `upsert`, each once. stamp: the access time, ignored if rows expire.
+            counted: whether the lookup counts for the passes of later batches and for the figures of the cache; not so
+                lookups that an operator makes for itself.
 
         Returns:
             The row ids; -1 for keys that the state does not have.
         """
-        return self._lookup.find(keys, stamp)
+        return self._lookup.find(keys, stamp, counted=counted)
 
     def prefetch(self, hashes: Words, stamp: int, needed: int) -> int:
         """Hint keys that the batch reading version `needed` will look up: they stay in memory, or are read.
