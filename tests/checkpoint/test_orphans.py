@@ -188,6 +188,33 @@ def test_what_is_needed_and_not_there_is_named(tmp_path: Path) -> None:
     assert look(job, range(6, 10)).missing == {"files/late.run": 10}
 
 
+class Shared:
+    """The files of a fork: listings do not have what its parent wrote, and asking for it is a request."""
+
+    def __init__(self, files: Any, of_parent: str) -> None:
+        self._files, self._of_parent, self.asked = files, of_parent, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._files, name)
+
+    def list(self, prefix: str, **arguments: Any) -> list[FileInfo]:
+        return [info for info in self._files.list(prefix, **arguments) if info.name != self._of_parent]
+
+    def exists(self, name: str) -> bool:
+        self.asked += name == self._of_parent
+        return bool(self._files.exists(name))
+
+
+def test_a_file_of_the_parent_that_many_versions_need_is_asked_for_once(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.write_run("old")
+    for _ in range(10):
+        job.batch("old")
+    shared = Shared(job.files, "files/old.run")
+    assert look(job, range(10), files=shared).missing == {}
+    assert shared.asked == 1
+
+
 def test_nothing_is_known_when_a_retained_commit_cannot_be_read(tmp_path: Path) -> None:
     job = Job(tmp_path)
     for _ in range(5):

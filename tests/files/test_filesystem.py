@@ -297,6 +297,20 @@ def test_an_upload_is_synced_before_it_has_its_name(tmp_path, monkeypatch):
     assert done.index(data) < done.index(path) < len(done) - 1 - done[::-1].index(str(tmp_path / "a"))
 
 
+@pytest.mark.parametrize("early", [True, False])
+def test_a_name_that_is_taken_would_survive_a_power_cut(tmp_path, monkeypatch, early):
+    """The put that took it may not have synced the folder yet, and the same bytes count as written."""
+    files = LocalFiles(str(tmp_path))
+    files.put("a/b", [b"x"], sync=False)
+    done, real = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: (done.append(os.readlink(f"/proc/self/fd/{handle}")), real(handle)))
+    if not early:
+        monkeypatch.setattr(os.path, "exists", lambda path: False)
+    with pytest.raises(AlreadyExistsError, match="a/b"):
+        files.put("a/b", [b"x"], create=True)
+    assert done[-1] == str(tmp_path / "a")
+
+
 @pytest.mark.parametrize(
     ("number", "kind", "helps"),
     [

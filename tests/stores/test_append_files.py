@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,13 +15,15 @@ import pytest
 
 from millpond.errors import StateDamagedError
 from millpond.files.backends import uploads
-from millpond.files.formats.append_file import AppendFile, AppendFileWriter
+from millpond.files.backends.filesystem import Buffer
+from millpond.files.formats.append_file import AppendFile, AppendFileWriter, RemoteBytes
 from millpond.files.formats.blocks import sort_rows
 from millpond.files.locations.counted import CountedFiles
 from millpond.files.locations.opening import open_filesystem
 from millpond.files.refs import RunRef
 from millpond.files.tiers.local_copies import LocalCache
 from millpond.layout import HASH
+from millpond.stores import append_files
 from millpond.stores.append_files import AppendFiles
 from tests.rows import FIXED, random_rows
 
@@ -187,3 +191,28 @@ def test_a_copy_of_a_file_that_is_forgotten_meanwhile_does_not_stay(tmp_path: Pa
     assert os.listdir(place.folder) == []
     assert place.copies.bytes == 0
     place.append_files.close()
+
+
+def test_closing_does_not_wait_for_the_rest_of_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Place(tmp_path, 0)
+    ref, _ = first.write(fill)
+    first.append_files.close()
+    monkeypatch.setattr(append_files, "_COPY_PIECE_BYTES", 1000)
+    place = Place(tmp_path, 1 << 30)
+    file = place.append_files.open(ref, [FIXED])
+    get, copied, begun = RemoteBytes.get, [], threading.Event()
+
+    def slow(data: RemoteBytes, ranges: list[tuple[int, int]]) -> list[Buffer]:
+        if threading.current_thread().name.startswith("millpond-append-copy"):
+            copied.append(ranges)
+            begun.set()
+            time.sleep(0.05)
+        return get(data, ranges)
+
+    monkeypatch.setattr(RemoteBytes, "get", slow)
+    for _ in range(3):
+        read(file)
+    assert begun.wait(60)
+    place.append_files.close()
+    assert len(copied) < ref.bytes // 1000, "the copy went on to its end"
+    assert os.listdir(place.folder) == []

@@ -220,6 +220,20 @@ def test_a_table_equals_lists(
         rig.append_files.close()
 
 
+def test_long_values_are_known_after_a_restart(tmp_path: Path) -> None:
+    """How much is read at once goes by the bytes of a row."""
+    rng = np.random.default_rng(1)
+    rig = Rig(BYTES, open_filesystem(f"memory:{tmp_path}"), str(tmp_path), 0.3)
+    rows = [(Entry(h << 60, (5, b"k", h), (rng.bytes(2000), 1)), 50) for h in range(4) for _ in range(5)]
+    rig.batch([Append(rows), Freeze()])
+    rig.batch([])  # takes over the segment, which is durable
+    rig.restart(2)
+    assert rig.table._segments.rows == len(rows)
+    assert 2000 < rig.table._segments.row_bytes < 10_000
+    rig.table.close()
+    rig.append_files.close()
+
+
 # Sessions
 
 WIDE = layout("ww", "wwww")

@@ -21,6 +21,7 @@ from millpond.stores.hash_filter import axis_word, inside
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.ordered.table import OrderedTable
 from millpond.stores.protocol import LoadedTable
+from millpond.stores.runs.merge import PIECE_ROWS
 from millpond.stores.runs.run import memory_run
 from millpond.stores.runs.run_set import RunSet
 from millpond.stores.runs.run_store import RunStore
@@ -32,6 +33,8 @@ Schemas = Mapping[int, TableSchema]
 
 _MEMORY = 64 << 20
 """Size of a reader's block cache in bytes."""
+
+_COMPRESSION = 4  # bytes of rows per byte of their files, roughly
 
 
 def rows_of_table(
@@ -66,9 +69,17 @@ def _read_modify_write(
             for rows in converted_rows(ref, data, earlier[ref.schema_number], layout, files.locate(ref.commit)):
                 rows = inside(rows, range_of(ref.visible), axis)
                 runs.add(memory_run(sort_rows(rows, layout), layout, filtered=False))
-        yield from runs.scan()
+        yield from runs.scan(size=piece_rows(state))
     finally:
         store.close()
+
+
+def piece_rows(state: TableState) -> int:
+    """Return the number of rows that take an eighth of a reader's memory, roughly: rows of state may be large."""
+    rows = sum(ref.rows for ref in state.runs.runs) + sum(ref.rows for ref in state.deltas)
+    stored = sum(ref.bytes for ref in state.runs.runs) + sum(ref.length for ref in state.deltas)
+    row_bytes = max(1, _COMPRESSION * stored // max(1, rows))
+    return max(1, min(PIECE_ROWS, _MEMORY // 8 // row_bytes))
 
 
 def _ordered(

@@ -78,6 +78,7 @@ class AppendFiles:
         self._copies = copies
         self.remote_blocks = 0
         self._lock = threading.Lock()
+        self._closed = threading.Event()
         self._copying: set[str] = set()
         self._copier = ThreadPoolExecutor(1, "millpond-append-copy")
         # Reads wait for their requests, so the two have threads of their own: with one pool they could deadlock.
@@ -157,7 +158,10 @@ class AppendFiles:
         return ref, self.open(ref, layouts)
 
     def _copy(self, name: str, size: int, pieces: Iterable[Buffer], *, written: bool) -> MappedBytes | None:
-        """Make a local copy of a file. Returns None if it has no room or the disk fails: the copy is best effort."""
+        """Make a local copy of a file.
+
+        Returns None if it has no room, the disk fails, or it is not wanted any more: the copy is best effort.
+        """
         if self._copies is None or size > self._copies.limit:
             return None
         staged = self._copies.staging_path(name)
@@ -182,14 +186,15 @@ class AppendFiles:
                 return
             self._copying.add(data.name)
 
+        def pieces() -> Iterator[Buffer]:
+            for offset in range(0, data.size, _COPY_PIECE_BYTES):
+                if self._closed.is_set() or data.forgotten:
+                    raise InterruptedError("nothing will read the copy")  # `_copy` removes what it has written
+                yield from data.remote_bytes.get([(offset, min(_COPY_PIECE_BYTES, data.size - offset))])
+
         def copy() -> None:
             try:
-                ranges = [
-                    (offset, min(_COPY_PIECE_BYTES, data.size - offset))
-                    for offset in range(0, data.size, _COPY_PIECE_BYTES)
-                ]
-                pieces = (piece for range_ in ranges for piece in data.remote_bytes.get([range_]))
-                mapped = self._copy(data.name, data.size, pieces, written=False)
+                mapped = self._copy(data.name, data.size, pieces(), written=False)
                 if mapped is not None:
                     data.adopt(mapped)
                 if data.forgotten and self._copies is not None:  # `drop_copy` may have run before the copy existed
@@ -296,7 +301,8 @@ class AppendFiles:
             self._copies.drop(ref.name)
 
     def close(self) -> None:
-        """End the threads; open files must not be used afterwards."""
+        """End the threads, and abandon a copy that is being made; open files must not be used afterwards."""
+        self._closed.set()
         self._copier.shutdown(wait=True, cancel_futures=True)
         self._readers.shutdown(wait=True, cancel_futures=True)
         self._requests.shutdown(wait=True, cancel_futures=True)

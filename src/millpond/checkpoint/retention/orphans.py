@@ -167,7 +167,8 @@ def _needs(files: FileSystem, commits: list[FileInfo]) -> Iterator[tuple[str, fr
 def _missing(files: FileSystem, needs: Mapping[str, frozenset[str]], existing: set[str], oldest: int) -> dict[str, int]:
     """Find missing objects that commits from version `oldest` on need, with the newest version that needs each.
 
-    Commits that were removed meanwhile do not count.
+    Commits that were removed meanwhile do not count. Objects that are found are added to `existing`: many commits of a
+    fork name those of its parent, which the fork does not list.
     """
     missing: dict[str, int] = {}
     for commit, names in needs.items():
@@ -176,6 +177,8 @@ def _missing(files: FileSystem, needs: Mapping[str, frozenset[str]], existing: s
             continue  # the query's own collection may be about to remove its objects
         for name in names - existing:
             # An object written after its folder was listed exists. An object of a removed commit is not needed.
-            if not files.exists(name) and files.exists(commit):
+            if files.exists(name):
+                existing.add(name)
+            elif files.exists(commit):
                 missing[name] = max(version, missing.get(name, 0))
     return dict(sorted(missing.items()))

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from millpond.errors import SettingError, TransientError
 from millpond.files.backends.filesystem import (
+    AlreadyExistsError,
     Buffer,
     FileInfo,
     MissingFileError,
@@ -49,7 +50,7 @@ class LocalFiles:
         target = self._path(name)
         with self._errors(name):
             if create and os.path.exists(target):  # saves the write; only the link below is atomic
-                raise exists_error(self.locate(name))
+                raise self._exists_error(target, sync)
             staged = self._stage(data, sync)
             try:
                 self._publish(staged, target, create, sync)
@@ -190,12 +191,19 @@ class LocalFiles:
             try:
                 _with_folders(lambda: os.link(staged, target), target)
             except FileExistsError:
-                raise exists_error(self.locate(os.path.relpath(target, self.path))) from None
+                raise self._exists_error(target, sync) from None
             os.unlink(staged)
         else:
             _with_folders(lambda: os.replace(staged, target), target)
         if sync:
             _sync_folder(os.path.dirname(target))
+
+    def _exists_error(self, target: str, sync: bool) -> AlreadyExistsError:
+        """Return the error for a name that is taken."""
+        # The caller may count an object with the same bytes as its own put, whose folder may not have been synced.
+        if sync:
+            _sync_folder(os.path.dirname(target))
+        return exists_error(self.locate(os.path.relpath(target, self.path)))
 
     def _walk(self, folder: str, prefix: str, after: str, infos: Listing) -> None:
         try:

@@ -36,6 +36,8 @@ from millpond.stores.unaligned.stat_table import PrefetchBuffer, WindowStat, Wri
 
 _MIN_OUTDATED_BYTES = 1 << 16  # bytes of outdated rows from which a compaction pays
 
+_COMPRESSION = 2  # bytes of rows per byte of their blocks, roughly
+
 _MAX_SEGMENTS = 64  # number of segments from which the oldest are merged
 
 _log = logging.getLogger(__name__)
@@ -104,6 +106,10 @@ class WindowLog:
         segment = Segment(file, self._next_seq, ref=ref, covered=self.covered)
         self._next_seq += 1
         self.segments.append(segment)
+        if segment.rows:
+            # Roughly, since blocks may be compressed; too large only means smaller pieces.
+            stored = _COMPRESSION * int(segment.data.sizes.sum()) // segment.rows
+            self.row_bytes = max(self.row_bytes, stored)
         # Before the entries of the segment: a window may have been taken, and opened again.
         for ids in read_taken_ids(self.files, segment):
             self._stat.remove(ids, self._prefetched.released)
