@@ -32,7 +32,7 @@ Checkpoint = Annotated[str, typer.Argument(help="The query's checkpointLocation.
 Operator = Annotated[int | None, typer.Option(help="Which operator of the query; the first that has state by default.")]
 Version = Annotated[int | None, typer.Option(help="The state after batch VERSION-1; the newest by default.")]
 
-_out = Console()
+_out = Console(markup=False, emoji=False)  # what is shown comes from state and paths, and is no markup
 if not _out.is_terminal and "COLUMNS" not in os.environ:
     _out.width = 1000  # do not wrap tables in pipes and files
 
@@ -406,7 +406,7 @@ def _deltas(tables: Iterable[TableState]) -> list[DeltaRef]:
 
 def _print_error(error: MillpondError) -> None:
     """Print an error as one line, so that the name of a file in it can be copied."""
-    _out.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
+    _out.print(str(error), style="red", highlight=False, soft_wrap=True)
 
 
 def main() -> None:

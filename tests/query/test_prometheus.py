@@ -17,12 +17,12 @@ from pyspark.sql import Row, SparkSession
 
 import millpond
 from millpond.conf import Settings, read_settings
-from millpond.errors import SettingError
+from millpond.errors import SettingError, TransientError
 from millpond.metrics import COMPACTION_METRICS, REQUEST_METRICS, TIER_METRICS, request_cost
 from millpond.query.progress import endpoint as endpoints
 from millpond.query.progress.counts import Counts
 from millpond.query.progress.families import ScrapedQuery, families
-from millpond.query.progress.reader import BatchProgress, OperatorProgress, Progress
+from millpond.query.progress.reader import BatchProgress, OperatorProgress, Progress, ProgressReader
 
 HOST = "127.0.0.1"
 
@@ -168,6 +168,31 @@ def test_requests_to_a_store(session: SparkSession, tmp_path: Path, port: int) -
     for tier in ("memory", "disk", "remote"):
         assert said["millpond_blocks_total", "query", tier] == total[f"{tier}_blocks"]
     assert said["millpond_copied_bytes_total", "query", ""] == total["copied_bytes"]
+
+
+def test_a_store_that_fails_at_the_start_of_a_query_fails_a_scrape_at_most(
+    session: SparkSession, tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_rows(tmp_path, 0)
+    session.conf.set("spark.millpond.metrics.port", str(port))
+
+    def failing(checkpoint: str) -> ProgressReader:
+        raise TransientError("The store is down.")
+
+    with monkeypatch.context() as down:
+        down.setattr(endpoints, "ProgressReader", failing)
+        query = start(session, tmp_path, "query")
+        try:
+            query.processAllAvailable()
+            assert ("millpond_batch_seconds_count", "query", "") in scrape(port)
+        except BaseException:
+            query.stop()
+            raise
+    try:
+        assert settled(port, 1, 1)["millpond_commit_lag_versions", "query", ""] == 0
+    finally:
+        query.stop()
+    wait_for_silence(port)
 
 
 def test_a_port_that_is_taken_is_said_before_anything_starts(session: SparkSession, tmp_path: Path, port: int) -> None:

@@ -11,6 +11,7 @@ from concurrent.futures import wait
 from itertools import product
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from millpond import cli
@@ -30,6 +31,7 @@ from millpond.spec.kinds.group_state import STATE, GroupStateSpec
 from millpond.spec.kinds.processor import ProcessorSpec, Variable
 from millpond.spec.operators import Field
 from millpond.state_reader.reader import StateOperator, StateReader
+from millpond.state_reader.tables import piece_rows
 from millpond.stores.rmw import flush
 from millpond.stores.rmw.eviction_buffer import EvictionBuffer
 from tests.checkpoint.rig import Slot, litter
@@ -83,6 +85,17 @@ def test_state_on_an_object_store(tmp_path: Path, state: Callable[..., tuple]) -
         code, (head, *_) = state("ls", location)
         assert code == 0
         assert f"versions 1 to {BATCHES}" in head
+
+
+def test_values_and_names_are_shown_as_they_are(
+    checkpoint: Path, state: Callable[..., tuple], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = ["[true, null]", "[info] x", ":warning:", "[/api]"]
+    batch = pa.RecordBatch.from_arrays([pa.array(odd)], names=["[bold]k"])
+    monkeypatch.setattr(StateReader, "read", lambda *_, **__: iter([batch]))
+    code, lines = state("show", checkpoint)
+    assert code == 0
+    assert all(any(value in line for line in lines) for value in ["[bold]k", *odd])
 
 
 def alter(file: Path) -> str:
@@ -544,3 +557,13 @@ def test_commands_load_only_what_they_need(history: Path, command: str, allowed:
     done = subprocess.run([sys.executable, "-c", LOADED, *words], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     assert set(done.stdout.splitlines()[-1].split()[1:]) <= allowed
+
+
+def test_pieces_of_large_rows_are_small() -> None:
+    def run(rows: int, size: int) -> TableState:
+        return TableState(TableManifest((RunRef("r", rows, size, 0, 0),)))
+
+    assert piece_rows(run(1_000_000, 20_000_000)) == 65_536
+    assert piece_rows(run(1000, 50_000_000)) < 100
+    assert piece_rows(run(2, 1 << 30)) == 1
+    assert piece_rows(TableState(TableManifest(()))) == 65_536

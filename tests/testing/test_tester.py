@@ -51,6 +51,27 @@ def test_there_is_no_jvm() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, env={"PATH": "", "PYTHONPATH": ":".join(sys.path)})
 
 
+class Connecting(Script):
+    """Connects to a server where it is unpickled."""
+
+    server = True
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if not self.server:
+            raise ConnectionError("no server")
+        self.__dict__.update(state)
+
+
+def test_a_processor_that_cannot_be_unpickled_is_an_error_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = ProcessorTester(Connecting({"v": ("Value", "n int")}), *SCRIPT)
+    monkeypatch.setattr(Connecting, "server", False)
+    kept = []
+    for _ in range(2):
+        with pytest.raises(ConnectionError, match="no server") as failure:
+            one.testBatch([("a", 1, None, "v.update((row.n,))")])
+        kept.append(failure)  # with the frames of the call
+
+
 def test_a_failed_batch_changes_nothing() -> None:
     """The error is the user's own, and names the key."""
     one = ProcessorTester(Strict({"v": ("Value", "n int")}), *SCRIPT)

@@ -40,6 +40,20 @@ def test_all_batches_come_and_the_connection_is_only_borrowed(connection: tuple[
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems acknowledge otherwise")
+def test_a_default_timeout_of_the_users_code_does_not_reach_the_connection(
+    connection: tuple[socket.socket, socket.socket],
+) -> None:
+    worker, _ = connection
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(10)
+    try:
+        assert list(without_delayed_acks(iter([BATCH]))) == [BATCH]
+    finally:
+        socket.setdefaulttimeout(before)
+    assert os.get_blocking(worker.fileno())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems acknowledge otherwise")
 def test_what_follows_a_command_is_not_held_back(connection: tuple[socket.socket, socket.socket]) -> None:
     worker, jvm = connection
     assert not worker.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -61,8 +61,8 @@ class Batches:
         """
         worker_end, slot_end = (Connection(end) for end in socket.socketpair())
         done = self._slot.submit(self._apply, slot_end, user.spec, rows, times)
-        running = start_processor(user, StateFetcher(worker_end))
         try:
+            running = start_processor(user, StateFetcher(worker_end))
             while True:
                 kind, payload = worker_end.receive()
                 if kind is Kind.END:

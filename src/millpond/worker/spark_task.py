@@ -93,8 +93,11 @@ def _tcp_connections() -> list[int]:
 @contextmanager
 def _borrowed(descriptor: int) -> Iterator[socket.socket]:
     """Wrap a descriptor that other code opened and will close; it stays open even if an error keeps objects alive."""
+    blocking = os.get_blocking(descriptor)
     connection = socket.socket(fileno=descriptor)
     try:
+        # With a default timeout (`socket.setdefaulttimeout`), wrapping makes the descriptor non-blocking for all users.
+        os.set_blocking(descriptor, blocking)
         yield connection
     finally:
         connection.detach()

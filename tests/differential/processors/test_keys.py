@@ -137,3 +137,18 @@ def test_frames(spark: SparkSession, tmp_path: Path, nulls: float, records: str)
     assert ("i32 float64" if nulls else "i32 int64") in found[0][0][2]
     assert "Timestamp" in found[0][0][3]
     assert sorted(row[1] for row in found[0]) == ([6, 7, 7] if records == "7" else [20])
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_names_of_keys(spark: SparkSession, tmp_path: Path, api: str) -> None:
+    """A key may have the name that Spark gives to counts, and others that Millpond uses itself."""
+
+    def query(df: DataFrame) -> DataFrame:
+        named = df.withColumn("count", F.col("k")).withColumn("at", F.lit(1)).withColumn("value", F.lit("x"))
+        marked = named.withWatermark("ts", "0 seconds")
+        script = Script({}, due="key").using(api)
+        return transformed(marked, script, time="eventTime", by=["at", "count", "value"])
+
+    tables = [script(("a", "register(1), key"), ("b", "key")), script(("b", "timers(), key", 2))]
+    found = compare(spark, tmp_path, [Turn(query, tables)])
+    assert any(said.startswith("due 1: ") for rows in found.values() for _, _, said in rows)

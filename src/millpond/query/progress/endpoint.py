@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import SparkSession
@@ -45,11 +46,16 @@ class _Query:
     titles: Sequence[str]
     counts: Counts
     task: OperatorTask
-    reader: ProgressReader
+    checkpoint: str
+
+    @cached_property
+    def _reader(self) -> ProgressReader:
+        # Opened at the first scrape: a store that fails at the start must not fail a query that runs.
+        return ProgressReader(self.checkpoint)
 
     def progress(self) -> Progress | None:
         with suppress(MillpondError, OSError):
-            return self.reader.read()
+            return self._reader.read()
         return None
 
     def health(self) -> CommitHealth | None:
@@ -110,7 +116,7 @@ class Endpoint:
             spark.streams.addListener(listener)
             for progress in query.recentProgress:
                 counts.add(progress)
-        shown = _Query((str(query.id), query.name or ""), titles, counts, tasks[0], ProgressReader(checkpoint))
+        shown = _Query((str(query.id), query.name or ""), titles, counts, tasks[0], checkpoint)
         self._queries.append(shown)
         with _lock:
             self.users += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from millpond.checkpoint.formats.commit import only_commits
 from millpond.checkpoint.generation import generations_with_base
 from millpond.checkpoint.state_schema import QUERY_FILE, StateSchema
 from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleError
@@ -49,7 +50,7 @@ def missing_state_error(
             action="Unset spark.millpond.state.location: state in a checkpoint does not move to another location.",
             file=files.locate(QUERY_FILE),
         )
-    if files.list("commits/") or generations_with_base(files):
+    if only_commits(files.list("commits/")) or generations_with_base(files):
         return StateDamagedError(
             f"{done}, and the file {QUERY_FILE}, which says what the state of {operators} looks like, is gone.",
             action=f"Put it back from a backup of the checkpoint, or {_NEW_CHECKPOINT}.",

@@ -21,7 +21,7 @@ from pyspark.sql.streaming.stateful_processor_api_client import StatefulProcesso
 from pyspark.sql.types import StructType
 from pyspark.util import fail_on_stopiteration
 
-from millpond.operators.processors.calls import COUNT, DUE, KEYS, ROWS, Changes, FetchState
+from millpond.operators.processors.calls import DUE, KEYS, ROWS, Changes, FetchState
 from millpond.slot.process.messages import Call
 from millpond.spec.types import DataType, parse_type
 from millpond.tasks.user_processor import UserProcessor
@@ -149,7 +149,7 @@ class RunningProcessor:
 
         def fetched() -> Pieces:
             piece = tables[ROWS]
-            remaining = sum(tables[KEYS].column(COUNT).to_pylist())
+            remaining = sum(counted_keys(tables)[1])
             for number in count(1):
                 yield piece
                 remaining -= piece.num_rows
@@ -204,9 +204,8 @@ class RunningProcessor:
 
 def counted_keys(tables: Mapping[str, pa.RecordBatch]) -> tuple[list[pa.Array], list[int]]:
     """Return the columns of the keys, and the number of rows of each key."""
-    keys = tables[KEYS]
-    position = keys.schema.get_field_index(COUNT)
-    return keys.columns[:position], keys.column(position).to_pylist()
+    *keys, counts = tables[KEYS].columns  # by position: a key may have any name
+    return keys, counts.to_pylist()
 
 
 @cache

@@ -238,10 +238,10 @@ class MapVariable(PartedVariable, MapState):  # type: ignore[misc]
     def _stream(self, lists: pa.ListArray, hidden: set[Any]) -> Iterator[Any]:
         """Yield the entries of some buckets in order, each with its sort key; entries become Python objects late."""
         parts = lists.flatten()
-        columns = [to_stored(column) for column in (parts.field(0), parts.field(parts.type.num_fields - 1))]
-        orders = list(map(self._key_codec.ordering, columns[0]))
-        identities = columns[0] if self._identity is None else orders
-        live = [expiry > self._now for expiry in columns[1]] if self._has_ttl else repeat(True)
+        keys = to_stored(parts.field(0))
+        orders = list(map(self._key_codec.ordering, keys))
+        identities = keys if self._identity is None else orders
+        live = [expiry > self._now for expiry in to_stored(parts.field(2))] if self._has_ttl else repeat(True)
         kept = [i for i, (key, lives) in enumerate(zip(identities, live, strict=False)) if lives and key not in hidden]
         kept.sort(key=orders.__getitem__)
         ordered = [orders[position] for position in kept]
