@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -13,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.config import ENGINES, KEYS, PRELOADED, WORKLOADS, RunConfig, memory_bytes
+from benchmarks.arguments import count, engines, queries, setting, size
+from benchmarks.config import ENGINES, KEYS, PRELOADED, WORKLOADS, RunConfig
 from benchmarks.harness import FLINK_PYTHON, run
-from benchmarks.nexmark.queries import QUERIES
 from benchmarks.nexmark_processors import PROCESSORS
 from benchmarks.process import sigterm_exits
 from benchmarks.report import plot, print_suite, print_table, summary
@@ -29,58 +28,12 @@ _OTHERS = """other commands, each with --help:
   python -m benchmarks.append_stores   append stores by read batch ratio, space amplification and write buffer
   python -m benchmarks.disaggregated   state on an S3 server: checkpoints, recoveries, caches, CPU
   python -m benchmarks.enrichment      lookup joins with Redis
+  python -m benchmarks.lost_host       batches around the loss of a host of a cluster
   python -m benchmarks.misa            Linear Road and Cluster Monitoring at given rates
   python -m benchmarks.prefetch        latencies of rows with and without hints
   python -m benchmarks.starts          starts and stops of queries on busy cores
   python -m benchmarks.timers          batch times by the number of timers that are due
   python -m benchmarks.verify          the rows of NEXMark's queries compared with Spark's"""
-
-
-def size(text: str) -> int:
-    """Bytes from `512m`, `2g`, `1000000`."""
-    try:
-        return memory_bytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def count(text: str) -> int:
-    """A positive number, from `200000`, `200k` or `5m` (thousands and millions)."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([km]?)", text.strip().lower().replace("_", ""))
-    number = int(float(found[1]) * {"": 1, "k": 1_000, "m": 1_000_000}[found[2]]) if found else 0
-    if number <= 0:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a positive number; write it as 200000 or 200k")
-    return number
-
-
-def engines(text: str) -> list[str]:
-    """Engine names, separated by commas."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    for name in names:
-        if name not in ENGINES:
-            raise argparse.ArgumentTypeError(f"no engine '{name}'; there are {', '.join(ENGINES)}")
-    if not names:
-        raise argparse.ArgumentTypeError("name at least one engine")
-    return list(dict.fromkeys(names))
-
-
-def queries(text: str) -> list[str]:
-    """Query names, separated by commas; `all` for every one of built-in operators."""
-    names = list(QUERIES) if text.strip() == "all" else [name.strip() for name in text.split(",") if name.strip()]
-    for name in names:
-        if name not in NEXMARK:
-            raise argparse.ArgumentTypeError(f"no query '{name}'; there are {', '.join(NEXMARK)}, and all")
-    if not names:
-        raise argparse.ArgumentTypeError("name at least one query")
-    return list(dict.fromkeys(names))
-
-
-def setting(text: str) -> tuple[str, str]:
-    """`KEY=VALUE`."""
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise argparse.ArgumentTypeError(f"'{text}' is not KEY=VALUE")
-    return key, value
 
 
 def parser() -> argparse.ArgumentParser:
@@ -250,7 +203,7 @@ def check(p: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
 
 def measured(all_: Sequence[RunConfig], highest_rate_of: str | None, *, keep: bool) -> Iterator[Result]:
     """Run after run; with `highest_rate_of`, that engine first for each query, and the others at the rate found."""
-    measure = partial(told, keep=keep)
+    measure = partial(measure_and_report, keep=keep)
     if highest_rate_of is None:
         yield from map(measure, all_)
         return
@@ -263,7 +216,7 @@ def measured(all_: Sequence[RunConfig], highest_rate_of: str | None, *, keep: bo
                     yield measure(msgspec.structs.replace(config, rate=found.rate))
 
 
-def told(config: RunConfig, *, keep: bool) -> Result:
+def measure_and_report(config: RunConfig, *, keep: bool) -> Result:
     """Measure one engine, and say on the way what is measured and what came out."""
     rate = f" at {config.rate:,} rows/s" if config.rate else ""
     print(f"{config.name} on {config.engine}{rate} …", file=sys.stderr, flush=True)

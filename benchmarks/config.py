@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import msgspec
 
 ENGINES = ("millpond", "spark", "flink-rocksdb", "flink-forst", "events")
@@ -39,21 +37,6 @@ KEYS = {
     "processor_map_async": 100_000,
 }
 """How many keys a workload has by default; the others have five million."""
-
-
-_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-
-
-def memory_bytes(text: str) -> int:
-    """Bytes from `512m`, `2g`, `1000000`.
-
-    Raises:
-        ValueError: it is not a size.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?)b?", text.strip().lower())
-    if found is None:
-        raise ValueError(f"'{text}' is not a size; write it as 512m or 2g")
-    return int(float(found[1]) * _UNITS[found[2]])
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,7 +20,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.cli import count, queries, setting, told
+from benchmarks.arguments import count, engines, queries, setting
+from benchmarks.cli import measure_and_report
 from benchmarks.config import RunConfig
 from benchmarks.report import geometric_mean, measured
 from benchmarks.result import Result, read, write
@@ -134,7 +135,7 @@ def caches(options: argparse.Namespace, measure: Measure) -> Iterator[Result]:
     for query in options.query:
         run = partial(measure, "millpond", query=query, **small)
         yield (local := run("local", "nexmark", s3=""))
-        quarter = str(max(1 << 20, local.state_store_bytes // 4 // local.partitions))
+        quarter = str(max(1 << 20, (local.state_store_bytes or 0) // 4 // local.partitions))
         yield run("store, ¼ copied", "nexmark", settings={"spark.millpond.cache.disk": quarter})
         yield run("store, no copies", "nexmark", settings={"spark.millpond.cache.disk": "0"})
         nothing = {"spark.millpond.cache.disk": "0"}
@@ -210,7 +211,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     p = argparse.ArgumentParser(prog="python -m benchmarks.disaggregated", description=(__doc__ or "").split("\n")[0])
     add = p.add_argument
     add("figure", choices=FIGURES)
-    add("--engines", type=lambda text: text.split(","), default=["millpond", "spark"], metavar="A,B")
+    add("--engines", type=engines, default=["millpond", "spark"], metavar="A,B")
     add("--keys", type=lambda text: [count(part) for part in text.split(",")], default=[10_000_000], metavar="K,K")
     add("--partitions", type=pairs, default="2:2,2:4,4:2", metavar="A:B,A:B", help="before and after a recovery")
     add("--query", type=queries, default=list(LARGER_THAN_MEMORY), metavar="A,B", help="of NEXMark, for caches")
@@ -242,7 +243,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 s3=endpoint,
                 settings=settings,
             )
-            result = told(msgspec.structs.replace(base, **changes), keep=False)
+            result = measure_and_report(msgspec.structs.replace(base, **changes), keep=False)
             result.extra["variant"] = variant
             return result
 

@@ -18,12 +18,13 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from benchmarks.config import RunConfig, memory_bytes
+from benchmarks.config import RunConfig
 from benchmarks.events import events_alone
 from benchmarks.s3 import bucket, hadoop_settings
 from benchmarks.workloads import build, output_mode
 from millpond.demo.engine import PEER_SETTINGS
 from millpond.errors import UnsupportedError
+from millpond.setting_values import parse_size
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -82,7 +83,7 @@ def cluster_of(config: RunConfig) -> AbstractContextManager[Hosts]:
     from tests.cluster import hosts
 
     # A host's worker offers more than its executor asks for.
-    memory = f"{(memory_bytes(config.driver_memory) >> 20) + 512}m"
+    memory = f"{(parse_size(config.driver_memory) >> 20) + 512}m"
     cores = max(1, config.cores // config.hosts)
     return hosts(Path(config.work), config.hosts, cores=cores, memory=memory)
 

@@ -28,8 +28,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.arguments import names
 from benchmarks.config import RunConfig
-from benchmarks.latency import latencies_of, told
+from benchmarks.latency import latencies_of, percentiles
 from benchmarks.nexmark.generator import NexmarkConfig
 from benchmarks.nexmark.spark import bids, numbers
 from benchmarks.workloads import key_sql
@@ -204,7 +205,7 @@ def measure(engine: str, spark: SparkSession, url: str, options: argparse.Namesp
         "batches": len(batches),
         "rows_per_second": round(1000 * sum(one.numInputRows for one in batches) / took.sum()),
         **{f"p{share}_ms": round(float(np.percentile(took, share))) for share in (50, 99)},
-        **(told(latencies_of(batches, options.interval)) | {"hints": options.hints} if options.rate else {}),
+        **(percentiles(latencies_of(batches, options.interval)) | {"hints": options.hints} if options.rate else {}),
         **looked_up,
     }
 
@@ -247,7 +248,7 @@ def main(argv: list[str] | None = None) -> int:
     from tests.wire import wire
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engines", default=",".join(ENGINES), help="which, with commas between")
+    parser.add_argument("--engines", type=names(ENGINES, "engine"), default=list(ENGINES), metavar="A,B")
     parser.add_argument("--query", choices=("ysb", "q13"), default="ysb")
     parser.add_argument("--seconds", type=float, default=60.0, help="for each engine, its first batches included")
     parser.add_argument("--warmup", type=int, default=5, help="batches that are left out")
@@ -271,9 +272,7 @@ def main(argv: list[str] | None = None) -> int:
         return two_thirds(given, options)
     if options.rate:
         options.rows_per_batch = round(options.rate * options.interval)
-    engines = options.engines.split(",")
-    if unknown := set(engines) - set(ENGINES):
-        parser.error(f"there is no engine {', '.join(sorted(unknown))}")
+    engines = options.engines
     if options.json is not None and len(engines) > 1:
         parser.error("--json is for one of --engines")
     if len(engines) > 1:  # each in a process of its own: none finds the JVM warm

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 
-class PutCounter:
+class ObjectCounter:
     """Counts the objects that appear below some folders, by looking again and again.
 
     Retained versions outlive the interval by far, so what is written and deleted between two looks is only what was
@@ -19,7 +19,7 @@ class PutCounter:
         self._seen: set[str] = set()
         self._stop = threading.Event()
         self._interval = interval
-        self._thread = threading.Thread(target=self._watch, name="put-counter", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="object-counter", daemon=True)
         self._thread.start()
 
     def _watch(self) -> None:

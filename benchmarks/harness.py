@@ -19,14 +19,15 @@ import msgspec
 import psutil
 
 from benchmarks import flink_jar, flink_sql
-from benchmarks.config import RunConfig, memory_bytes
-from benchmarks.files_watch import PutCounter
+from benchmarks.config import RunConfig
+from benchmarks.files_watch import ObjectCounter
 from benchmarks.limits import MemoryGroup, drop_page_cache
 from benchmarks.process import ProcessTree
 from benchmarks.requests import RequestCounter, counted
 from benchmarks.result import Batch, Machine, Restart, Result, Spread
 from benchmarks.s3 import environment
 from millpond.demo.processes import tree_bytes
+from millpond.setting_values import parse_size
 
 _ROOT = Path(__file__).resolve().parent.parent
 FLINK_PYTHON = _ROOT / ".venv-flink" / "bin" / "python"
@@ -128,7 +129,7 @@ def _flink_job(config: RunConfig) -> dict[str, Any]:
         "time": flink_sql.time(config),
         "last": flink_sql.LAST,
         "left_out_rows": config.left_out * config.rows_per_batch,
-        "managed_memory": f"{memory_bytes(config.slot_memory) * config.cores >> 20}m",
+        "managed_memory": f"{parse_size(config.slot_memory) * config.cores >> 20}m",
     }
 
 
@@ -257,7 +258,7 @@ def _measure(config: RunConfig, result: Result, group: MemoryGroup | None) -> No
 
 def _measure_one(config: RunConfig, result: Result, group: MemoryGroup | None, requests: RequestCounter | None) -> None:
     run = EngineRun(config, group=group)
-    puts = PutCounter(state_folders(config))
+    objects = ObjectCounter(state_folders(config))
     compactors = Compactors(config)
     try:
         last_drop = time.monotonic()
@@ -271,10 +272,11 @@ def _measure_one(config: RunConfig, result: Result, group: MemoryGroup | None, r
                 last_drop = time.monotonic()
 
         run.wait("measuring", timeout=SILENCE_SECONDS + config.left_out * 60, each=each)
-        puts_before = puts.look()
+        objects_before = objects.look()
         asked_before = requests.look() if requests is not None else None
         measured = run.wait("measured", timeout=SILENCE_SECONDS + config.seconds, each=each)
-        result.puts = puts.look() - puts_before
+        if not config.s3:
+            result.new_objects = objects.look() - objects_before
         if requests is not None and asked_before is not None:
             result.requests = requests.since(asked_before)
         _sizes(config, result)
@@ -291,13 +293,14 @@ def _measure_one(config: RunConfig, result: Result, group: MemoryGroup | None, r
             compactors.close()
             run.tree.close(linger=20)
     finally:
-        puts.close()
+        objects.close()
         compactors.close()
         run.tree.kill()
 
 
 def _sizes(config: RunConfig, result: Result) -> None:
-    result.state_store_bytes = sum(tree_bytes(folder) for folder in state_folders(config))
+    if not config.s3:
+        result.state_store_bytes = sum(tree_bytes(folder) for folder in state_folders(config))
     result.state_disk_bytes = tree_bytes(local_folder(config))
 
 

@@ -49,7 +49,7 @@ def latencies_of(progress: Sequence[StreamingQueryProgress], interval: float) ->
     return row_latencies(ends, starts[0] // interval * interval, interval)
 
 
-def told(latencies: NDArray[np.float64]) -> dict[str, int]:
+def percentiles(latencies: NDArray[np.float64]) -> dict[str, int]:
     """Their percentiles, in milliseconds."""
     return {
         f"row_p{share:g}_ms".replace(".", ""): round(1000 * float(np.percentile(latencies, share))) for share in SHARES

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 import millpond
-from benchmarks.cli import count, setting
+from benchmarks.arguments import count, setting
 from benchmarks.config import RunConfig
 from benchmarks.engine_spark import cluster_of, session, store_url
 from benchmarks.nexmark.spark import numbers_between

@@ -14,7 +14,7 @@ from millpond.metrics import request_cost
 
 _COLUMNS = (
     *("rows/s", "× spark", "batch ms p50/p95/p99", "commit ms p50/p95/p99", "CPU s/M rows"),
-    *("memory MB", "disk MB", "store MB", "puts"),
+    *("memory MB", "disk MB", "store MB", "new objects"),
 )
 
 
@@ -26,7 +26,7 @@ def _spread(spread: Spread | None) -> str:
     return "–" if spread is None else f"{spread.p50:,.0f} / {spread.p95:,.0f} / {spread.p99:,.0f}"
 
 
-def _mega(value: int) -> str:
+def _mega(value: int | None) -> str:
     return f"{value / 1e6:,.0f}" if value else "–"
 
 
@@ -73,7 +73,7 @@ def table(results: list[Result]) -> Table:
             _mega(r.memory_group_peak_bytes or r.memory_peak_bytes),
             _mega(r.state_disk_bytes),
             _mega(r.state_store_bytes),
-            str(r.puts),
+            "–" if r.new_objects is None else str(r.new_objects),
         )
     return found
 

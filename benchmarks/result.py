@@ -119,8 +119,9 @@ class Result(msgspec.Struct, kw_only=True):
         memory_anonymous_peak_bytes: the same without what is backed by files.
         memory_mean_bytes: the mean over the measured time; times seconds, what the memory costs.
         memory_group_peak_bytes: with `--memory-limit`: as the kernel counted it, page cache included.
-        state_disk_bytes, state_store_bytes: working files on local disk; files in the checkpoint or store.
-        puts: objects written to the store during the measured batches (new names seen).
+        state_disk_bytes: working files on local disk.
+        state_store_bytes: files in the checkpoint or store; None where it is on an S3 server.
+        new_objects: objects that appeared there during the measured batches; None on an S3 server.
         cpu: seconds of CPU used so far by all processes, compactors included, at times since the epoch.
         compactors_cpu: likewise, by compactors alone.
         requests: with `--count-requests`.
@@ -153,8 +154,8 @@ class Result(msgspec.Struct, kw_only=True):
     memory_group_peak_bytes: int = 0
     memory_limit_bytes: int = 0
     state_disk_bytes: int = 0
-    state_store_bytes: int = 0
-    puts: int = 0
+    state_store_bytes: int | None = None
+    new_objects: int | None = None
     cpu: list[tuple[float, float]] = []
     compactors_cpu: list[tuple[float, float]] = []
     requests: Requests | None = None

@@ -23,11 +23,12 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import millpond
-from benchmarks.cli import count
+from benchmarks.arguments import count
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -266,7 +267,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             folder.mkdir()
         shares = [options.starts // options.applications + 1] * options.applications
         with ThreadPoolExecutor(options.applications) as pool:
-            list(pool.map(drive, range(options.applications), folders, shares, [options.life] * 99, [tally] * 99))
+            driven = partial(drive, life=options.life, tally=tally)
+            list(pool.map(driven, range(options.applications), folders, shares))
         wrong = check(folders)
     finally:
         for process in busy:

@@ -15,7 +15,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.cli import count, engines, told
+from benchmarks.arguments import count, engines
+from benchmarks.cli import measure_and_report
 from benchmarks.config import RunConfig
 from benchmarks.process import sigterm_exits
 from benchmarks.result import Result
@@ -59,7 +60,9 @@ def shown(results: Sequence[tuple[int, Result]], keys: int) -> Table:
 
 
 def main(
-    arguments: Sequence[str] | None = None, measure: Callable[..., Result] = told, console: Console | None = None
+    arguments: Sequence[str] | None = None,
+    measure: Callable[..., Result] = measure_and_report,
+    console: Console | None = None,
 ) -> int:
     """Run engine by engine and share by share, and print the table. 1 if a run failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.timers", description=(__doc__ or "").split("\n")[0])

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import millpond
-from benchmarks.cli import count, queries
+from benchmarks.arguments import count, queries
 from benchmarks.nexmark.generator import NexmarkConfig
 from benchmarks.nexmark.queries import QUERIES
 from benchmarks.nexmark.queries.query import Query

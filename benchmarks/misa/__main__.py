@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.cli import count, setting
+from benchmarks.arguments import count, names, setting
 from benchmarks.misa.measure import measure
 from benchmarks.misa.queries import QUERIES
 from benchmarks.misa.result import Batch, Result, write
@@ -29,18 +29,6 @@ _PAPER = ["LR2", "LR4", "CM1", "CM2"]
 """The queries of the paper, which run by default."""
 _ENGINES = ["spark-shipped", "spark-best", "millpond"]
 """The engines that run by default."""
-
-
-def chosen(names: Sequence[str]) -> Callable[[str], list[str]]:
-    """Return a parser of some of these names, separated by commas."""
-
-    def parse(text: str) -> list[str]:
-        asked = [name.strip() for name in text.split(",")]
-        if unknown := [name for name in asked if name not in names]:
-            raise argparse.ArgumentTypeError(f"there is no '{', '.join(unknown)}'; there are {', '.join(names)}")
-        return asked
-
-    return parse
 
 
 def rates(text: str) -> list[int]:
@@ -60,8 +48,8 @@ def parser() -> argparse.ArgumentParser:
     """The arguments, with their defaults."""
     p = argparse.ArgumentParser(prog="python -m benchmarks.misa", description=(__doc__ or "").split("\n\n")[1])
     add = p.add_argument
-    add("--query", type=chosen(list(QUERIES)), default=_PAPER, metavar="A,B", help=", ".join(QUERIES))
-    add("--engines", type=chosen(ENGINES), default=_ENGINES, metavar="A,B", help=", ".join(ENGINES))
+    add("--query", type=names(QUERIES, "query"), default=_PAPER, metavar="A,B", help=", ".join(QUERIES))
+    add("--engines", type=names(ENGINES, "engine"), default=_ENGINES, metavar="A,B", help=", ".join(ENGINES))
     add("--rates", type=rates, default=[1500], metavar="N,N", help="records a second; 0: as many as an engine takes")
     add("--trigger", type=seconds, default=[3.0], metavar="S,S", help="seconds between batches, or the deadline")
     add("--batches", type=count, default=100, help="to measure")

@@ -9,13 +9,11 @@ from a fixed text.
 from __future__ import annotations
 
 from itertools import pairwise
-from pathlib import Path
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from benchmarks.nexmark.draws import Longs, bits, draw, letters
@@ -269,23 +267,6 @@ class Nexmark:
         persons = spread(self.persons(numbers[person]), person, PERSON)
         auctions = spread(self.auctions(numbers[auction]), auction, AUCTION)
         return pa.record_batch([pa.array(kind, pa.int32()), persons, auctions, bids], schema=EVENT_SCHEMA)
-
-    def write_files(self, folder: Path, rows_per_file: int, files: int, first: int = 0) -> list[Path]:
-        """Write events as Parquet, one file per micro-batch, with names in sort order; return the paths.
-
-        Args:
-            folder: the folder, made if missing.
-            rows_per_file: events in each file.
-            files: number of files.
-            first: number of the first file; file *i* starts with event `i · rows_per_file`.
-        """
-        folder.mkdir(parents=True, exist_ok=True)
-        paths = []
-        for index in range(first, first + files):
-            path = folder / f"events-{index:06d}.parquet"
-            pq.write_table(self.events(index * rows_per_file, (index + 1) * rows_per_file), path, compression="lz4")
-            paths.append(path)
-        return paths
 
 
 def views(text: NDArray[np.uint8], starts: Longs, sizes: Longs) -> NDArray[np.int32]:

@@ -24,11 +24,13 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.cli import count, setting
+from benchmarks.arguments import count, names, setting
 from benchmarks.nexmark.generator import NexmarkConfig
 from benchmarks.prefetch.figures import FIGURES, draw, line
-from benchmarks.prefetch.run import VARIANTS, Config, Measured
+from benchmarks.prefetch.run import KEYS, VARIANTS, Config, Measured
 
+_DEFAULT = ["memory", "prefetching", "timestamp", "lru", "clock"]
+"""The variants that run by default; `auto` is one of two of them, by the query."""
 _ENDING = 60.0
 """Seconds for which the slots of a run are waited for."""
 
@@ -38,8 +40,8 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="python -m benchmarks.prefetch", description=(__doc__ or "").split("\n\n")[1])
     add = p.add_argument
     add("figure", choices=FIGURES)
-    add("--query", type=lambda text: text.split(","), default=["q18", "q19", "q20"], metavar="A,B")
-    add("--variants", type=lambda text: text.split(","), default=list(VARIANTS), metavar="A,B")
+    add("--query", type=names(KEYS, "query"), default=["q18", "q19", "q20"], metavar="A,B")
+    add("--variants", type=names(VARIANTS, "variant"), default=_DEFAULT, metavar="A,B")
     add("--latency", type=lambda text: [float(one) for one in text.split(",")], default=[1.5], metavar="MS,MS")
     add("--rate", type=count, default=30_000, help="events a second")
     add("--interval", type=float, default=1.0, help="seconds between two batches")
@@ -61,8 +63,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure and draw one figure."""
     p = parser()
     options = p.parse_args(argv)
-    if unknown := set(options.variants) - set(VARIANTS):
-        p.error(f"there is no variant {', '.join(sorted(unknown))}; there are {', '.join(VARIANTS)}")
     options.stream = NexmarkConfig(
         in_flight_auctions=options.in_flight, active_people=options.people, hot_every=6_000, rate=100_000
     )

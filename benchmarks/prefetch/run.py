@@ -29,11 +29,13 @@ if TYPE_CHECKING:
 VARIANTS: Mapping[str, Mapping[str, str]] = {
     "memory": {"slot.memory": "2g"},
     "prefetching": {"prefetch": "on"},
+    "auto": {"prefetch": "auto"},
     "timestamp": {"prefetch": "off"},
     "lru": {"prefetch": "off", "cache.policy": "lru"},
     "clock": {"prefetch": "off", "cache.policy": "clock"},
 }
-"""What is compared: all state in memory; keys announced; none announced, by which rows leave memory first."""
+"""What is compared: all state in memory; keys announced; announced as the default chooses; none announced, by which
+rows leave memory first."""
 
 
 _SIZES = ("state_rows", "state_bytes", "memory_bytes")
@@ -45,7 +47,7 @@ _MOST_EARLIER = 1.05
 """Events taken for each that came, at most, in a run that keeps up: a batch has those of up to a second before."""
 _BID = 180
 """Bytes of a bid in an Arrow batch."""
-_KEYS = {"q18": ("auction", "bidder"), "q19": ("auction",), "q20": ("auction",)}
+KEYS = {"q18": ("auction", "bidder"), "q19": ("auction",), "q20": ("auction",)}
 """A bid's columns with the key of a query's state."""
 
 
@@ -154,7 +156,7 @@ def query(spark: SparkSession, config: Config, source: Path) -> DataFrame:
     ]
     persons, auctions, bids = kinds
     if config.stage_ms:
-        bids = slow(bids, _KEYS[config.query], config.stage_ms / 1000)
+        bids = slow(bids, KEYS[config.query], config.stage_ms / 1000)
     return QUERIES[config.query](Streams(bids, auctions, persons))
 
 

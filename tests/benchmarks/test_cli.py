@@ -3,7 +3,8 @@
 import argparse
 
 import pytest
-from benchmarks.config import RunConfig, memory_bytes
+from benchmarks.arguments import count, queries, size
+from benchmarks.config import RunConfig
 from benchmarks.nexmark.queries import QUERIES
 from benchmarks.result import Result
 from typer.testing import CliRunner
@@ -56,10 +57,10 @@ def test_a_missing_flink_names_the_target(
 
 
 def test_numbers_and_sizes() -> None:
-    assert [cli.count(text) for text in ("200k", "5m", "1_000", "1.5k")] == [200_000, 5_000_000, 1_000, 1_500]
-    assert [memory_bytes(text) for text in ("512m", "2g", "10", "1.5KB")] == [512 << 20, 2 << 30, 10, 1_536]
+    assert [count(text) for text in ("200k", "5m", "1_000", "1.5k")] == [200_000, 5_000_000, 1_000, 1_500]
+    assert [size(text) for text in ("512m", "2g", "10", "1KB")] == [512 << 20, 2 << 30, 10, 1_024]
     with pytest.raises(argparse.ArgumentTypeError):
-        cli.size("x")
+        size("x")
 
 
 def test_one_run_per_engine_with_the_same_work(tmp_path) -> None:
@@ -93,7 +94,7 @@ def test_one_run_per_query_and_engine(tmp_path) -> None:
         *(("q5-append", "spark"), ("q5-append", "millpond"), ("q17", "spark"), ("q17", "millpond")),
     ]
     assert len({run.work for run in runs}) == 4
-    assert cli.queries("all") == list(QUERIES)
+    assert queries("all") == list(QUERIES)
 
 
 def test_millpond_bench_is_this_command_line(

@@ -5,7 +5,6 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import pytest
 import xxhash
 from benchmarks.nexmark.draws import bits, draw, hash_longs, letters, stream_id
@@ -174,15 +173,6 @@ def test_seeds_differ_and_repeat() -> None:
     a, b = (Nexmark(NexmarkConfig(seed=s)).events(0, 500) for s in (1, 2))
     assert not a.equals(b)
     assert a.equals(Nexmark(NexmarkConfig(seed=1)).events(0, 500))
-
-
-def test_files_hold_the_events_of_their_number(tmp_path) -> None:
-    generator = Nexmark()
-    first = generator.write_files(tmp_path, 300, 2)
-    later = generator.write_files(tmp_path, 300, 1, first=2)
-    assert [p.name for p in first + later] == [f"events-{i:06d}.parquet" for i in range(3)]
-    found = pa.concat_tables([pq.read_table(p) for p in first + later])
-    assert found.to_pylist() == generator.events(0, 900).to_pylist()
 
 
 def test_string_views_short_and_long() -> None:

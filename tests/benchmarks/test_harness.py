@@ -175,7 +175,7 @@ def test_results_survive_json(tmp_path: Path) -> None:
     first = json.loads((tmp_path / "deep" / "r.json").read_text())[0]
     assert {
         *("engine", "workload", "rows_per_second", "batch_ms", "commit_ms", "cpu_seconds_per_million_rows"),
-        *("memory_peak_bytes", "state_disk_bytes", "state_store_bytes", "puts", "machine"),
+        *("memory_peak_bytes", "state_disk_bytes", "state_store_bytes", "new_objects", "machine"),
     } <= first.keys()
     assert first["batch_ms"].keys() == {"p50", "p95", "p99", "max"}
 

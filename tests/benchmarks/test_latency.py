@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from benchmarks.latency import row_latencies, told
+from benchmarks.latency import percentiles, row_latencies
 
 
 def test_batches_in_time() -> None:
@@ -19,4 +19,4 @@ def test_rows_that_had_to_wait_for_earlier_batches() -> None:
 
 
 def test_what_is_told() -> None:
-    assert told(np.arange(1001) / 1000) == {"row_p50_ms": 500, "row_p99_ms": 990, "row_p999_ms": 999}
+    assert percentiles(np.arange(1001) / 1000) == {"row_p50_ms": 500, "row_p99_ms": 990, "row_p999_ms": 999}

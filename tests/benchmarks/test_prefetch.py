@@ -138,5 +138,5 @@ def test_figures_ask_for_runs_and_are_drawn(name: str, tmp_path: Path) -> None:
 def test_variants_that_there_are_not(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["latencies", "--variants", "memory,none"])
-    assert "no variant none" in capsys.readouterr().err
+    assert "no variant 'none'" in capsys.readouterr().err
     assert isinstance(parser(), argparse.ArgumentParser)

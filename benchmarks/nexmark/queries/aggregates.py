@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from benchmarks.nexmark.queries.query import AUCTIONS, BIDS, query, sql
+from benchmarks.nexmark.queries.query import query, sql
 from benchmarks.nexmark.spark import Streams
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _DISTINCT_BY_RANK = (
 )
 
 
-@query(reads=(AUCTIONS, BIDS), mode="update", keys=("category",))
+@query(mode="update", keys=("category",))
 def q4(events: Streams) -> DataFrame:
     """Average price of a category: of the highest bids made while their auctions were open."""
     return sql(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from benchmarks.nexmark.queries.query import AUCTIONS, BIDS, PERSONS, query, sql
+from benchmarks.nexmark.queries.query import query, sql
 from benchmarks.nexmark.spark import Streams
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-@query(reads=(AUCTIONS, PERSONS), native=("append", "update"))
+@query(native=("append", "update"))
 def q3(events: Streams) -> DataFrame:
     """Local item suggestion: sellers of items in category 10 from three states."""
     return sql(
@@ -21,7 +21,7 @@ def q3(events: Streams) -> DataFrame:
     )
 
 
-@query(reads=(BIDS, AUCTIONS), native=("append", "update"))
+@query(native=("append", "update"))
 def q20(events: Streams) -> DataFrame:
     """Expanded bids: joined with their auctions of category 10."""
     return sql(
@@ -32,7 +32,7 @@ def q20(events: Streams) -> DataFrame:
     )
 
 
-@query(reads=(BIDS, PERSONS, AUCTIONS), native=("append", "update"))
+@query(native=("append", "update"))
 def q23(events: Streams) -> DataFrame:
     """Bids of users who also sell: joined with the user and each of the user's auctions."""
     return sql(

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from benchmarks.nexmark.generator import NexmarkConfig
 
 EVERY_MODE = ("append", "update", "complete")
-BIDS, AUCTIONS, PERSONS = "bids", "auctions", "persons"
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,6 @@ class Query:
         name: `q17`, `q5-append`, …
         about: a one-line description.
         function: the query itself.
-        reads: the streams that it reads.
         event_time: whether it needs a watermark on `dateTime`.
         mode: the output mode in which it runs as a stream.
         native: the output modes in which Spark itself runs it as a stream; empty if Spark rejects it.
@@ -38,7 +36,6 @@ class Query:
     name: str
     about: str
     function: Callable[[Streams], DataFrame]
-    reads: tuple[str, ...]
     event_time: bool
     mode: str
     native: tuple[str, ...]
@@ -57,7 +54,6 @@ class Query:
 
 def query(
     *,
-    reads: tuple[str, ...] = (BIDS,),
     event_time: bool = False,
     mode: str = "append",
     native: tuple[str, ...] = (),
@@ -69,7 +65,7 @@ def query(
 
     def describe(function: Callable[[Streams], DataFrame]) -> Query:
         name, about = function.__name__.replace("_", "-"), (function.__doc__ or "").splitlines()[0]
-        return Query(name, about, function, reads, event_time, mode, native, keys, determined, stateless)
+        return Query(name, about, function, event_time, mode, native, keys, determined, stateless)
 
     return describe
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from benchmarks.nexmark.queries.query import AUCTIONS, BIDS, query, sql
+from benchmarks.nexmark.queries.query import query, sql
 from benchmarks.nexmark.spark import Streams
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _OPEN = "a.id = b.auction and b.dateTime between a.dateTime and a.expires"
 
 
-@query(reads=(AUCTIONS, BIDS), mode="update", keys=("id",), determined=("id", "seller"))
+@query(mode="update", keys=("id",), determined=("id", "seller"))
 def q6(events: Streams) -> DataFrame:
     """Average price of a seller: of the last eleven auctions with a bid, ordered by their winning bids.
 
@@ -30,7 +30,7 @@ def q6(events: Streams) -> DataFrame:
     )
 
 
-@query(reads=(AUCTIONS, BIDS), mode="update", keys=("id",), determined=("id", "price", "bid_dateTime"))
+@query(mode="update", keys=("id",), determined=("id", "price", "bid_dateTime"))
 def q9(events: Streams) -> DataFrame:
     """Winning bids: the first of the highest bids made while the auction was open."""
     return sql(

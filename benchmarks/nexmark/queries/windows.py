@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from benchmarks.nexmark.queries.query import AUCTIONS, EVERY_MODE, PERSONS, query, sql
+from benchmarks.nexmark.queries.query import EVERY_MODE, query, sql
 from benchmarks.nexmark.spark import Streams
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def q7_session(events: Streams) -> DataFrame:
     )
 
 
-@query(reads=(PERSONS, AUCTIONS), event_time=True, native=_APPEND)
+@query(event_time=True, native=_APPEND)
 def q8(events: Streams) -> DataFrame:
     """New users: persons who registered and opened an auction within the same 10 s."""
     return sql(

@@ -46,14 +46,13 @@ _USAGE = (
 )
 """What LR2 waits for and uses, at the paper's rate."""
 
-_TIMES_MISSED = {
-    "LR4": (
-        "A hundredth of the records takes Millpond more than half of that time: what a batch of any size takes, its"
-        " planning, tasks and logs.",
-        "What a batch of any size takes, its planning, tasks and logs, is alike on both engines: Millpond does without"
-        " the commit alone.",
-    )
-}
+_ANY_SIZE = (
+    "Most of a batch is what a batch of any size takes, its planning, tasks and logs: a hundredth of the records takes"
+    " Millpond more than half as long.",
+    "What a batch of any size takes, its planning, tasks and logs, is alike on both engines: Millpond does without the"
+    " commit alone.",
+)
+_TIMES_MISSED = {"LR4": _ANY_SIZE, "CM1": _ANY_SIZE}
 """Why batches take longer than the paper's, where that is known: the p99, and those of the paper's rate."""
 
 
