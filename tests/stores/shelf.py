@@ -69,7 +69,8 @@ class Shelf:
         # A merge may leave nothing: tombstones that hide only rows of its own inputs.
         first, last = (int(hashes[0]), int(hashes[-1])) if len(hashes) else (0, 0)
         stamps = rows.words[:, META] >> np.uint64(ACCESS_TIME_SHIFT)
-        oldest, newest = (int(stamps.min()), int(stamps.max())) if len(hashes) else (0, 0)
+        newest = int(stamps.max(initial=0))
+        oldest = int(stamps.min(initial=newest, where=(rows.words[:, META] & np.uint64(1)) == 0))
         ref = RunRef(name, rows.count, rows.words.nbytes, first, last, oldest=oldest, newest=newest)
         self.written[name] = Run(MappedSource(mapped, layout), ref)
         return self.written[name]

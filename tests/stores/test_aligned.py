@@ -330,3 +330,22 @@ def test_pieces_stay_small_but_for_a_hash_that_is_not(pool: ThreadPoolExecutor, 
     assert sizes[-1] >= 40_000 * 48
     assert sizes[-2] <= 2 << 18
     store.close()
+
+
+def test_memory_that_a_window_releases_is_for_others(tmp_path: Path) -> None:
+    """Without further rows, too: the account follows what was sealed, adopted and closed."""
+    budget = MemoryBudget(64 << 20)
+    append_files = AppendFiles(open_filesystem(str(tmp_path / "store")), str(tmp_path))
+    store = WindowTables(WORDS.schema, append_files, budget, Immediate())
+    (account,) = budget._accounts
+    store.begin(0)
+    store.append(random_rows(100_000, WORDS, 1), np.zeros(100_000, np.int64))
+    appended = account.reserved
+    (delta,) = store.seal().values()
+    assert 0 < account.reserved < appended  # encoded
+    store.tables[0].adopt_sealed(b"".join(bytes(piece) for piece in delta.pieces))
+    assert 0 < account.reserved < appended // 10
+    store.drop(0)
+    assert account.reserved == 0
+    store.close()
+    append_files.close()

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from millpond.errors import TransientError
 from millpond.files.formats.segment import decode_rows
 from millpond.files.locations.opening import open_filesystem
 from millpond.files.refs import TableManifest
@@ -22,6 +25,7 @@ from millpond.stores.ordered import parts as parts_module
 from millpond.stores.ordered.layout import OrderedLayout, ordered_schema
 from millpond.stores.ordered.parts import BEGINNING
 from millpond.stores.ordered.table import OrderedTable
+from millpond.stores.ordered.time_buckets import TimeBuckets
 from millpond.stores.runs.run_store import RunStore
 from millpond.stores.table_resources import TableResources
 from tests.operators.join_rig import Immediate
@@ -391,3 +395,33 @@ def test_a_hot_key_is_merged_in_time(tmp_path: Path) -> None:
     )
     assert found == 20
     rig.close()
+
+
+def test_a_table_that_cannot_be_opened_takes_no_share_of_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path, marked=True, remote=False)
+    store, budget = rig.stores[0], MemoryBudget(4 << 20)
+    names = encode([Entry(1, (1, b"k"), (0, 0, b"v", 1))], rig.layout.rows)
+    ref = store.write(names, rig.layout.rows).ref
+    assert ref is not None
+    manifest = TableManifest((msgspec.structs.replace(ref, marks=True),))
+
+    def fail(table: OrderedTable, rows: Rows) -> None:
+        raise TransientError("the store is away")
+
+    monkeypatch.setattr(OrderedTable, "_apply_matched_names", fail)
+    with pytest.raises(TransientError):
+        OrderedTable.open(rig.schema, manifest, store, TableResources(budget, Immediate()))
+    assert budget._accounts == []
+
+
+def test_rows_without_time_in_a_file_do_not_lengthen_buckets() -> None:
+    timed, mixed = (
+        SimpleNamespace(newest=newest, timeless=timeless, rows=None)
+        for newest, timeless in ((10_000_000, False), (NEVER - 1, True))
+    )
+    alone, together = TimeBuckets(), TimeBuckets()
+    alone.choose_length([timed], 1_000_000)  # type: ignore[list-item]
+    together.choose_length([timed, mixed], 1_000_000)  # type: ignore[list-item]
+    assert together.shift == alone.shift < 32

@@ -12,6 +12,7 @@ from millpond.errors import TransientError, UsageError
 from millpond.files.formats.segment import decode_rows
 from millpond.files.locations.opening import open_filesystem
 from millpond.files.refs import TableManifest
+from millpond.kernels.hot_table.state import DIRTY
 from millpond.layout import HashRange, RowLayout, Rows
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.rmw.policy import Policy, PrefetchShare
@@ -20,7 +21,7 @@ from millpond.stores.runs.prefetcher import PrefetchFigures
 from millpond.stores.runs.run_set import RunSet
 from millpond.stores.runs.run_store import RunStore
 from millpond.stores.table_resources import TableResources
-from tests.rows import layout
+from tests.rows import Entry, encode, layout
 from tests.stores.shelf import Shelf
 
 NUMBERS = layout("w", "ww")
@@ -483,3 +484,19 @@ def test_memory_for_what_is_read_ahead_goes_by_what_became_of_it() -> None:
     for _ in range(9):
         share.learn(PrefetchFigures(read=100, used=90, dropped=1))
     assert share.value == 0.125
+
+
+def test_a_piece_of_evicted_rows_takes_no_more_than_the_values_there_are(pools) -> None:
+    shape = layout("b", "w")
+    table = RmwTable(
+        shape.schema, fresh(shape), RunSet(shape), TableResources(MemoryBudget(256 << 20), *pools), HashRange()
+    )
+    long = [Entry(number << 58, (bytes([number]) * (1 << 20),), (0,)) for number in range(8)]
+    rows = encode(long, shape)
+    table.begin(0)
+    table.upsert(Rows(rows.words[:, : shape.key_stop].copy(), rows.heap), 0)
+    table._hot.words[:8, 1] |= np.uint64(DIRTY)
+    pieces = list(table._hot.evict(1.0, 64))
+    assert sum(piece.count for piece in pieces) == 8
+    assert max(piece.heap.base.nbytes for piece in pieces) < 9 << 20
+    table.close()

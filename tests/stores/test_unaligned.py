@@ -372,9 +372,9 @@ def test_windows_that_outgrow_memory_are_an_error(tmp_path: Path, pool: ThreadPo
 def test_damage_is_found(tmp_path: Path, tiny: None) -> None:
     files = open_filesystem(str(tmp_path / "store"))
     append_files = AppendFiles(files, str(tmp_path))
+    budget = MemoryBudget(8 << 20)
 
     def open_table(manifest: TableManifest) -> UnalignedTable:
-        budget = MemoryBudget(8 << 20)
         return UnalignedTable(
             WIDE.schema, append_files, TableResources(budget, Immediate()), manifest, directory=str(tmp_path)
         )
@@ -393,8 +393,11 @@ def test_damage_is_found(tmp_path: Path, tiny: None) -> None:
 
     def read() -> int:
         again = open_table(manifest)
-        again.begin(1)
-        return sum(rows.count for rows in again.take(keys.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15), keys))
+        try:
+            again.begin(1)
+            return sum(rows.count for rows in again.take(keys.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15), keys))
+        finally:
+            again.close()
 
     assert read() == 100
     path = tmp_path / "store" / ref.name
@@ -410,6 +413,7 @@ def test_damage_is_found(tmp_path: Path, tiny: None) -> None:
     path.unlink()
     with pytest.raises(StateDamagedError):
         read()
+    assert budget._accounts == [table._account]  # what was not opened takes no share of the memory
 
 
 def test_a_failure_to_write_is_raised_between_batches(tmp_path: Path) -> None:

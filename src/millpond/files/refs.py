@@ -37,7 +37,7 @@ class RunRef(msgspec.Struct, frozen=True):
         rows, bytes: number of rows, and length of the file.
         first, last: lowest and highest hash of its rows, both included.
         flushed: this run and older ones cover the deltas up to this version, as far as its writer knew.
-        oldest, newest: lowest and highest access time of its rows.
+        oldest, newest: lowest access time (tombstones excluded) and highest of its rows.
         checksum: checksum of the file's footer, by which the rest can be checked.
         marks: whether its rows are matched bits for rows of the other runs instead of rows of the table (see
             `OrderedTable`).

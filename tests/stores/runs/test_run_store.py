@@ -24,7 +24,7 @@ from millpond.layout import HashRange, Rows
 from millpond.stores.runs.run import Run
 from millpond.stores.runs.run_set import RunSet
 from millpond.stores.runs.run_store import RunStore
-from tests.rows import FIXED, HASHES, LAYOUTS, MIXED, decode, encode, entries, in_order, random_rows
+from tests.rows import FIXED, HASHES, LAYOUTS, MIXED, Entry, decode, encode, entries, in_order, random_rows
 from tests.stores.shelf import found_rows
 
 EVERYTHING = HashRange()
@@ -95,7 +95,9 @@ def test_a_run_file_answers_as_its_rows_do(reopen, monkeypatch, data):
     assert opened.ref.rows == len(held)
     if held:
         assert (opened.ref.first, opened.ref.last) == (held[0].hash, held[-1].hash)
-        assert (opened.ref.oldest, opened.ref.newest) == (min(e.stamp for e in held), max(e.stamp for e in held))
+        newest = max(entry.stamp for entry in held)
+        oldest = min((entry.stamp for entry in held if not entry.dead), default=newest)
+        assert (opened.ref.oldest, opened.ref.newest) == (oldest, newest)
     runs = RunSet(shape, [opened])
     asked = held + data.draw(st.lists(one, max_size=10))
     found, rows = found_rows(runs, encode(asked, shape), np.arange(len(asked)))
@@ -517,3 +519,15 @@ def test_a_folder_of_copies_that_cannot_be_made_again_fails_nothing(tmp_path):
     runs = RunSet(FIXED, [made.write(rows, FIXED), made.write(rows, FIXED)])
     assert len(runs.lookup(rows, np.arange(0, 50_000, 50)).positions) == 1000
     made.close()
+
+
+def test_a_tombstone_is_not_the_oldest_row(tmp_path):
+    """Expired rows are searched from the oldest row on, and a tombstone never expires."""
+    stores = store(tmp_path)
+    rows = [
+        Entry(hash_, (hash_,), (1, 2), stamp, dead)
+        for hash_, stamp, dead in ((1, 3, True), (2, 9, False), (3, 7, False))
+    ]
+    assert stores.write(encode(rows, FIXED), FIXED).ref.oldest == 7
+    assert stores.write(encode(rows[:1], FIXED), FIXED).ref.oldest == 3
+    stores.close()

@@ -40,6 +40,7 @@ FILTER_GROUP = 128
 _TAIL = struct.Struct("<QQ8s")
 _DIRECTORY_BYTES_PER_BLOCK = 26  # bytes of the directory per block
 _NO_HEAP = np.empty(0, np.uint8)
+_MAX_META = np.iinfo(np.uint64).max
 
 
 class Footer(msgspec.Struct, frozen=True):
@@ -87,7 +88,7 @@ class Directory:
 
     Attributes:
         index: the block index, for searches.
-        access_times: lowest and highest access time of its rows.
+        access_times: lowest access time (tombstones excluded) and highest of its rows.
         raw: whether blocks are uncompressed and can be used in place.
         group: number of blocks whose filters are stored together.
         offsets, sizes: int64[blocks], position and length of each block in bytes.
@@ -160,11 +161,11 @@ class RunWriter:
         """
         if rows.count:
             meta = rows.words[:, META]
-            self._access_times = (
-                min(self._access_times[0], int(meta.min()) >> 16),
-                max(self._access_times[1], int(meta.max()) >> 16),
-            )
-            self._tombstones += int(np.count_nonzero(meta & np.uint64(1)))
+            removed = (meta & np.uint64(1)) != 0
+            # Tombstones never expire, so they do not count as the oldest rows.
+            oldest = int(meta.min(initial=_MAX_META, where=~removed)) >> 16
+            self._access_times = min(self._access_times[0], oldest), max(self._access_times[1], int(meta.max()) >> 16)
+            self._tombstones += int(np.count_nonzero(removed))
         rows = rows.packed()
         words = rows.words
         cut = cut_run(words, self._layout)

@@ -20,8 +20,8 @@ MAX_HEDGE_SHARE = 0.05
 _QUANTILE = 0.95
 """Quantile of recent response times after which a request is hedged.
 
-It must not be closer to 1 than `1 - SHARE`. If two in a hundred requests are slow, their time is the 99th percentile,
-and hedging after that time would gain nothing.
+It must not be closer to 1 than `1 - MAX_HEDGE_SHARE`. If two in a hundred requests are slow, their time is the 99th
+percentile, and hedging after that time would gain nothing.
 """
 _MIN_HEDGE_SECONDS = 0.005  # seconds after which a request is hedged at the earliest
 _MAX_SAMPLES = 128  # recent response times that are kept per class of request

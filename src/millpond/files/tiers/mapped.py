@@ -38,7 +38,7 @@ class MappedSource:
         checked: whether blocks need no check, because this process has just written or completely checked the file.
 
     Attributes:
-        access_times: lowest and highest access time of its rows.
+        access_times: lowest access time (tombstones excluded) and highest of its rows.
         group: number of blocks whose filters are stored together.
 
     Raises:

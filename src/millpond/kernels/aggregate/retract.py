@@ -58,20 +58,6 @@ def bit_xor(row, column, value, sign):
     put_word(row, column.offset + 1, word(row, column.offset + 1) + np.uint64(np.int64(sign)))
 
 
-@kernel("void(uint64[:, ::1], int64[::1], int64, uint64[:, ::1])")
-def add_numbers(words, rows, offset, numbers):
-    """Add numbers of `numbers.shape[1]` words, least significant first, in two's complement."""
-    for i in range(len(rows)):
-        carry = np.uint64(0)
-        for k in range(numbers.shape[1]):
-            part = numbers[i, k]
-            total = words[rows[i], offset + k] + part
-            over = np.uint64(1) if total < part else np.uint64(0)
-            total += carry
-            words[rows[i], offset + k] = total
-            carry = over + (np.uint64(1) if total < carry else np.uint64(0))
-
-
 @kernel("int64(uint64[:, ::1], int64[::1], int64, uint64, int64[:, ::1], int64[::1])")
 def snapshot(words, rows, stamp, now, columns, fresh):
     """Copy columns of the rows that the batch has not copied yet, and set their stamp.

@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from millpond.conf import KEY_GROUP_BITS
 from millpond.kernels.compiled import helper, inlined, kernel
 from millpond.kernels.memory import I64, INTS, INTS_IN, U64
 from millpond.kernels.pointers import advance, same_key
+from millpond.key_groups import KEY_GROUP_BITS
 from millpond.layout import NEVER
 
 CLOSED = -(1 << 63)

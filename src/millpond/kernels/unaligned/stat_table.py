@@ -14,10 +14,10 @@ import numpy as np
 from numba import from_dtype, types
 from numpy.typing import NDArray
 
-from millpond.conf import KEY_GROUP_BITS
 from millpond.kernels.compiled import inlined, kernel
 from millpond.kernels.memory import BYTES, HALF, I64, INTS, LOW_HALF, SHORTS, UINTS, WORDS
 from millpond.kernels.pointers import advance, prefetch
+from millpond.key_groups import KEY_GROUP_BITS
 
 WINDOW = np.dtype(
     [

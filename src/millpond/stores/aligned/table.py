@@ -70,7 +70,7 @@ class AlignedTable:
         self.buffered = 0
         self.lowest = manifest.lowest
         self.rows = sum(file.rows for file in self.files)
-        self._held = 0
+        self._held = self._charged = 0  # bytes beside buffered rows; bytes of this table in the store's account
         self._update_held()
 
     @property
@@ -92,6 +92,8 @@ class AlignedTable:
         files = self.files + self._fresh
         resident = sum(file.data.size for file in files if isinstance(file.data, _ResidentSegment))
         self._held = resident + sum(file.memory for file in files)
+        self._owner.charge(self.memory - self._charged)
+        self._charged = self.memory
 
     @property
     def portion_bytes(self) -> int:
@@ -126,10 +128,14 @@ class AlignedTable:
     def append(self, rows: Rows) -> None:
         """Append copies of rows, all words of which are filled."""
         rows = rows.packed()
-        self._owner.make_room(rows.words.nbytes + rows.words.nbytes // 8)
+        room = rows.words.nbytes + rows.words.nbytes // 8
+        self._owner.make_room(room)
         chunk = Rows(*gather_rows(*addresses(*rows), self.layout.width, kernel_layout(self.layout).blobs))
         self._chunks.append(chunk)
-        self.buffered += chunk.words.nbytes + chunk.heap.nbytes
+        size = chunk.words.nbytes + chunk.heap.nbytes
+        self.buffered += size
+        self._owner.charge(size - room)  # `make_room` has reserved `room`
+        self._charged = self.memory
         self.rows += chunk.count
 
     def freeze(self, *, spool: bool) -> None:
@@ -246,6 +252,8 @@ class AlignedTable:
             self._store.drop_copy(ref, file)
         self._chunks, self._fresh, self._segments, self._merged = [], [], [], []
         self.buffered = self._held = 0
+        self._owner.charge(-self._charged)
+        self._charged = 0
 
 
 class _ResidentSegment(MappedBytes):
@@ -332,6 +340,10 @@ class AlignedStore:
             if self._account.reserve(held):
                 return
         self._account.force(held)
+
+    def charge(self, more: int) -> None:
+        """Account for memory that a table has taken (or, if negative, released) beside what it appends."""
+        self._account.force(max(0, self._account.reserved + more))
 
     def remove(self, window: WindowName, table: AlignedTable) -> None:
         """Remove a closed table."""

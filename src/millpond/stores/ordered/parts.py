@@ -54,6 +54,7 @@ class Part:
     Attributes:
         range: the hash range of rows that count. count: number of rows.
         oldest, newest: bounds of the rows' times, ignoring rows without time; timeless: whether there are such rows.
+            `newest` of a file with such rows is above all times.
         run: the file, once written; file: the future of a file being written.
         marks: a bit for each matched row that does not carry the flag itself; None while no bit is set.
         lookups: number of keys looked up in the file during this batch.

@@ -137,12 +137,18 @@ class OrderedTable:
             parts=parts,
             drop_matched=drop_matched,
         )
-        for file in matched_files:
-            for rows, _ in file.chunks():
-                # A shared file also names rows of other partitions.
-                table._apply_matched_names(inside(rows, file.range))
-            if table._files is not None:
-                table._files.matched_files.append(file)
+        try:
+            for file in matched_files:
+                for rows, _ in file.chunks():
+                    # A shared file also names rows of other partitions.
+                    table._apply_matched_names(inside(rows, file.range))
+                if table._files is not None:
+                    table._files.matched_files.append(file)
+        except BaseException:
+            table.close()
+            for run in runs:
+                run.close()
+            raise
         return table
 
     @property

@@ -31,7 +31,9 @@ class TimeBuckets:
 
     def choose_length(self, parts: Sequence[Part], expired: int) -> None:
         """Choose the bucket length for the parts and the time up to which rows have expired."""
-        front = max((part.newest for part in parts), default=BEGINNING)
+        # For a file that also has rows without time, the newest time of its other rows is unknown.
+        known = (part.newest for part in parts if part.rows is not None or not part.timeless)
+        front = max(known, default=BEGINNING)
         if expired == BEGINNING or front <= expired:
             return
         # At least 2¹⁰ µs, about a millisecond.

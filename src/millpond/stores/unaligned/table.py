@@ -87,7 +87,6 @@ class UnalignedTable:
             )
         self._window = self.layout.offsets[len(schema.keys) - 1]
         self._budget = resources.budget
-        self._account = self._budget.open()
         self._writable = writable
         self._read_batch_ratio = read_batch_ratio
         self._write_buffer = write_buffer
@@ -104,6 +103,8 @@ class UnalignedTable:
             directory=directory,
             maximum=maximum_space_amplification,
         )
+        # Opened last: a segment that cannot be read must not leave an account behind.
+        self._account = self._budget.open()
         self._version = manifest.flushed
         self._sealed = True
         self._delta_log = SpooledLog(directory, self._account.limit // 16)

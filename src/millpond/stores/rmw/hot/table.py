@@ -383,7 +383,8 @@ class HotTable:
         self.index.finish_growing()
         rank, ties = self._threshold(share)
         slot = 0
-        room = 2 * rows * (self.heap.used // max(1, self.count) + 64) if len(self._blobs) else 0
+        # A piece never needs more than all long values together, even if a few are very long.
+        room = min(2 * rows * (self.heap.used // max(1, self.count) + 64), self.heap.used) if len(self._blobs) else 0
         while slot >= 0:
             words = np.empty((rows, self.layout.width), np.uint64)
             heap = np.empty(room, np.uint8)
