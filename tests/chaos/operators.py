@@ -25,11 +25,11 @@ import pytest
 from millpond.checkpoint.checkpoint import Checkpoint
 from millpond.checkpoint.formats import deltas
 from millpond.checkpoint.sealed import SealedFiles
-from millpond.conf import KEY_GROUP_BITS
 from millpond.errors import MillpondError, StateDamagedError
 from millpond.files.backends import retry
 from millpond.files.backends.filesystem import FileSystem
 from millpond.files.backends.local import LocalFiles
+from millpond.key_groups import KEY_GROUP_BITS
 from millpond.operators.aggregate import cardinality_observer
 from millpond.operators.processors import input as processor_input
 from millpond.slot.partition.attempt_lock import Attempt

@@ -38,7 +38,7 @@ from millpond.checkpoint.generation import claim
 from millpond.checkpoint.recovery import Recovery
 from millpond.checkpoint.retention.collector import Collector
 from millpond.checkpoint.sealed import SealedFiles
-from millpond.checkpoint.state_schema import OperatorSchema, StateSchema, plain, write_or_check_schema
+from millpond.checkpoint.state_schema import OperatorSchema, StateSchema, plain
 from millpond.compactor.worker import Worker
 from millpond.errors import MillpondError, StateDamagedError
 from millpond.files.backends import objects
@@ -47,6 +47,7 @@ from millpond.files.backends.local import LocalFiles
 from millpond.files.refs import RunRef, TableManifest
 from millpond.query.logs.fork import check_fork
 from millpond.query.logs.query_logs import LOGS, QueryLogs, RollBack
+from millpond.query.schema.comparison import write_or_check_schema
 from millpond.query.starting.recovery_point import write_base_and_find_replays
 from millpond.slot.partition.remote_compaction import RemoteCompaction, RemoteStats
 from millpond.spec.kinds.deduplicate import DeduplicateSpec
@@ -128,11 +129,11 @@ class Violation(BaseException):
 class WatchedCommitter(Committer):
     """A committer that is caught acknowledging what a newer run may not see."""
 
-    def _acknowledge(self, group: Any, size: int) -> None:
+    def _acknowledge(self, group: Any) -> None:
         files = self.checkpoint.files
         if getattr(files, "own", files).claimed > self.checkpoint.generation:
             raise Violation("acknowledged after a newer run has begun")
-        super()._acknowledge(group, size)
+        super()._acknowledge(group)
 
 
 class Slot:
@@ -615,6 +616,7 @@ class World:
             retain=max(self.retain, self.state_retain),
             grace=self.grace,
             clock=self.times,
+            elapsed=self.times,
         )
 
     def _replay(self, expected: int) -> None:

@@ -43,7 +43,8 @@ class Job:
         self.files.put(f"files/{name}.run", [b"run"])
 
     def collector(self, **options):
-        return Collector(self.files, self.generation.number, clock=self.clock, **{"retain": 2, "grace": 60, **options})
+        defaults = {"retain": 2, "grace": 60, "clock": self.clock, "elapsed": self.clock}
+        return Collector(self.files, self.generation.number, **defaults | options)
 
     def settled(self, running, **options):
         """A collector to which all files that are there have been known for some batches."""
@@ -60,6 +61,19 @@ def twice(job, collector, running):
     collector.collect(running)
     job.clock.now += 61
     return collector.collect(running)
+
+
+def test_a_clock_that_is_set_forward_shortens_no_grace(tmp_path):
+    job = Job(tmp_path)
+    for _ in range(10):
+        job.batch(flushed=job.manifest.version)
+    now = [1e9]
+    collector = job.collector(clock=lambda: now[0])
+    collector.collect(9)
+    now[0] += 30 * 86400
+    assert not collector.collect(9).objects
+    job.clock.now += 61
+    assert collector.collect(9).objects
 
 
 def test_old_versions_go_and_the_last_ones_stay(tmp_path):

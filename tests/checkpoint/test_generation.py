@@ -11,11 +11,11 @@ from millpond.checkpoint.generation import (
     newest_claim,
     read_base,
     read_claim,
-    split_key_groups,
 )
 from millpond.errors import FencedError, SettingError, StateDamagedError, TransientError
 from millpond.files.locations.counted import CountedFiles
 from millpond.files.locations.faults import Faults, FaultyFiles
+from millpond.key_groups import split_key_groups
 from tests.checkpoint.rig import begin, memory
 
 
@@ -94,7 +94,7 @@ def test_a_run_whose_checkpoint_was_deleted_is_fenced():
 
 @pytest.mark.parametrize("partitions", [1, 3, 7, 200])
 def test_ranges_are_those_of_the_hash(partitions):
-    ranges = split_key_groups(1 << 15, partitions)
+    ranges = split_key_groups(partitions)
     for group in range(0, 1 << 15, 97):
         first, stop = ranges[group * partitions >> 15]
         assert first <= group < stop

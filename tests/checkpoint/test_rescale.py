@@ -5,11 +5,12 @@ from itertools import pairwise
 import pytest
 
 from millpond.checkpoint.formats.manifest import DeltaRef, PartitionManifest, TableState
-from millpond.checkpoint.generation import BaseVersion, Generation, Tip, claim, split_key_groups
+from millpond.checkpoint.generation import BaseVersion, Generation, Tip, claim
 from millpond.checkpoint.recovery import Recovery
 from millpond.checkpoint.rescale import inherited, rescaled
 from millpond.errors import StateDamagedError
 from millpond.files.refs import RunRef, TableManifest
+from millpond.key_groups import split_key_groups
 from millpond.layout import HashRange
 from millpond.time_slices import disjoint
 from tests.checkpoint.rig import Slot, begin, memory
@@ -19,7 +20,7 @@ SHIFT = 58
 
 
 def of(partitions: int) -> Generation:
-    return Generation(7, "test", GROUPS, split_key_groups(GROUPS, partitions), 0.0)
+    return Generation(7, "test", GROUPS, split_key_groups(partitions, GROUPS), 0.0)
 
 
 def state(partition: int, partitions: int, table: TableState) -> PartitionManifest:
@@ -32,7 +33,7 @@ def take(held: list[TableState], partition: int, partitions: int) -> PartitionMa
     """The manifest of one of `partitions` partitions, of a state that `len(held)` partitions hold."""
     manifests = [state(number, len(held), table) for number, table in enumerate(held)]
     tips = tuple(Tip(0, at, manifest.id, manifest.lineage, str(at), 1) for at, manifest in enumerate(manifests))
-    base = BaseVersion(5, tips, split_key_groups(GROUPS, len(held)))
+    base = BaseVersion(5, tips, split_key_groups(len(held), GROUPS))
     return inherited(of(partitions), base, 0, partition, 5, lambda tip: manifests[tip.partition])
 
 
@@ -137,7 +138,7 @@ def test_tables_of_some_partitions_are_taken_from_those():
 
 
 def test_what_nothing_was_written_to_is_empty():
-    base = BaseVersion(0, (), split_key_groups(GROUPS, 2))
+    base = BaseVersion(0, (), split_key_groups(2, GROUPS))
     assert inherited(of(3), base, 0, 1, 0, lambda tip: pytest.fail("there is none")) == PartitionManifest(0, 1, 0)
     assert inherited(of(3), None, 0, 1, 0, lambda tip: pytest.fail("there is none")) == PartitionManifest(0, 1, 0)
 

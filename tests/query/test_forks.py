@@ -24,7 +24,7 @@ from millpond.checkpoint.recovery import Recovery
 from millpond.checkpoint.retention.collector import Collector
 from millpond.checkpoint.retention.needs import IN_FLIGHT_BATCHES
 from millpond.checkpoint.retention.orphans import find_orphans
-from millpond.checkpoint.state_schema import OperatorSchema, StateSchema, plain, write_or_check_schema
+from millpond.checkpoint.state_schema import OperatorSchema, StateSchema, plain
 from millpond.errors import (
     MillpondError,
     SettingError,
@@ -41,6 +41,7 @@ from millpond.files.locations.opening import open_filesystem
 from millpond.files.refs import RunRef, TableManifest
 from millpond.query.logs.fork import check_fork, fork
 from millpond.query.logs.query_logs import QueryLogs
+from millpond.query.schema.comparison import write_or_check_schema
 from tests.checkpoint.rig import Slot, slots
 from tests.interleave import Interleaved, schedules
 from tests.s3 import BUCKET, s3
@@ -87,7 +88,13 @@ class Query:
         self.table = self.manifest.tables["main"].runs if version else TableManifest()
         self.now = 1e12  # far behind all that the store has
         self.collector = Collector(
-            self.files, generation.number, retain=RETAIN, grace=60, clock=lambda: self.now, keep_aside=1e18
+            self.files,
+            generation.number,
+            retain=RETAIN,
+            grace=60,
+            clock=lambda: self.now,
+            elapsed=lambda: self.now,
+            keep_aside=1e18,
         )
 
     def batch(self) -> None:

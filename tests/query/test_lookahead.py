@@ -216,6 +216,10 @@ def test_files_that_come_next(spark: SparkSession, tmp_path: Path) -> None:
     assert sorted(row.k for row in rows.collect()) == list(range(20, 40))
     arrive(6)
     assert ahead.after(spark, '{"logOffset":0}') is None  # the next batch has been announced
+    for number in (0, 1):
+        (folder / f"part-{number}.parquet").unlink()
+    assert ahead.after(spark, '{"logOffset":1}') is not None
+    assert not [path for path in ahead._known if "part-0" in path or "part-1" in path]  # what is gone is forgotten
 
 
 def test_files_are_told_of_as_they_come(spark: SparkSession, tmp_path: Path) -> None:

@@ -370,6 +370,18 @@ def test_a_stop_while_it_is_started_again_ends_the_next_run(
     assert not world.java[1].isActive()
 
 
+def test_a_stop_does_not_wait_for_the_next_try(worlds: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervision, "_FIRST_PAUSE_SECONDS", 600.0)
+    world = worlds()
+    world.errors.append(TransientError("the store is away"))
+    world.placing.lost.append(("b", {1}))
+    wait_until(lambda: world.restarts and not world.errors)
+    stopping = threading.Thread(target=world.query.stop)
+    stopping.start()
+    stopping.join(30)
+    assert not stopping.is_alive()
+
+
 @pytest.mark.parametrize("runs", [True, False])
 def test_a_query_outlives_its_supervision(
     worlds: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, runs: bool

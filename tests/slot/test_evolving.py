@@ -23,8 +23,8 @@ from millpond.conf import OnChangedState
 from millpond.errors import StateIncompatibleError, TransientError
 from millpond.layout import HashRange
 from millpond.operators.kinds.registry import state_tables
+from millpond.query.schema.matching import check_schema, write_evolved_schema
 from millpond.query.starting.recovery_point import recovery_version, write_base_and_find_replays
-from millpond.query.starting.state_schema import check_schema, write_evolved_schema
 from millpond.slot.process.messages import Run
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.operators import AggregateCall, Field

@@ -1,6 +1,7 @@
 """Hints: what is announced is read before its rows come, and makes no difference but time."""
 
 import pickle
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -334,3 +335,20 @@ def test_whoever_sends_keys_may_call_their_columns_what_they_like() -> None:
     told = Told()
     hints.prefetch(told, 5)  # type: ignore[arg-type]
     assert told.keys == 3 * [(3, 7), (4, None)]
+
+
+def test_hints_wait_while_the_output_of_a_batch_is_read(
+    server: PartitionServer, large: OperatorTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading output may move what a look-up of hints reads: the index, while it grows."""
+    run(server, large, 0, np.arange(1000))
+    (query,) = server._queries.values()
+    (partition,) = query.partitions.values()
+    looked_up = threading.Event()
+    monkeypatch.setattr(partition._hints, "prefetch", lambda operator, version: looked_up.set())
+    announcing = threading.Thread(target=hint, args=(server, large, 1, np.arange(10)))
+    with partition._operator_lock:  # as while a piece of output is made
+        announcing.start()
+        assert not looked_up.wait(0.3)
+    assert looked_up.wait(10)
+    announcing.join()

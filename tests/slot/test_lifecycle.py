@@ -1,3 +1,4 @@
+import errno
 import os
 import pickle
 import signal
@@ -7,6 +8,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import msgspec
@@ -15,7 +17,7 @@ from pyspark import TaskContext
 
 from millpond.errors import MillpondError, SettingError, StateDamagedError, TransientError
 from millpond.slot.process.client import SlotFinder, answered_batches, drain, start_slots
-from millpond.slot.process.connection import Connection, PeerGone
+from millpond.slot.process.connection import Connection, PeerGone, accept
 from millpond.slot.process.identity import Process, identify
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.slot.process.messages import Done, Run
@@ -382,3 +384,13 @@ def test_paths_longer_than_a_socket_address_work(task, folder):
     finally:
         for process in SlotDirectory.of(task).running().values():
             process.kill()
+
+
+def test_too_many_open_files_end_no_slot():
+    def accept_after(error):
+        return accept(SimpleNamespace(accept=Mock(side_effect=error)))
+
+    assert accept_after(OSError(errno.EMFILE, "too many open files")) is None
+    assert accept_after(ConnectionAbortedError(errno.ECONNABORTED, "gone")) is None
+    with pytest.raises(OSError, match="bad file"):
+        accept_after(OSError(errno.EBADF, "bad file descriptor"))

@@ -20,12 +20,13 @@ from millpond.checkpoint.formats.documents import write_document_once
 from millpond.checkpoint.formats.manifest import PartitionManifest, TableState, seal
 from millpond.checkpoint.generation import claim, claimed_generations, newest_claim
 from millpond.checkpoint.recovery import Recovery
-from millpond.checkpoint.state_schema import OperatorSchema, StateSchema, plain, write_or_check_schema
+from millpond.checkpoint.state_schema import OperatorSchema, StateSchema, plain
 from millpond.errors import StateDamagedError, UsageError
 from millpond.files.locations.opening import join_url, open_filesystem
 from millpond.files.refs import RunRef, TableManifest
 from millpond.operators.kinds.registry import state_tables
 from millpond.query.logs.ownership import Ownership
+from millpond.query.schema.comparison import write_or_check_schema
 from millpond.spec.kinds.enrich import EnrichSpec
 from millpond.spec.kinds.group_state import STATE, GroupStateSpec
 from millpond.spec.kinds.processor import ProcessorSpec, Variable

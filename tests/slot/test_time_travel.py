@@ -121,7 +121,9 @@ def test_a_collector_keeps_what_retained_versions_need(tmp_path: Path, monkeypat
         Job(tmp_path, partitions).through(batches)
     reader = StateReader(str(tmp_path))
     now = [max(info.modified for info in reader.files.list(""))]
-    collector = Collector(reader.files, reader.claim.number, retain=8, grace=60, clock=lambda: now[0])
+    collector = Collector(
+        reader.files, reader.claim.number, retain=8, grace=60, clock=lambda: now[0], elapsed=lambda: now[0]
+    )
     collector.collect(13)
     now[0] += 61 + 8 * 86400
     assert collector.collect(13).objects

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from millpond.errors import TransientError
 from millpond.files.disk import reason, remedy
-from millpond.slot.process.connection import Connection
+from millpond.slot.process.connection import Connection, accept
 from millpond.slot.process.identity import Process, identify
 from millpond.slot.process.lifecycle import LOCK_SECONDS, POLL_SECONDS, SlotDirectory
 from millpond.slot.process.messages import RequestSlot, SlotStarted
@@ -110,7 +110,9 @@ class Template:
             log.warning("%s (process %d) exited with status %d", name, ended.si_pid, ended.si_status)
 
     def _answer(self) -> None:
-        sock, _ = self.listener.accept()
+        sock = accept(self.listener)
+        if sock is None:
+            return
         connection = Connection(sock, silence=5.0)
         try:
             request = connection.expect(RequestSlot)

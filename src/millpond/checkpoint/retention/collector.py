@@ -65,7 +65,8 @@ class Collector:
         retain: Spark's `minBatchesToRetain`.
         grace: seconds between the first sight of an object as unneeded and its deletion.
         keep_aside: seconds for which objects in `rolled-back/` and `staging/` stay.
-        clock: returns seconds since the epoch.
+        clock: returns the wall-clock time in seconds, compared with the store's modification times.
+        elapsed: returns monotonic seconds; a step of the wall clock does not shorten grace periods.
     """
 
     def __init__(
@@ -77,13 +78,14 @@ class Collector:
         grace: float = 600.0,
         keep_aside: float = 7 * 86400.0,
         clock: Callable[[], float] = time.time,
+        elapsed: Callable[[], float] = time.monotonic,
     ) -> None:
         self.files = files
         self.generation = generation
         self._retain = max(retain, IN_FLIGHT_BATCHES)
         self._grace_seconds = grace
         self._aside_seconds = keep_aside
-        self._clock = clock
+        self._clock, self._elapsed = clock, elapsed
         self._needs_by_commit: dict[str, frozenset[str]] = {}  # by retained commit: the objects that its manifests name
         self._unneeded_since: dict[str, float] = {}  # by name: the time since which the object has been unneeded
         self._last_listing: set[str] = set()  # files in the listing of the last collection
@@ -151,7 +153,7 @@ class Collector:
 
     def _live_requests(self, requests: dict[str, RequestState], running: int, oldest: int) -> set[str]:
         """Return the requests whose results a manifest may still name."""
-        now = self._clock()
+        now = self._elapsed()
         own = {
             key for key, state in requests.items() if state.generation == self.generation and state.request is not None
         }
@@ -187,7 +189,7 @@ class Collector:
         return {name: parent for name, parent in names.items() if name not in self._released}
 
     def _remove_unneeded(self, candidates: dict[str, FileInfo]) -> Collected:
-        now = self._clock()
+        now = self._elapsed()
         self._unneeded_since = {name: self._unneeded_since.get(name, now) for name in candidates}
         due = [info for name, info in candidates.items() if now - self._unneeded_since[name] >= self._grace_seconds]
         return self._remove(due, Collected())

@@ -17,6 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from millpond.files.backends.filesystem import FileSystem
 from millpond.files.locations.opening import on_disk
 from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.session import copied_session
 from millpond.plan.exchange.workers import map_in_arrow
 from millpond.plan.lookahead.source import fed_by_source, key_hashes, prefetch_sources, source_of
 from millpond.plan.reading.decision import Decision
@@ -139,10 +140,7 @@ class _Runner:
             return
         if self._session is None:
             # A session of its own: the rows are read with the query's settings, and the user's session does not change.
-            copy = SparkSession(self._spark.sparkContext, self._spark._jsparkSession.cloneSession())
-            for name, value in self._settings.items():
-                copy.conf.set(name, value)
-            self._session = Catalyst(copy)
+            self._session = Catalyst(copied_session(self._spark, self._settings))
         rows = self._ahead.after(self._session.spark, self._offset)
         for task in tasks_wanting_hints:
             if rows is not None and task.operator in self._fed:

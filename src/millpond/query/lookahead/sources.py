@@ -121,7 +121,8 @@ class Files:
             return None
         self._catch_up()
         reader = spark.read.format(self._format).schema(self._schema).options(**self._options)
-        paths = (unquote(urlsplit(path).path) for path in reader.load(self._path).inputFiles())
+        paths = [unquote(urlsplit(path).path) for path in reader.load(self._path).inputFiles()]
+        self._known.intersection_update(paths)  # files removed from the folder do not come again
         fresh = [path for path in paths if path not in self._known and path not in self._returned]
         if self._most:
             # Spark's file source takes the oldest files first, by modification time.
@@ -133,11 +134,12 @@ class Files:
         return reader.load(fresh) if fresh else None
 
     def _catch_up(self) -> None:
-        for entry in self._checkpoint.list("sources/0/"):
-            if self._READ.fullmatch(entry.name) and entry.name not in self._logged:
-                self._logged.add(entry.name)
-                lines = self._checkpoint.get(entry.name).decode().splitlines()[1:]
-                self._known |= {unquote(urlsplit(json.loads(line)["path"]).path) for line in lines}
+        names = {entry.name for entry in self._checkpoint.list("sources/0/") if self._READ.fullmatch(entry.name)}
+        self._logged &= names  # Spark has removed the others
+        for name in names - self._logged:
+            self._logged.add(name)
+            lines = self._checkpoint.get(name).decode().splitlines()[1:]
+            self._known |= {unquote(urlsplit(json.loads(line)["path"]).path) for line in lines}
 
 
 def upcoming_rows(source: Node, checkpoint: FileSystem) -> UpcomingRows | None:

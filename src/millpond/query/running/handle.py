@@ -56,7 +56,7 @@ class RunningQuery(StreamingQuery):  # type: ignore[misc]
         self._over = not supervised
         self._failure: StreamingQueryException | None = None
         self._earlier_progress: list[Any] = []
-        self.stopping = False
+        self.stopping = threading.Event()  # set once the user asks for the end of the query
         """Whether the user has asked for the end of the query."""
 
     @classmethod
@@ -151,7 +151,7 @@ class RunningQuery(StreamingQuery):  # type: ignore[misc]
 
     def stop(self) -> None:
         """Stop the query, as `StreamingQuery.stop` does, and let no other run follow."""
-        self.stopping = True
+        self.stopping.set()
         StreamingQuery(self._jsq).stop()
         with self._changed:
             if not self._changed.wait_for(lambda: self._over, _SILENT_SECONDS):

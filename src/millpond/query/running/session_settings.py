@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pyspark.sql import SparkSession
 
 from millpond.conf import Settings
-from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.session import settings_of
 from millpond.spec.kinds.union import OperatorSpec
 from millpond.spec.types import leaves, parse_type
 
@@ -87,7 +87,7 @@ def settings_of_user(session_settings: Mapping[str, str], given: Mapping[str, st
 def starting_settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
     """Change a session's settings while a query starts, and restore the old ones."""
     with _START_LOCK:
-        before = Catalyst(spark).settings
+        before = settings_of(spark)
         with changed_settings(spark, wanted, {name: before.get(name) for name in wanted}):
             yield
 

@@ -126,10 +126,10 @@ class Supervisor:
                 running = self._start_again(loss)
                 if running is not None:
                     self._query.continue_as(running)
-                    if self._query.stopping:
+                    if self._query.stopping.is_set():
                         running.stop()
         except MillpondError as error:
-            failure = None if self._query.stopping else error
+            failure = None if self._query.stopping.is_set() else error
             self._stop()
         except Exception as error:
             if _application_runs():
@@ -260,7 +260,7 @@ class Supervisor:
         own = self._tasks[0].generation
         restart = Restart(self._restarts + 1, loss.reason, tuple(sorted(loss.hosts)))
         pause = _FIRST_PAUSE_SECONDS
-        while not self._query.stopping:
+        while not self._query.stopping.is_set():
             now = time.monotonic()
             while self._restarted and now - self._restarted[0] > _WINDOW_SECONDS:
                 self._restarted.popleft()
@@ -300,7 +300,7 @@ class Supervisor:
                     action="Start the query again: it repeats the last batch.",
                     query=self._tasks[0].query,
                 ) from error
-            time.sleep(pause)
+            self._query.stopping.wait(pause)
             pause *= 4
         return None
 

@@ -32,28 +32,28 @@ class AttemptLock:
     """Lock that one attempt at a time holds to write.
 
     Args:
-        patience: seconds to wait for the input of an earlier attempt at the same batch before it is cut off.
+        input_timeout: seconds to wait for the input of an earlier attempt at the same batch before it is cut off.
         on_closed: called when the lock is closed and its last holder has released it.
 
     Attributes:
         closed: whether the lock is closed: no attempt can take it any more.
     """
 
-    def __init__(self, patience: float, on_closed: Callable[[], None] = lambda: None) -> None:
-        self._patience = patience
+    def __init__(self, input_timeout: float, on_closed: Callable[[], None] = lambda: None) -> None:
+        self._input_timeout = input_timeout
         self._on_closed = on_closed
         self._changed = threading.Condition()
         self._current: Attempt | None = None
         self._waiting = 0  # number of waiting attempts
         self.closed = False
 
-    def close(self, patience: float = 5.0) -> None:
-        """Refuse all later attempts, cut off the holder, and wait `patience` seconds for its release."""
+    def close(self, release_timeout: float = 5.0) -> None:
+        """Refuse all later attempts, cut off the holder, and wait `release_timeout` seconds for its release."""
         with self._changed:
             self.closed = True
             if self._current is not None:
                 self._current.cancel()
-            free = self._changed.wait_for(lambda: self._current is None, patience)
+            free = self._changed.wait_for(lambda: self._current is None, release_timeout)
             self._changed.notify_all()
         if free:  # else the holder calls it when it releases the lock
             self._on_closed()
@@ -104,7 +104,7 @@ class AttemptLock:
             self._current = attempt
 
     def _wait_for_holder(self, attempt: Attempt) -> None:
-        deadline = time.monotonic() + self._patience
+        deadline = time.monotonic() + self._input_timeout
         cut_off: Attempt | None = None
         while (current := self._current) is not None:
             if current.batch > attempt.batch:
@@ -112,14 +112,14 @@ class AttemptLock:
             # With all its input, the holder ends by itself: wait for it, and start the timeout again afterwards.
             if current.batch == attempt.batch and current.input_complete:
                 self._changed.wait()
-                deadline = time.monotonic() + self._patience
+                deadline = time.monotonic() + self._input_timeout
                 continue
             # Spark starts a batch only after the previous one, so an attempt at an earlier batch is abandoned.
             expired = time.monotonic() >= deadline
             if cut_off is not current and (expired or current.batch < attempt.batch):
                 cut_off = current
                 current.cancel()
-                deadline = time.monotonic() + self._patience
+                deadline = time.monotonic() + self._input_timeout
             elif expired:
                 raise TransientError(f"Attempt {current.number} at batch {current.batch} does not end.")
             self._changed.wait(deadline - time.monotonic())

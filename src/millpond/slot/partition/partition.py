@@ -116,7 +116,9 @@ class Partition:
         self._hints.store(batch, lookahead, hashes, keys)
         with self._attempt_lock.try_hold() as free:
             if free and self._manifest is not None:
-                self._hints.prefetch(self._operator, self._manifest.version)
+                # A reader of the last batch's output may grow the index that the look-up reads.
+                with self._operator_lock:
+                    self._hints.prefetch(self._operator, self._manifest.version)
 
     def run(
         self,

@@ -57,7 +57,7 @@ class Tables:
         self._spec = task.spec
         self._settings = task.settings
         self._prefetches = bool(task.lookaheads)
-        self._range = HashRange(*task.hash_range(number))
+        self._range = task.hash_range(number)
         self._states: Mapping[str, TableState] = manifest.tables
         self._state_tables = state_tables(task.spec)
         self._schemas = _schemas_by_number(query.checkpoint.state_schemas, task.operator)

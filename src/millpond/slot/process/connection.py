@@ -7,6 +7,8 @@ carry a text. Sockets are in a directory of mode 0700, so both ends belong to on
 
 from __future__ import annotations
 
+import errno
+import logging
 import pickle
 import select
 import socket
@@ -25,8 +27,11 @@ from millpond.slot.process.messages import Message
 
 _HEADER = struct.Struct("<IQ")
 _SEND_BUFFER_BYTES = 4 << 20
+_ACCEPT_PAUSE_SECONDS = 0.1
+"""Pause after a connection that was not accepted; the listener stays ready meanwhile."""
 _MAX_HEARTBEAT_TEXT = 2000  # bytes: a heartbeat must fit the socket buffer, as it is sent whole or not at all
 
+log = logging.getLogger(__name__)
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)
 
@@ -51,6 +56,18 @@ class PeerSilent(OSError):
 
 class PeerGone(OSError):
     """The other end closed the connection or died."""
+
+
+def accept(listener: socket.socket) -> socket.socket | None:
+    """Accept a connection; None if this process has too many open files for now, or if the other end has gone."""
+    try:
+        return listener.accept()[0]
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED):
+            raise
+        log.warning("a connection was not accepted: %s", error)
+        time.sleep(_ACCEPT_PAUSE_SECONDS)
+        return None
 
 
 class Connection:

@@ -278,15 +278,15 @@ class SlotDirectory:
         except OSError:
             return False
 
-    def sweep(self, patience: float = 0.0) -> bool:
+    def sweep(self, lock_timeout: float = 0.0) -> bool:
         """Remove the directory if no registered process and no other slot process is alive; return whether that was
         done.
 
         Args:
-            patience: seconds to keep trying to get the lock. The last process to exit needs some: another application
-                that sweeps may hold the lock briefly.
+            lock_timeout: seconds to keep trying to get the lock. The last process to exit needs some: another
+                application that sweeps may hold the lock briefly.
         """
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + lock_timeout
         while True:
             try:
                 with self.locked(wait=False) as locked:

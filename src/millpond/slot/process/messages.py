@@ -107,7 +107,7 @@ class Called(msgspec.Struct, tag=True):
 class Hints(msgspec.Struct, tag=True):
     """To a slot, without a reply: prefetch hints for rows that will arrive. A schema and one record batch follow.
 
-    The batch has the hashes of the keys, then the columns that the operator needs (`Spec.announced`).
+    The batch has the hashes of the keys, then the columns that the operator needs (`Spec.hint_columns`).
 
     Attributes:
         task: the operator.

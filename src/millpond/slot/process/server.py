@@ -19,7 +19,7 @@ from millpond.errors import MillpondError
 from millpond.layout import Words
 from millpond.operators.processors.calls import Caller
 from millpond.slot.process.calling import ConnectedCaller
-from millpond.slot.process.connection import Connection, Kind, PeerGone, PeerSilent
+from millpond.slot.process.connection import Connection, Kind, PeerGone, PeerSilent, accept
 from millpond.slot.process.identity import identify
 from millpond.slot.process.lifecycle import LOCK_SECONDS, POLL_SECONDS, SlotDirectory
 from millpond.slot.process.messages import (
@@ -72,7 +72,7 @@ class Work(Protocol):
             batch: the batch that will read the keys.
             lookahead: sender of the hints.
             hashes: hashes of the keys.
-            keys: columns that the operator needs beside the hashes (`Spec.announced`).
+            keys: columns that the operator needs beside the hashes (`Spec.hint_columns`).
         """
 
     def open_ahead(self, tasks: Sequence[OperatorTask], partitions: Sequence[int], version: int) -> None:
@@ -145,7 +145,9 @@ class Slot:
             return list(self._connections)
 
     def _accept(self) -> None:
-        sock, _ = self.listener.accept()
+        sock = accept(self.listener)
+        if sock is None:
+            return
         connection = Connection(sock)
         with self._guard:
             self._connections.add(connection)
