@@ -341,3 +341,16 @@ def test_an_image_may_come_before_what_it_takes_the_place_of() -> None:
     out = rig.batch(arrow(shape, [{"g": "a", "v": 1, OP.name: -2}]), arrow(shape, [{"g": "a", "v": 1, OP.name: 2}]))
     assert not out.num_rows
     rig.close()
+
+
+def test_a_group_that_a_batch_leaves_as_it_was_has_no_images() -> None:
+    shape = AggregateSpec(
+        fields("g string"), fields("s string"), (call("max", (0,), "string"),), "update", changes=True
+    )
+    rig = Rig(shape)
+    long = "x" * 13
+    rig.batch(arrow(shape, [{"g": "short", "s": "b"}, {"g": "long", "s": long}, {"g": "none", "s": None}]))
+    again = [{"g": "short", "s": "a"}, {"g": "long", "s": long}, {"g": "none", "s": None}]
+    assert set(rig.batch(arrow(shape, again)).column("g").to_pylist()) == {"long"}
+    assert set(rig.batch(arrow(shape, [{"g": "short", "s": "c"}])).column("g").to_pylist()) == {"short"}
+    rig.close()

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -78,3 +80,11 @@ def test_rows_that_are_all_there_are_joined_in_order() -> None:
     for key in range(3):
         texts = [text for k, _, text, chosen in rows if k == key and text is not None and chosen]
         assert found[key] == [",".join(sorted(texts, reverse=True))]
+
+
+def test_bytes_that_are_no_text_are_concatenated_all_the_same() -> None:
+    """As in Spark, where `cast(value as string)` checks nothing."""
+    offsets, texts = np.array([0, 2]), pa.array([b"a\xff", b"b"]).view(pa.string())
+    call = AggregateCall("listagg", (0,), "string", options={"delimiter": "2c"})
+    found = listagg.join_texts(offsets, texts, call, parse_type("string"))
+    assert found.view(pa.binary()).to_pylist() == [b"a\xff,b"]

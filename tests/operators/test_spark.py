@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from millpond.plan.catalyst.nodes import sketch_tables
+from millpond.plan.catalyst.function_options import sketch_tables
 from millpond.spec.functions import sketch_precision
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.operators import AggregateCall

@@ -139,6 +139,23 @@ class SlicedState(Generic[P]):
         first, last = self.closing_times
         return (times >= first) & (times <= last)
 
+    @property
+    def _until(self) -> int:
+        """The time up to which slices are over."""
+        if self._windows is None:
+            return self._closed
+        # Slices hold the beginnings of windows, and end before the beginning of the next one.
+        slide, origin = self._windows.slide, self._windows.offset
+        return (self._closed - self._windows.size - origin) // slide * slide + origin + slide - 1
+
+    def closes(self, slice_: TimeSlice) -> bool:
+        """Return whether a slice is over by this batch's watermark, so that `finish` drops it."""
+        return slice_.last <= self._until
+
+    def closes_whole(self, slice_: TimeSlice) -> bool:
+        """Return whether this batch's watermark closes all times of a slice, and earlier ones closed no time of it."""
+        return self.closes(slice_) and slice_.low >= self.closing_times[0]
+
     def passes(self, rows: int) -> int:
         """Return the number of passes over hash ranges that a batch of `rows` rows takes.
 
@@ -197,11 +214,7 @@ class SlicedState(Generic[P]):
 
     def finish(self) -> dict[str, TableDelta]:
         """End the batch: drop the parts that are over and seal the changes of the others."""
-        until = self._closed
-        # Slices hold the beginnings of windows: windows that begin up to `until` are closed.
-        if self._windows is not None:
-            slide, origin = self._windows.slide, self._windows.offset
-            until = (self._closed - self._windows.size - origin) // slide * slide + origin + slide - 1
+        until = self._until
         if self._closed > self._late:
             # State by pane is read when the first window of a pane closes, and dropped with the last.
             ahead = self._reach

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from millpond.conf import KEY_GROUP_BITS
+from millpond.key_groups import IN_GROUP_BITS
 from millpond.layout import HASH, HashRange, Rows
 
-_GROUP = 1 << (64 - KEY_GROUP_BITS)
+_GROUP = 1 << IN_GROUP_BITS
 
 
 def bounds(range_: HashRange, pieces: int) -> list[int]:

@@ -15,7 +15,6 @@ import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 
 from millpond.operators.aggregate.adaptive_slice import AdaptiveSlice
@@ -93,7 +92,7 @@ class AdaptiveAggregate(WindowedAggregate):
 
     def finish(self) -> dict[str, TableDelta]:
         """End the batch: observe it, backfill some rows, drop what is closed, and seal the other changes."""
-        staying = {slice_: part for slice_, part in self._parts.live.items() if not self._closes(slice_.last)}
+        staying = {slice_: part for slice_, part in self._parts.live.items() if not self._parts.closes(slice_)}
         # The names of the tables record the choice, so it is made before the seal: a repeated batch finds the same.
         self._choose_store(staying.values())
         moving = [slice_ for slice_, part in staying.items() if part.backlog]
@@ -104,9 +103,6 @@ class AdaptiveAggregate(WindowedAggregate):
         for part in self._parts.closing.values():
             part.measure()
         return sealed
-
-    def _closes(self, time: int) -> bool:
-        return bool(self._parts.closing_now(np.array([time]))[0])
 
     def _choose_store(self, parts: Collection[AdaptiveSlice]) -> None:
         """Change the store of slices if the observer decides so."""
@@ -136,6 +132,6 @@ class AdaptiveAggregate(WindowedAggregate):
     def output(self) -> Iterator[pa.RecordBatch]:
         """Yield the groups that the batch's watermark closed."""
         for slice_, part in self._parts.closing.items():
-            whole = self._closes(slice_.low) and self._closes(slice_.last)
+            whole = self._parts.closes_whole(slice_)
             for groups, rows in part.emit(scratch(self._make_table)):
                 yield from self._decoded(groups, rows if whole else self._closing_now(groups, rows))

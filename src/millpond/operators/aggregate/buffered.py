@@ -140,17 +140,16 @@ class BufferedAggregate(WindowedAggregate):
             finally:
                 groups.close()
 
-    def _window_starts(self, times: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-        """Yield, for each overlapping window in turn, its beginnings for rows of these times."""
-        for number in range(1 if self._windows is None else self._windows.overlap):
-            yield times if self._windows is None else times - number * self._windows.slide
+    @property
+    def _overlap(self) -> int:
+        return 1 if self._windows is None else self._windows.overlap
 
     def _rows_of_windows(
         self, batch: pa.RecordBatch, times: NDArray[np.int64], low: int, high: int
     ) -> Iterator[pa.RecordBatch]:
         """Yield a batch's rows as rows of the windows that begin from `low` to `high`."""
         placed = []
-        for begins in self._window_starts(times):
+        for begins in self._window_starts(times, self._overlap):
             chosen = np.flatnonzero((begins >= low) & (begins <= high))
             if len(chosen):
                 placed.append((chosen, begins[chosen]))
@@ -169,7 +168,7 @@ class BufferedAggregate(WindowedAggregate):
             if self._parts.closing_now(times).any():
                 yield self._parts.closing_times
             return
-        closing = [begins[self._parts.closing_now(begins)] for begins in self._window_starts(times)]
+        closing = [begins[self._parts.closing_now(begins)] for begins in self._window_starts(times, self._overlap)]
         windows, counts = np.unique(np.concatenate(closing), return_counts=True)
         turns = (np.cumsum(counts) - counts) // max(1, len(times))
         for group in np.split(windows, np.flatnonzero(np.diff(turns)) + 1):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from millpond.kernels.aggregate import retract
 from millpond.kernels.ranking.changes import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
-from millpond.layout import Column, Rows
+from millpond.layout import INLINE, LENGTH, Column, Rows
 from millpond.operators.columns.encode import ALL, Place
 from millpond.operators.retraction import unknown_retraction
 from millpond.spec.kinds.aggregate import AggregateSpec
@@ -150,14 +150,15 @@ class GroupChangelog:
                 start = stop
 
     def _is_unchanged(self, rows: Rows) -> NDArray[np.bool_]:
-        """Return a mask of the groups whose accumulators are unchanged, word for word."""
-        if self._bytes_columns:  # long values would have to be compared in the heap
-            return np.zeros(rows.count, dtype=np.bool_)
+        """Return a mask of the groups whose accumulators are unchanged; long values count as changed."""
         same = np.ones(rows.count, dtype=np.bool_)
         # Without the last column: the number of rows is no result.
         for old, width, null_word, null_bit, new, new_null_word, new_null_bit in self._columns[:-1]:
             bit = np.uint64(1)
-            same &= (rows.words[:, old : old + width] == rows.words[:, new : new + width]).all(axis=1)
+            stored = width or 2  # the kernel that copies rows leaves byte values out
+            same &= (rows.words[:, old : old + stored] == rows.words[:, new : new + stored]).all(axis=1)
+            if not width:
+                same &= (rows.words[:, old] & LENGTH) <= INLINE
             nulls = (rows.words[:, null_word] >> np.uint64(null_bit)) & bit
             same &= nulls == (rows.words[:, new_null_word] >> np.uint64(new_null_bit)) & bit
         return same

@@ -12,12 +12,12 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.conf import KEY_GROUP_BITS
 from millpond.files.formats.blocks import kernel_layout
 from millpond.kernels.event_time.panes import following, order_panes, span
 from millpond.kernels.event_time.slices import spread
 from millpond.kernels.runs.gather import addresses, gather_rows
 from millpond.kernels.runs.sort import order_by_hash
+from millpond.key_groups import KEY_GROUP_BITS
 from millpond.layout import HASH, Rows
 from millpond.operators.aggregate.groups import Groups
 from millpond.operators.hash_ranges import bounds, by_range

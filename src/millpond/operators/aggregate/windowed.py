@@ -80,9 +80,7 @@ class WindowedAggregate:
     def prefetch_keys(self, keys: pa.RecordBatch, needed: int) -> None:
         """Prefetch groups in the slices of their event times, but not for late rows (see `KeyPrefetchable`)."""
         times = times_of(keys.column(1), self._type)
-        copies = 1 if self._windows is None or self._shared else self._windows.overlap
-        for number in range(copies):
-            begins = times if self._windows is None else times - number * self._windows.slide
+        for begins in self._window_starts(times, self._copies):
             hashes = hashes_of(keys)
             if self._sliding:
                 hashes = spread_by_time(hashes, begins)
@@ -101,18 +99,14 @@ class WindowedAggregate:
             self._on_time(batch, times, count=True)
             self._process_in_order(batch, times)
             return
-        copies = 1 if self._windows is None or self._shared else self._windows.overlap
-        for number in range(copies):
-            begins = times if self._windows is None else times - number * self._windows.slide
+        for number, begins in enumerate(self._window_starts(times, self._copies)):
             # A row that is late for its last window is late for all, so only that window counts it.
             self._fold_rows(*self._on_time(batch, begins, count=number == 0))
 
     def process_combined(self, batch: pa.RecordBatch) -> int:
         """Fold in combined rows (see `Combining`), whose event time is in their key."""
         times = times_of(batch.column(self._column), self._type)
-        copies = 1 if self._windows is None or self._shared else self._windows.overlap
-        for number in range(copies):
-            begins = times if self._windows is None else times - number * self._windows.slide
+        for number, begins in enumerate(self._window_starts(times, self._copies)):
             on_time = self._parts.on_time(begins)
             rows = batch if on_time.all() else batch.filter(pa.array(on_time))
             if number == 0:
@@ -126,6 +120,16 @@ class WindowedAggregate:
         """Adopt partial results of windows: the column `__hash`, then keys and the state columns of all calls."""
         for part, rows in self._divide(batch, times_of(batch.column(self._column), self._type)):
             part.adopt(rows)
+
+    @property
+    def _copies(self) -> int:
+        """Number of windows that each row is folded into one by one; rows of shared panes are folded once."""
+        return 1 if self._windows is None or self._shared else self._windows.overlap
+
+    def _window_starts(self, times: NDArray[np.int64], count: int) -> Iterator[NDArray[np.int64]]:
+        """Yield the beginnings of the last window that has each time, of the window before, … (`count` windows)."""
+        for number in range(count):
+            yield times if self._windows is None else times - number * self._windows.slide
 
     def _process_in_order(self, batch: pa.RecordBatch, times: NDArray[np.int64]) -> None:
         """Fold each row into all its windows before the next row."""
@@ -178,7 +182,7 @@ class WindowedAggregate:
             return
         for slice_, part in self._parts.closing.items():
             # A slice of several windows closes in parts: only then each row is compared with the watermark.
-            whole = bool(self._parts.closing_now(np.array([slice_.low, slice_.last])).all())
+            whole = self._parts.closes_whole(slice_)
             for rows in part.scan():
                 yield from self._decoded(part, rows if whole else self._closing_now(part, rows))
 

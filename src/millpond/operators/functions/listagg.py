@@ -67,7 +67,7 @@ def join_texts(offsets: NDArray[np.int64], values: pa.Array, call: AggregateCall
     lists = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), texts.cast(pa.binary()))
     together = pc.binary_join(lists, pa.scalar(delimiter, pa.binary()))
     empty = pa.array(offsets[1:] == offsets[:-1])
-    return pc.if_else(empty, pa.scalar(None, pa.binary()), together).cast(type_)
+    return pc.if_else(empty, pa.scalar(None, pa.binary()), together).view(type_)
 
 
 def _sort_lists(

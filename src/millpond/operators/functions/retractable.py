@@ -39,6 +39,9 @@ class Retractable(Accumulator):
 
     signs: Signs
 
+    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
+        raise AssertionError(f"{self.call.function} over a changelog has no partial states")
+
 
 class RetractableCount(Retractable, Count):
     """`count(*)`, `count(x, …)`: one word."""
@@ -63,11 +66,6 @@ class RetractableBitXor(Retractable):
     def update(self, table: Writable, rows: NDArray[np.int64], start: int) -> None:
         retract.bit_xor(table.words, rows, start, *self.places[0], self._valid, self._values, self.signs)
 
-    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
-        bits, numbers = (place.offset for place in self.places)
-        np.bitwise_xor.at(table.words[:, bits], rows, source.words[:, bits])
-        _add(table, rows, numbers, source.words[:, numbers])
-
     def result(self, rows: Rows) -> pa.Array:
         bits, numbers = (rows.ints(place.offset) for place in self.places)
         return to_arrow(bits, (numbers != 0).view(np.uint8), self.type)
@@ -84,11 +82,6 @@ class _RetractableSum(Retractable):
     def load(self, operands: Sequence[Operand], counts: Mask) -> None:
         self._values = operands[0].values
         self._valid = and_masks(counts, operands[0].valid)
-
-    def _combine(self, table: Writable, rows: NDArray[np.int64], source: Rows) -> None:
-        retract.add_numbers(table.words, rows, self.places[0].offset, self._sums(source))
-        for place in self.places[self._size :]:
-            _add(table, rows, place.offset, source.words[:, place.offset])
 
     def _sums(self, rows: Rows) -> Words:
         return rows.span(self.places[0].offset, self._size)
@@ -208,11 +201,6 @@ class RetractableAverageFloats(RetractableSumFloats):
         numbers = self._value_counts(rows)
         with np.errstate(divide="ignore", invalid="ignore"):
             return to_arrow(self._totals(rows) / numbers, (numbers != 0).view(np.uint8), self.type)
-
-
-def _add(table: Writable, rows: NDArray[np.int64], offset: int, numbers: NDArray[np.uint64]) -> None:
-    """Add to a word of rows, which may be repeated."""
-    np.add.at(table.words[:, offset], rows, numbers)
 
 
 def _is_below(low: Words, high: Words, above: Words, limit: int) -> NDArray[np.bool_]:

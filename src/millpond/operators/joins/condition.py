@@ -46,8 +46,6 @@ def evaluate(condition: list[Any], column: ReadColumn) -> pa.Array:
         return result
     if operation == "not":
         return pc.invert(values[0])
-    if operation == "isnull":
-        return pc.is_null(values[0])
     if operation in COMPARISONS:
         return _compare(operation, *values)
     raise UsageError(f"Conditions of joins do not know {operation!r}.", action="Leave this operator on Spark.")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from millpond.conf import KEY_GROUP_BITS
 from millpond.kernels.event_time.slices import spread
+from millpond.key_groups import KEY_GROUP_BITS
 from millpond.layout import Ints, Rows
 from millpond.operators.columns.decode import OversizeError
 from millpond.operators.processors.input import Group
