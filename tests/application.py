@@ -9,10 +9,11 @@ from pathlib import Path
 from millpond.checkpoint.forks.parents import open_state
 from millpond.checkpoint.generation import claim
 from millpond.checkpoint.recovery import Recovery
-from millpond.checkpoint.state_schema import OperatorSchema, StateSchema, plain, write_or_check_schema
+from millpond.checkpoint.state_schema import OperatorSchema, StateSchema, plain
 from millpond.files.locations.opening import open_filesystem
 from millpond.operators.kinds.registry import state_tables
 from millpond.query.logs.query_logs import QueryLogs, RollBack
+from millpond.query.schema.comparison import write_or_check_schema
 from millpond.query.starting.recovery_point import write_base_and_find_replays
 from millpond.slot.partition.partitions import PartitionServer
 from millpond.spec.kinds.union import OperatorSpec

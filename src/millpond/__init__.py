@@ -129,7 +129,7 @@ def explain(df: DataFrame, output_mode: str = "append", *, as_dict: bool = False
     from millpond.conf import read_settings
     from millpond.errors import UsageError
     from millpond.plan import explain as explaining
-    from millpond.plan.catalyst.jvm import Catalyst
+    from millpond.plan.catalyst.session import settings_of
     from millpond.plan.decide import decide
     from millpond.query.starting.checks import check_session, unsupported_anywhere
 
@@ -138,7 +138,7 @@ def explain(df: DataFrame, output_mode: str = "append", *, as_dict: bool = False
         raise UsageError("The DataFrame is not a stream.", action="Read it with spark.readStream.")
     if output_mode.lower() not in ("append", "update", "complete"):
         raise UsageError(f"There is no output mode {output_mode!r}.", action="Give append, update or complete.")
-    settings = read_settings(Catalyst(df.sparkSession).settings)
+    settings = read_settings(settings_of(df.sparkSession))
     decision = decide(df, output_mode, pattern=settings.store_pattern, map_groups=settings.map_groups)
     if as_dict:
         return explaining.as_dict(decision, unsupported_anywhere(df, decision))

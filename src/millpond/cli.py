@@ -11,9 +11,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from millpond.conf import KEY_GROUP_BITS
 from millpond.errors import MillpondError, StateDamagedError
 from millpond.humanize import counted
+from millpond.key_groups import KEY_GROUPS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -175,7 +175,7 @@ def verify_state(location: Location, version: Version = None) -> None:
 @state.command("rescale")
 def rescale_state(
     location: Location,
-    partitions: Annotated[int, typer.Option(min=1, max=1 << KEY_GROUP_BITS, help="The new number of partitions.")],
+    partitions: Annotated[int, typer.Option(min=1, max=KEY_GROUPS, help="The new number of partitions.")],
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only print the parts that each partition would be made of.")
     ] = False,

@@ -11,11 +11,10 @@ import msgspec
 from msgspec import Meta
 
 from millpond.errors import SettingError
+from millpond.key_groups import KEY_GROUPS
 from millpond.setting_values import Count, Location, Positive, Share, Size, parse_value
 
 PREFIX = "spark.millpond."
-KEY_GROUP_BITS = 15
-"""The key space has 2¹⁵ key groups; a partition is a contiguous range of key groups."""
 
 OnChangedState = Literal["error", "keep", "evolve"]
 """Reaction to a query whose state schema has changed."""
@@ -57,7 +56,7 @@ class Settings(msgspec.Struct, frozen=True):
     ] = None
 
     partitions: Annotated[
-        Annotated[int, Meta(ge=1, le=1 << KEY_GROUP_BITS)] | None,
+        Annotated[int, Meta(ge=1, le=KEY_GROUPS)] | None,
         setting(
             "partitions",
             "partitions of the state, 1 to 32768; a few per core are enough. Another number at a later start "

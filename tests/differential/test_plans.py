@@ -39,6 +39,10 @@ QUERIES: dict[str, tuple[Query, str]] = {
     "global complete": (lambda df, _: df.agg(F.count("*"), F.min("dec38"), F.collect_set("k")), "complete"),
     "global of nothing": (lambda df, _: df.filter("k > 1000").agg(F.count("*"), F.sum("k")), "update"),
     "no functions": (lambda df, _: df.groupBy("k", "b").agg(F.lit(1).alias("one")), "update"),
+    "a constant among the keys": (
+        sql("select k, 1 one, round(avg(i32), 1) r, regexp_replace(max(s), 'a', 'b') t from events group by k, one"),
+        "update",
+    ),
     "select distinct": (sql("select distinct k, st from events"), "update"),
     "select distinct complete": (sql("select distinct f64, s from events"), "complete"),
     "rollup": (sql("select k, b, count(*), sum(i32) from events group by rollup(k, b)"), "update"),

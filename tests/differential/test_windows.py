@@ -108,6 +108,11 @@ def instants(df: DataFrame, session: SparkSession) -> DataFrame:
     return marked(df).groupBy("ts", "k").agg(*results())
 
 
+def instants_in_structs(df: DataFrame, session: SparkSession) -> DataFrame:
+    """Spark gives the name of a struct's field, with the field's watermark, to what it groups by."""
+    return marked(df).withColumn("event", F.struct("ts", "s")).groupBy("event.ts", "k").agg(*results())
+
+
 def days(df: DataFrame, session: SparkSession) -> DataFrame:
     session.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
     return marked(df).groupBy(F.window("ts", "1 day"), "k").agg(*results())
@@ -176,7 +181,7 @@ def test_append(spark: SparkSession, tmp_path: Path, query: Query) -> None:
     assert any(found.values()), "no window ever closed"
 
 
-@pytest.mark.parametrize("query", CLOSING, ids=lambda query: query.__name__)
+@pytest.mark.parametrize("query", [*CLOSING, instants_in_structs], ids=lambda query: query.__name__)
 def test_update(spark: SparkSession, tmp_path: Path, query: Query) -> None:
     check(spark, tmp_path, query, "update", restarts=query in (tumbling, sliding))
 

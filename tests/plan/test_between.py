@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from itertools import combinations
 
 import pytest
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from millpond.checkpoint.state_schema import BetweenSchema
 from millpond.plan.catalyst.jvm import Catalyst
@@ -96,6 +98,17 @@ def test_settings_and_time_zones_where_they_count(stream: DataFrame) -> None:
     assert found.time_zones == ()
     assert found.settings["spark.sql.mapKeyDedupPolicy"] == "last_win"
     assert "spark.sql.legacy.castComplexTypesToString.enabled" not in found.settings
+
+
+def test_the_time_zone_counts_in_which_functions_of_the_user_see_timestamps(stream: DataFrame) -> None:
+    session = stream.sparkSession
+    session.udf.register("hour_in_pandas", F.pandas_udf(lambda times: times.dt.hour, "int"))
+    session.udf.register("hour_in_python", F.udf(lambda at: at.hour, "int", useArrow=False))
+    session.udf.register("doubled", F.pandas_udf(lambda numbers: numbers * 2, "bigint"))
+    wanted = {"hour_in_pandas(last)": ("UTC",), "hour_in_python(last)": ("/".join(time.tzname),), "doubled(n)": ()}
+    for function, zones in wanted.items():
+        (found,) = pinned(stream, f"select h, count(*) from (select {function} h from {BELOW}) group by h")
+        assert found.time_zones == zones, function
 
 
 def test_what_is_shown_counts_where_all_changes_are(stream: DataFrame) -> None:

@@ -19,7 +19,7 @@ from millpond.plan.catalyst.python import worker_settings
 from millpond.plan.changelog.changes import may_split_updates
 from millpond.plan.decide import decide
 from millpond.plan.explain import as_dict
-from millpond.query.starting.state_schema import state_schema_of
+from millpond.query.schema.matching import state_schema_of
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.kinds.deduplicate import DeduplicateSpec, WithinSpec
 from millpond.spec.kinds.over import OverSpec
@@ -125,6 +125,19 @@ def test_all_changes_come_out_or_it_is_an_error(stream: DataFrame, spark: SparkS
     with pytest.raises(UnsupportedError, match=r"MP-CHANGES.*Union"):
         decide(both, "update", "all")
     assert not decide(both, "update").all_changes
+
+
+def test_the_column_of_changes_has_a_name_of_its_own(stream: DataFrame, spark: SparkSession) -> None:
+    with pytest.raises(UnsupportedError, match="has a column _op"):
+        decide(spark.sql("select k as _OP, count(*) n from events group by k"), "update", "all")
+
+
+def test_a_time_that_is_there_twice_closes_state(stream: DataFrame) -> None:
+    df = stream.withWatermark("ts", "1 minute").select("k", "ts", "ts").dropDuplicates()
+    (operator,) = decide(df, "append").operators
+    assert isinstance(operator.spec, DeduplicateSpec)
+    assert operator.spec.time is not None
+    assert operator.spec.time.column in operator.spec.keys
 
 
 def test_deduplicate_spec(stream: DataFrame) -> None:
@@ -240,6 +253,19 @@ STAY = {
     "interval": (lambda df, _: df.groupBy("k").agg(F.first(F.expr("make_dt_interval(k)"))), "update", "MP-INPUT-TYPE"),
     "variant": (lambda df, _: df.groupBy("k").agg(F.last(F.parse_json("s"))), "update", "MP-INPUT-TYPE"),
     "limit": (lambda df, _: df.limit(3), "append", "MP-OPERATOR"),
+    "distinct inputs of many columns": (
+        lambda df, _: df.groupBy("k").agg(F.count_distinct(*(F.col("v") + n for n in range(64)))),
+        "update",
+        "MP-KEYS",
+    ),
+    "a subquery over groups": (
+        lambda df, s: s.sql(
+            "select k, exists (select 1 from range(3) r where r.id = k), count(*) from {df} group by k", df=df
+        ),
+        "update",
+        "MP-OPERATOR",
+    ),
+    "neither keys nor functions": (lambda df, _: df.agg(F.lit(1)), "update", "MP-OPERATOR"),
     "intersect": (lambda df, _: df.select("k").intersect(df.select("k")), "append", "MP-OPERATOR"),
     "except": (lambda df, _: df.select("k").exceptAll(df.select("k")), "append", "MP-OPERATOR"),
     "pandas": (

@@ -8,9 +8,9 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from millpond.checkpoint.differences import differences
 from millpond.checkpoint.state_schema import OperatorSchema, StateSchema, plain
 from millpond.plan.decide import decide
+from millpond.query.schema.differences import differences
 
 Make = Callable[[DataFrame], DataFrame]
 

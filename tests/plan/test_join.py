@@ -201,3 +201,11 @@ def test_a_semi_join_that_spark_would_move(stream: DataFrame, below: str) -> Non
     if operator.reason is not None:
         assert operator.reason.code == "MP-OPERATOR"
         assert "moves below its left side" in str(operator.reason)
+
+
+def test_a_condition_without_columns_is_asked_of_both_sides(spark: SparkSession) -> None:
+    """It may have another value in a later batch, so rows of either side that come now may have no partner."""
+    now = "(select max(id) > 1 from range(3))"
+    within = "lts >= rts and lts <= rts + interval 1 minute"
+    _, reading = read(spark, f"select lk, rk from l full join r on lk = rk and {within} and {now}")
+    assert [len(side.match_conditions) for side in (reading.left, reading.right)] == [1, 1]

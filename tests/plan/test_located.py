@@ -12,8 +12,8 @@ import pytest
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from millpond.conf import KEY_GROUP_BITS
 from millpond.errors import MillpondError
+from millpond.key_groups import KEY_GROUP_BITS
 from millpond.plan.catalyst.exchange.located import PARTITION_KEY, LocatedPartitions, keeps_partitions
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.exchange.map_side import exchanged

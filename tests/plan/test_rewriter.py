@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Node
+from millpond.plan.catalyst.session import active, session_id
 from millpond.plan.decide import decide
 from millpond.plan.rewriter import rewrite_plan
 
@@ -110,27 +111,27 @@ def test_wide_keys_are_planned_in_time(stream: DataFrame) -> None:
     catalyst = Catalyst(wide.sparkSession)
     plan = catalyst.analyzed(rewritten(wide, "append"))
     (exchange,) = [node for node in plan.walk() if node.kind == "RepartitionByExpression"]
-    collapse = catalyst._class("org.apache.spark.sql.catalyst.optimizer.CollapseProject")
+    collapse = catalyst.object("org.apache.spark.sql.catalyst.optimizer.CollapseProject")
     assert collapse.apply(exchange.java).constraints().size() < 1000
 
 
 def test_the_session_of_the_query_counts_and_no_other(stream: DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
     spark = stream.sparkSession
     other = spark.newSession()
-    active: list[str] = []
+    sessions: list[str] = []
     visit = Catalyst.with_children
 
     def seen(catalyst: Catalyst, tree: Node, children: list[Node]) -> Node:
-        active.append(session_of(catalyst))
+        sessions.append(session_of(catalyst))
         return visit(catalyst, tree, children)
 
     monkeypatch.setattr(Catalyst, "with_children", seen)
     df = stream.groupBy("k").count().filter("count > 1")
-    with Catalyst(other).active():
+    with active(other):
         new = rewritten(df)
-        assert session_of(Catalyst(spark)) == Catalyst(other).session_id
+        assert session_of(Catalyst(spark)) == session_id(other)
     assert new.sparkSession is spark
-    assert set(active) == {Catalyst(spark).session_id}
+    assert set(sessions) == {session_id(spark)}
 
 
 def session_of(catalyst: Catalyst) -> str:

@@ -8,11 +8,12 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from millpond.checkpoint.state_schema import StateSchema, compare
+from millpond.checkpoint.state_schema import StateSchema
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.decide import decide
 from millpond.plan.state_column_names import state_column_names
-from millpond.query.starting.state_schema import state_schema_of
+from millpond.query.schema.comparison import compare
+from millpond.query.schema.matching import state_schema_of
 
 Make = Callable[[DataFrame], DataFrame]
 

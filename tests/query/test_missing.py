@@ -12,7 +12,7 @@ from millpond.files.backends.filesystem import FileSystem
 from millpond.files.locations.opening import join_url, open_filesystem
 from millpond.query.logs.ownership import Ownership
 from millpond.query.logs.query_logs import QueryLogs
-from millpond.query.starting.missing_state import missing_state_error
+from millpond.query.schema.missing_state import missing_state_error
 from tests.checkpoint.rig import memory
 
 QUERY = StateSchema(1 << 15, (OperatorSchema("aggregate by k", {}, {}), OperatorSchema("deduplicate by s", {}, {})))

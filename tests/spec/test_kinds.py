@@ -220,6 +220,8 @@ class TestEveryKind:
         )
         if getattr(spec, "time", None) is None:
             assert wide.unsupported == KEY_COLUMNS
+        if isinstance(spec, SessionSpec):  # the state has a column for the number of a key's session
+            assert msgspec.structs.replace(spec, keys=many[:64]).unsupported == KEY_COLUMNS
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from millpond.checkpoint.formats.commit import (
     read_header,
     resolve,
 )
-from millpond.checkpoint.formats.deltas import read_delta, read_deltas
+from millpond.checkpoint.formats.deltas import read_deltas
 from millpond.checkpoint.formats.documents import damaged_error
 from millpond.checkpoint.formats.manifest import DeltaRef, PartitionManifest, Sealed, checksum, latest_attempts
 from millpond.checkpoint.generation import Base, BaseVersion, Generation, Tip, check_fence, read_base, read_claim
@@ -171,10 +171,6 @@ class Checkpoint:
                 if manifest.place == (operator, partition):
                     manifests.setdefault(manifest.id, manifest)
         return list(manifests.values())
-
-    def read_delta(self, ref: DeltaRef) -> Buffer:
-        """Read the bytes of a delta, as sealed; raise `StateDamagedError` if they are missing or altered."""
-        return read_delta(self.files, ref)
 
     def read_deltas(self, refs: Sequence[DeltaRef]) -> Iterator[Buffer]:
         """Yield the bytes of several deltas, in order; a few are prefetched."""

@@ -44,8 +44,6 @@ class CommitterStats:
     """Counters of the committer, for progress reports."""
 
     commits: int = 0
-    versions: int = 0
-    bytes: int = 0
     retries: int = 0
     restarts: int = 0
     seconds: float = 0.0
@@ -288,9 +286,9 @@ class Committer:
         self.heartbeat = time.monotonic()
         # The fence is checked after the put: a run that claims later lists after its claim, so it sees this commit.
         self.checkpoint.check_fence()
-        self._acknowledge(group, sum(sealed.bytes for sealed, _ in ready))
+        self._acknowledge(group)
 
-    def _acknowledge(self, group: _Group, size: int) -> None:
+    def _acknowledge(self, group: _Group) -> None:
         with self._changed:
             if self._in_flight is not group:
                 return  # another thread took over and has acknowledged the group
@@ -308,8 +306,6 @@ class Committer:
                     # Older versions are answered from `_durable`, so `_latest` does not grow.
                     self._latest.pop((*manifest.place, manifest.version - 2), None)
             self.stats.commits += 1
-            self.stats.versions += len(group.members)
-            self.stats.bytes += size
             self.stats.seconds = max(0.0, time.monotonic() - min(since, default=math.inf))
             self._changed.notify_all()
         for sealed in group.members:

@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
-from itertools import pairwise
 from typing import Literal
 
 import msgspec
@@ -31,6 +30,7 @@ from millpond.checkpoint.formats.documents import (
 from millpond.errors import FencedError, SettingError, StateDamagedError, TransientError
 from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem
 from millpond.files.backends.retry import with_retries
+from millpond.key_groups import KEY_GROUPS, hash_range_of, split_key_groups
 from millpond.layout import HashRange
 
 FOLDER = "generations/"
@@ -98,12 +98,7 @@ class Generation(msgspec.Struct, frozen=True):
 
     def hash_range(self, partition: int) -> HashRange:
         """Return the range of hashes that a partition of this run holds."""
-        return self.hashes(self.ranges[partition])
-
-    def hashes(self, groups: tuple[int, int]) -> HashRange:
-        """Return the range of hashes of key groups [first, stop)."""
-        shift = 64 - (self.key_groups - 1).bit_length()
-        return HashRange(groups[0] << shift, groups[1] << shift)
+        return hash_range_of(self.ranges[partition], self.key_groups)
 
 
 class Tip(msgspec.Struct, frozen=True):
@@ -157,19 +152,12 @@ class Base(msgspec.Struct, frozen=True):
         return next((base for base in self.versions if base.version == version), None)
 
 
-def split_key_groups(key_groups: int, partitions: int) -> tuple[tuple[int, int], ...]:
-    """Split key groups into contiguous ranges, by `partition = key_group * partitions // key_groups`."""
-    # The first key group of partition p, rounded up: the inverse of the formula.
-    bounds = [-(-p * key_groups // partitions) for p in range(partitions + 1)]
-    return tuple(pairwise(bounds))
-
-
 def claim(
     files: FileSystem,
     *,
     run: str,
     partitions: int,
-    key_groups: int = 1 << 15,
+    key_groups: int = KEY_GROUPS,
     minimum: int = 1,
     restart: Restart | None = None,
 ) -> Generation:
@@ -189,7 +177,7 @@ def claim(
     number = max(minimum, max(claimed_generations(files), default=0) + 1)
     failures = 5
     while True:
-        ranges = split_key_groups(key_groups, partitions)
+        ranges = split_key_groups(partitions, key_groups)
         generation = Generation(number, run, key_groups, ranges, time.time(), restart=restart)
         try:
             write_document_once(files, claim_name(number), generation)

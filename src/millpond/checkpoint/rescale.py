@@ -14,9 +14,10 @@ import msgspec
 import xxhash
 
 from millpond.checkpoint.formats.manifest import DeltaRef, PartitionManifest, TableState
-from millpond.checkpoint.generation import BaseVersion, Generation, Tip, split_key_groups
+from millpond.checkpoint.generation import BaseVersion, Generation, Tip
 from millpond.errors import StateDamagedError
 from millpond.files.refs import RunRef, TableManifest, interval_of, range_of
+from millpond.key_groups import hash_range_of, split_key_groups
 from millpond.layout import HashRange
 from millpond.time_slices import disjoint
 
@@ -49,7 +50,7 @@ def inherited(
     range_ = claim.hash_range(partition)
     parents = []
     for number, groups in enumerate(base.ranges if base is not None else ()):
-        held = claim.hashes(groups)
+        held = hash_range_of(groups, claim.key_groups)
         tip = base.tip(operator, number) if base is not None and held.meets(range_) else None
         if tip is not None:
             parents.append((read(tip), held))
@@ -75,8 +76,8 @@ def rescaled(
         operator, version: the state to rescale.
         manifest: returns the current manifest of a partition.
     """
-    for number, groups in enumerate(split_key_groups(claim.key_groups, partitions)):
-        range_ = claim.hashes(groups)
+    for number, groups in enumerate(split_key_groups(partitions, claim.key_groups)):
+        range_ = hash_range_of(groups, claim.key_groups)
         parents = [old for old in range(claim.partitions) if claim.hash_range(old).meets(range_)]
         parts = [(manifest(old), claim.hash_range(old)) for old in parents]
         yield Rescaled(number, tuple(parents), _combine(parts, operator, number, version, range_))

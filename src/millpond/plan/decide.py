@@ -11,7 +11,7 @@ import msgspec
 from pyspark.sql import DataFrame
 
 from millpond.errors import UnsupportedError, UsageError
-from millpond.plan.catalyst.jvm import Catalyst, in_session
+from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.lookups import is_lookup_join
 from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Expression, Node
 from millpond.plan.catalyst.optimiser.conditions import (
@@ -22,8 +22,10 @@ from millpond.plan.catalyst.optimiser.conditions import (
     without_repeated_groupings,
 )
 from millpond.plan.catalyst.optimiser.windows import Needed, needed_columns
+from millpond.plan.catalyst.session import in_session
 from millpond.plan.changelog.between import unstable_between
 from millpond.plan.changelog.changes import (
+    CHANGE_COLUMN,
     changelog_source,
     emits_updates,
     leave_updates_to_spark,
@@ -166,6 +168,11 @@ def _shows_changes(root: Decided, analyzed: Node) -> bool:
         unstable = unstable_between(analyzed, top=True)
         if unstable is not None:
             raise Unsupported(Reason("MP-BETWEEN", unstable))
+        if any(column.name.lower() == CHANGE_COLUMN for column in analyzed.output):
+            raise UnsupportedError(
+                f"The query has a column {CHANGE_COLUMN}, the name of the column with the kind of each change.",
+                action="Give the query's column another name.",
+            )
         return True
     except Unsupported as error:
         raise UnsupportedError(
@@ -269,6 +276,8 @@ class _Decider:
             reading, spec = reader[node.kind](node)
         except Unsupported as unsupported:
             return Operator(title, reason=unsupported.reason)
+        if (code := spec.unsupported) is not None:
+            return Operator(title, reason=Reason(code, title))
         return Operator(title, spec, reading=reading)
 
     def _join(self, node: Node) -> Operator:
@@ -379,7 +388,7 @@ class _Decider:
         for position, attribute in enumerate(node.output):
             _check_arrow_type(attribute)
             # not only a key column: Spark drops late rows by any column with a watermark
-            if any(attribute is column for column in marked):
+            if reading.time is None and any(attribute is column for column in marked):
                 reading.time = EventTime(position)
         self._check_watermarks(timed)
         columns = tuple(column.field for column in reading.inputs)

@@ -10,7 +10,6 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
-from millpond.ddl import ddl
 from millpond.errors import UsageError
 from millpond.lookup.function import Lookup
 from millpond.lookup.redis import RedisTable, parse_key_pattern
@@ -21,6 +20,7 @@ from millpond.spec.kinds.enrich import ERROR, EnrichSpec
 from millpond.spec.operators import Field
 from millpond.spec.types import DataType as Type
 from millpond.spec.types import holds_floats, parse_type
+from millpond.tasks.ddl import ddl
 
 How = Literal["left", "inner"]
 OnError = Literal["fail", "null", "side"]

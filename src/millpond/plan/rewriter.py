@@ -1,7 +1,7 @@
 """Rewrite a query so that its stateful operators run in slots.
 
 Each chosen node becomes child → projection and key hash → marker rows → exchange by hash range → slot stage →
-projection under the old column identities. Nodes above it need no change (docs/architecture.md, "Rewriting the plan").
+projection under the old column identities. Nodes above it need no change (docs/architecture/01-rewriting-the-plan.md).
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, ByteType, DataType, LongType, StructField, StructType
 
 from millpond.metrics import COMBINED_METRICS, METRIC_COLUMN, OPERATOR_METRICS, observation_name, unpack_sql
-from millpond.plan.catalyst.jvm import Catalyst, in_session
+from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, Node
 from millpond.plan.catalyst.optimiser.conditions import without_replaceables
-from millpond.plan.changelog.changes import may_split_updates
+from millpond.plan.catalyst.session import in_session
+from millpond.plan.changelog.changes import CHANGE_COLUMN, may_split_updates
 from millpond.plan.exchange.map_side import NO_SIDES, MapSides, exchanged
 from millpond.plan.exchange.workers import ArrowColumns, ArrowFunction, arrow_column, map_in_arrow, named_function
 from millpond.plan.lookahead.stages import stage_columns, stage_title, unmarked_columns
@@ -298,6 +299,9 @@ class _PlanRewriter:
         known = list(zip(groupings + reading.aggregates, slot_rows.output, strict=False))
 
         def replace(expression: Expression) -> Expression | None:
+            # A literal stays one, as on Spark: a function may need a constant argument that equals a grouping literal.
+            if expression.kind == "Literal":
+                return None
             return next((self._cast(new, old) for old, new in known if old.semantic_equals(expression)), None)
 
         results = []
@@ -381,6 +385,6 @@ def with_change_column(catalyst: Catalyst, plan: Node, kind: Expression | None, 
     if not split:
         frame = frame.filter(value != -2)
     # If a filter may drop one row of an update, each row has to stand alone, as a deletion or an insertion.
-    shown = F.when(value == 1, "I").when(value == 2, "I" if split else "U").otherwise("D").alias("_op")
+    shown = F.when(value == 1, "I").when(value == 2, "I" if split else "U").otherwise("D").alias(CHANGE_COLUMN)
     others = [F.col(f"c{number}").alias(name) for number, name in enumerate(columns) if number != position]
     return frame.select(*others, shown)

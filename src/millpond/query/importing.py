@@ -29,12 +29,12 @@ from millpond.checkpoint.generation import Base, BaseVersion, claim, write_base
 from millpond.checkpoint.recovery import Recovery
 from millpond.checkpoint.state_schema import QUERY_FILE
 from millpond.conf import Settings, read_settings
-from millpond.ddl import quoted
 from millpond.errors import SettingError, StateDamagedError, StateIncompatibleError, UsageError
 from millpond.files.backends.filesystem import FileSystem
 from millpond.files.backends.retry import put_once
 from millpond.files.locations.opening import join_url, open_filesystem
 from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.session import is_running, qualified, settings_of
 from millpond.plan.decide import decide
 from millpond.plan.exchange.map_side import exchanged
 from millpond.plan.exchange.workers import map_in_arrow, named_function
@@ -51,11 +51,12 @@ from millpond.plan.spark_state.rows import (
 )
 from millpond.query.logs.copying import check_finished, check_free, copy_folders, copy_logs, not_retained_error
 from millpond.query.logs.query_logs import METADATA, QueryLogs
+from millpond.query.schema.matching import state_schema_of
 from millpond.query.starting.checks import check_session, check_stream
 from millpond.query.starting.operator_metadata import update_operator_metadata
-from millpond.query.starting.state_schema import state_schema_of
 from millpond.query.starting.tasks import first_partitions, operator_task
 from millpond.slot.process.client import drain
+from millpond.tasks.ddl import quoted
 from millpond.tasks.operator_task import OperatorTask
 from millpond.worker.slot_stage import SlotStage
 
@@ -101,7 +102,7 @@ def import_checkpoint(
     check_session(df)
     spark = df.sparkSession
     catalyst = Catalyst(spark)
-    settings = read_settings(catalyst.settings)
+    settings = read_settings(settings_of(spark))
     decision = decide(df, output_mode, settings.changes, settings.store_pattern, settings.map_groups)
     check_stream(df, decision)
     if settings.state_location is not None:
@@ -110,10 +111,10 @@ def import_checkpoint(
             action="Unset it, for the import and for the query: the state cannot be moved there later. To have it on "
             "an object store, give a checkpoint there.",
         )
-    origin = catalyst.qualified(os.fspath(source))
-    original, target = open_filesystem(origin), open_filesystem(catalyst.qualified(os.fspath(checkpoint)))
+    origin = qualified(spark, os.fspath(source))
+    original, target = open_filesystem(origin), open_filesystem(qualified(spark, os.fspath(checkpoint)))
     query_logs = QueryLogs(original)
-    query = _check_original(catalyst, original, query_logs)
+    query = _check_original(spark, original, query_logs)
     check_free(target)
     batch, planned = query_logs.last("commits"), query_logs.last("offsets")
     imported = _imported_rows(spark, catalyst, decision, origin, batch, _times(query_logs, batch))
@@ -164,7 +165,7 @@ def import_checkpoint(
     return Import(target.url, query, batch + 1, task.partitions, len(decision.on_millpond))
 
 
-def _check_original(catalyst: Catalyst, original: FileSystem, query_logs: QueryLogs) -> str:
+def _check_original(spark: SparkSession, original: FileSystem, query_logs: QueryLogs) -> str:
     """Check that a location holds a native checkpoint that can be imported, and return the query's id."""
     query = query_logs.query_id()
     committed, planned = query_logs.last("commits"), query_logs.last("offsets")
@@ -182,7 +183,7 @@ def _check_original(catalyst: Catalyst, original: FileSystem, query_logs: QueryL
             action="Start the query, or fork it (millpond state fork).",
             file=original.url,
         )
-    if catalyst.runs(query):
+    if is_running(spark, query):
         raise UsageError("The query is running.", action="Stop it first.", file=original.url)
     if not committed <= planned <= committed + 1:
         raise StateIncompatibleError(

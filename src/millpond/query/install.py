@@ -7,7 +7,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.session import session_id
 from millpond.query.starting.checks import check_spark
 from millpond.query.writer import StreamWriter
 
@@ -36,4 +36,4 @@ def _write_stream(df: DataFrame) -> DataStreamWriter:
 
 
 def _identity(spark: SparkSession) -> str:
-    return Catalyst(spark).session_id
+    return session_id(spark)

@@ -22,6 +22,7 @@ from millpond.metrics import COMPACTION_METRICS, HINT_METRICS, HOST_METRICS, OBJ
 from millpond.plan.catalyst.cluster.pings import ExecutorPings
 from millpond.plan.catalyst.exchange.forms import ExchangeForms
 from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.session import qualified, settings_of
 from millpond.plan.exchange.combining import Combination, Combinations
 from millpond.plan.exchange.map_side import MapSides
 from millpond.plan.exchange.workers import on_one_host
@@ -84,7 +85,7 @@ class Launch:
         context = self.spark.sparkContext
         for_each_batch = any(name == "foreachBatch" for name, _, _ in self.calls)
         self._coverage = context.accumulator([], Coverage()) if for_each_batch else None
-        self._initial_settings = Catalyst(self.spark).settings
+        self._initial_settings = settings_of(self.spark)
         self._session_settings = running_settings(self.settings, self.decision.specs, self._initial_settings)
         self._user_settings = settings_of_user(self._session_settings, self._initial_settings)
         # Compiled while the query is checked.
@@ -112,7 +113,7 @@ class Launch:
             delete_when_stopped(query, self.spark, self.checkpoint.path, self.tasks[0])
         if self._placement is None:
             return RunningQuery.of(query)
-        logs = QueryLogs(open_filesystem(Catalyst(self.spark).qualified(self.checkpoint.path)))
+        logs = QueryLogs(open_filesystem(qualified(self.spark, self.checkpoint.path)))
         running = RunningQuery.of(query, supervised=True)
         # A temporary checkpoint is deleted when the first run ends.
         restarts = 0 if self.checkpoint.temporary else self.settings.restarts
@@ -133,7 +134,7 @@ class Launch:
                 self.restarts.append(restart)
             if endpoint is not None:
                 titles = [operator.title for operator in self.decision.on_millpond]
-                checkpoint = Catalyst(self.spark).qualified(self.checkpoint.path)
+                checkpoint = qualified(self.spark, self.checkpoint.path)
                 endpoint.show(query, self.spark, checkpoint, self.tasks, titles, self.restarts)
         if forms := self._forms():
             watch_forms(query, self.spark, forms, self.tasks, always=self.settings.combine == "on")

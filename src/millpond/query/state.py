@@ -12,7 +12,7 @@ from pyspark.sql.types import StructField, StructType, _parse_datatype_string
 
 from millpond.errors import SettingError
 from millpond.files.locations.opening import open_filesystem
-from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.session import qualified
 from millpond.plan.exchange.workers import map_in_arrow
 from millpond.query.logs.finding import find_state
 from millpond.query.running.runs import await_commits
@@ -89,4 +89,4 @@ def _qualified(spark: SparkSession, checkpoint: str) -> str:
         with suppress(SettingError):
             open_filesystem(checkpoint)
             return checkpoint
-    return Catalyst(spark).qualified(checkpoint)
+    return qualified(spark, checkpoint)

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from millpond.conf import Settings, read_settings
 from millpond.errors import UnsupportedError
 from millpond.plan.catalyst.exchange.forms import prepare
-from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.session import settings_of
 from millpond.plan.decide import decide
 from millpond.plan.explain import as_text
 from millpond.plan.reading.decision import Decision, Operator
@@ -137,7 +137,7 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
                 method(value)
 
     def _launch(self, launch: Callable[[DataStreamWriter], StreamingQuery]) -> StreamingQuery:
-        settings = read_settings(Catalyst(self._spark).settings)
+        settings = read_settings(settings_of(self._spark))
         if not settings.enabled:
             return self._launch_natively(launch, settings)
         mode = self._argument("outputMode") or "append"

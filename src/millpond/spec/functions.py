@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from millpond.errors import UsageError
 from millpond.spec.operators import AggregateCall, Field
 from millpond.spec.types import DataType, has_duplicate_fields, leaves, parse_type
 
@@ -175,9 +176,8 @@ def unsupported_call(call: AggregateCall, inputs: Sequence[str]) -> str | None:
         reason = unsupported_key(ddl) if is_distinct(call) else None
         if reason:
             return reason
-        dtype = parse_type(ddl)
-        ordered = function.sorts and "order" in call.options and accepts_type(("struct", *ATOMIC), dtype)
-        if not accepts_type(accepted, dtype) and not ordered:
+        ordered = function.sorts and "order" in call.options and _accepts(("struct", *ATOMIC), ddl)
+        if not _accepts(accepted, ddl) and not ordered:
             return INPUT_TYPE
     return None
 
@@ -232,12 +232,19 @@ def sketch_words(options: Mapping[str, Any]) -> int:
 
 def unsupported_key(ddl: str) -> str | None:
     """Return the reason code why values of this type (DDL) cannot be keys; None if they can."""
-    return None if accepts_type(COMPARED, parse_type(ddl)) else KEY_TYPE
+    return None if _accepts(COMPARED, ddl) else KEY_TYPE
 
 
 def unsupported_value(ddl: str) -> str | None:
     """Return the reason code why values of this type (DDL) cannot be stored; None if they can."""
-    return None if accepts_type(KEPT, parse_type(ddl)) else INPUT_TYPE
+    return None if _accepts(KEPT, ddl) else INPUT_TYPE
+
+
+def _accepts(accepted: Sequence[str], ddl: str) -> bool:
+    try:
+        return accepts_type(accepted, parse_type(ddl))
+    except UsageError:  # a type that only Spark knows
+        return False
 
 
 def key_width(fields: Sequence[Field]) -> int:

@@ -88,7 +88,7 @@ class Spec(msgspec.Struct, frozen=True):
         """The operator's behaviour in a user's terms, by aspect; functions are described by their own texts.
 
         Two specs that differ in `compatibility_spec` differ in a trait, or in their functions
-        (`tests/checkpoint/test_differences.py`).
+        (`tests/query/test_differences.py`).
         """
 
     @property

@@ -224,7 +224,7 @@ class StateReader:
         return {info.name: True for folder in ("files/", "commits/") for info in self.files.list(folder)}
 
     def _has(self, version: int, stored: dict[str, bool]) -> bool:
-        """Return whether all objects of a version exist; results of checks are added to `there`."""
+        """Return whether all objects of a version exist; results of checks are added to `stored`."""
         needs = needs_of(self.manifests(version).values())
         for name in needs - stored.keys():
             # Not in the lists: missing, or shared with a fork's parent and stored in its folder.

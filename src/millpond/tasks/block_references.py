@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from millpond.conf import KEY_GROUP_BITS
 from millpond.errors import TransientError
+from millpond.key_groups import IN_GROUP_BITS
 from millpond.layout import HashRange
 from millpond.tasks.operator_task import OperatorTask
 from millpond.tasks.rows import key_groups
@@ -78,7 +78,7 @@ def split_into_passes(
     bounds = np.linspace(lowest, highest + 1, count * steps + 1).astype(np.uint32)
     # For each batch, the position of the first row of each range.
     cuts = [np.searchsorted(key_groups(batch), bounds).tolist() for batch in all_batches]
-    hashes = [group << (64 - KEY_GROUP_BITS) for group in bounds[::steps].tolist()]
+    hashes = [group << IN_GROUP_BITS for group in bounds[::steps].tolist()]
     for number, range_ in enumerate(map(HashRange, hashes, hashes[1:])):
         begun = False
         for piece in range(number * steps, (number + 1) * steps):

@@ -7,7 +7,8 @@ from typing import Literal
 
 import msgspec
 
-from millpond.conf import KEY_GROUP_BITS
+from millpond.key_groups import hash_ranges, partition_of
+from millpond.layout import HashRange
 from millpond.spec.kinds.union import OperatorSpec
 from millpond.spec.operators import Field
 
@@ -128,13 +129,8 @@ class OperatorTask(msgspec.Struct, frozen=True):
 
     def partition_of(self, key_hash: int) -> int:
         """Return the partition of a key hash (signed or unsigned 64 bits)."""
-        group = (key_hash & 0xFFFF_FFFF_FFFF_FFFF) >> (64 - KEY_GROUP_BITS)
-        return group * self.partitions >> KEY_GROUP_BITS
+        return partition_of(key_hash, self.partitions)
 
-    def hash_range(self, partition: int) -> tuple[int, int]:
-        """Return the interval `[low, high)` of a partition's unsigned key hashes; `high` may be 2⁶⁴."""
-        shift = 64 - KEY_GROUP_BITS
-        # Division rounded up: the first key group that `partition_of` assigns to the partition.
-        first = -(-(partition << KEY_GROUP_BITS) // self.partitions)
-        last = -(-((partition + 1) << KEY_GROUP_BITS) // self.partitions)
-        return first << shift, last << shift
+    def hash_range(self, partition: int) -> HashRange:
+        """Return the range of a partition's key hashes."""
+        return hash_ranges(self.partitions)[partition]

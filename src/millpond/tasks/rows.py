@@ -14,14 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from millpond.conf import KEY_GROUP_BITS
 from millpond.errors import MillpondError
+from millpond.key_groups import IN_GROUP_BITS
 from millpond.spec.operators import COMBINED_ROWS
 
 HASH = 0
 MARK = 1
 _KEY = 2
-_TIME_MASK = (1 << (64 - KEY_GROUP_BITS)) - 1
+_TIME_MASK = (1 << IN_GROUP_BITS) - 1
 
 
 def move_last_first(batch: pa.RecordBatch, last: int) -> pa.RecordBatch:
@@ -66,7 +66,7 @@ def misplaced_error() -> MillpondError:
 def key_groups(batch: pa.RecordBatch) -> NDArray[np.uint16]:
     """Return the key group of each row: the top bits of its hash."""
     hashes: NDArray[np.uint64] = batch.column(HASH).to_numpy().view(np.uint64)
-    return (hashes >> np.uint64(64 - KEY_GROUP_BITS)).astype(np.uint16)
+    return (hashes >> np.uint64(IN_GROUP_BITS)).astype(np.uint16)
 
 
 def strip_markers(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int | None]:

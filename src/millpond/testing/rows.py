@@ -11,10 +11,10 @@ from pyspark.sql import Row
 from pyspark.sql.conversion import ArrowTableToRowsConversion, LocalDataToArrowConversion
 from pyspark.sql.types import StructField, StructType
 
-from millpond.ddl import ddl
 from millpond.errors import UsageError
 from millpond.spec.operators import Field
 from millpond.spec.types import parse_type
+from millpond.tasks.ddl import ddl
 from millpond.worker.processors.state.schemas import spark_type
 
 Rows = Sequence[Row | tuple[Any, ...] | Mapping[str, Any]]

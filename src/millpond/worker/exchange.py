@@ -18,9 +18,9 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from millpond.conf import KEY_GROUP_BITS
 from millpond.errors import MillpondError
 from millpond.files.disk import reason, remedy
+from millpond.key_groups import KEY_GROUP_BITS, as_signed, hash_ranges
 from millpond.slot.process.identity import owner
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.spec.types import parse_type
@@ -88,13 +88,14 @@ class ExchangeWrite:
         finally:
             if hints is not None:
                 hints.close()
+        ranges = hash_ranges(self.task.partitions)
         combined = ((field.name, parse_type(field.type).arrow) for field in self.task.combined)
         others = [(field.name, field.type) for field in list(first.schema)[1:]] + list(combined)
         yield pa.RecordBatch.from_arrays(
             [
                 pa.array([msgspec.msgpack.encode(reference) for reference in references.values()], pa.binary()),
                 *(pa.nulls(len(references), type_) for _, type_ in others),
-                pa.array([self._lowest_hash(partition) for partition in references], pa.int64()),
+                pa.array([as_signed(ranges[partition].lo) for partition in references], pa.int64()),
                 pa.array([False] * len(references)),
             ],
             names=[BLOCK_REFERENCE, *(name for name, _ in others), "__hash", "__mark"],
@@ -129,7 +130,3 @@ class ExchangeWrite:
         starts = np.cumsum(counts) - counts
         for partition in np.flatnonzero(counts).tolist():
             yield partition, grouped.slice(int(starts[partition]), int(counts[partition]))
-
-    def _lowest_hash(self, partition: int) -> int:
-        low, _ = self.task.hash_range(partition)
-        return low - (1 << 64) if low >= 1 << 63 else low

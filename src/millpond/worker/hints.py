@@ -18,6 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from millpond.errors import MillpondError
+from millpond.key_groups import hash_ranges
 from millpond.layout import Words
 from millpond.slot.prefetch.switch import MAX_HINTED_KEYS, requested_hints
 from millpond.slot.process.connection import Connection
@@ -89,7 +90,7 @@ class HintSender:
         # Sorted by hash, the keys of each partition are one slice, as partitions are ranges of hashes.
         order = np.argsort(hashes)
         keys = keys.take(pa.array(order))
-        lows = [self._task.hash_range(partition)[0] for partition in range(self._task.partitions)]
+        lows = [range_.lo for range_ in hash_ranges(self._task.partitions)]
         cuts = [*np.searchsorted(hashes[order], np.array(lows, np.uint64)).tolist(), len(hashes)]
         for partition, (start, stop) in enumerate(pairwise(cuts)):
             if start < stop and partition in self._asked:

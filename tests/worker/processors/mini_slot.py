@@ -13,12 +13,12 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.streaming.stateful_processor_util import TransformWithStateInPandasUdfUtils
 from pyspark.sql.types import StructType
 
-from millpond.ddl import ddl as ddl_of
 from millpond.layout import NEVER
 from millpond.slot.process.messages import Call
 from millpond.spec.kinds.processor import HEAD, TIMERS, InitialState, ProcessorSpec, TimeMode
 from millpond.spec.operators import Field
 from millpond.spec.types import parse_type
+from millpond.tasks.ddl import ddl as ddl_of
 from millpond.tasks.user_processor import InitialColumns, UserProcessor
 from millpond.worker.processors.declaration import declare_state
 from millpond.worker.processors.processor import RunningProcessor

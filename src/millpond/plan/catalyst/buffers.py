@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from millpond.ddl import quoted
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, Node, items
 from millpond.spec.operators import Field
+from millpond.tasks.ddl import quoted
 
 
 class Buffers(NamedTuple):
@@ -67,13 +66,6 @@ def buffers_of(catalyst: Catalyst, node: Node, functions: Sequence[Expression]) 
         calls.append(ranges.pop() if len(ranges) == 1 else None)
     fields = [Field(key.name, key.type) for key in keys]
     return Buffers(fields, [key.metadata for key in keys], columns, calls, list(owned.values()))
-
-
-def count_min_options(aggregate: Expression) -> dict[str, Any]:
-    """Return the options of a `CountMinSketchAgg`: its row width in counters, and each row's hash multiplier."""
-    empty = bytes(aggregate.java.eval(aggregate.java.createAggregationBuffer()))
-    depth, width = struct.unpack_from(">ii", empty, 12)
-    return {"width": width, "multipliers": list(struct.unpack_from(f">{depth}q", empty, 20))}
 
 
 def buffer_types(function: Expression) -> list[str]:

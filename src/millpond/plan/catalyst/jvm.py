@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
-from py4j.java_gateway import JavaClass
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from millpond.errors import UsageError
 from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Expression, Node
+from millpond.plan.catalyst.session import copied_session, java_class
 from millpond.plan.catalyst.versions import copied, inline_cte, scan_of_rdd
 
 _LOGICAL = "org.apache.spark.sql.catalyst.plans.logical"
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
-_SEPARATOR = "\x1e\n"
 _NO_DATA_SCAN = "millpond[no-data batches]"
 _NO_DATA_COLUMN = "millpond_no_data_batches"
-
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -38,92 +29,49 @@ class Catalyst:
 
     spark: SparkSession
 
-    def _class(self, name: str) -> Any:
-        """Return a class by its full name; by package attributes, py4j would ask the JVM about each package."""
-        context = self.spark.sparkContext
-        assert context._gateway is not None
-        return JavaClass(name, context._gateway._gateway_client)
-
     def new(self, name: str, *arguments: Any) -> Any:
         """Create an object of a class, by the class's full name."""
-        return self._class(name)(*arguments)
+        return self.object(name)(*arguments)
 
     def object(self, name: str) -> Any:
-        """Return a Scala object, or a class with static methods, by its full name."""
-        return self._class(name)
+        """Return a Scala object, or a class, by its full name."""
+        return java_class(self.spark, name)
 
     def seq(self, items: Sequence[Any]) -> Any:
         """Return an indexed Scala sequence of JVM objects."""
-        return self._seq(items, indexed=True)
+        array = self.new("java.util.ArrayList")
+        for item in items:
+            array.add(item)
+        return self.object("scala.jdk.javaapi.CollectionConverters").asScala(array).toIndexedSeq()
 
     def array(self, items: Sequence[Any]) -> Any:
         """Return a Java array of objects."""
         gateway = self.spark.sparkContext._gateway
         assert gateway is not None
-        objects = gateway.new_array(self._class("java.lang.Object"), len(items))
+        objects = gateway.new_array(self.object("java.lang.Object"), len(items))
         for index, item in enumerate(items):
             objects[index] = item
         return objects
 
     def literal(self, value: str | bool | int) -> Expression:
         """Return a literal: a string, a boolean or an int."""
-        types = self._class("org.apache.spark.sql.types.DataTypes")
+        types = self.object("org.apache.spark.sql.types.DataTypes")
         type_ = {str: types.StringType, bool: types.BooleanType, int: types.IntegerType}[type(value)]
-        return Expression(self._class(f"{_EXPRESSIONS}.Literal").create(value, type_))
+        return Expression(self.object(f"{_EXPRESSIONS}.Literal").create(value, type_))
 
     def count(self, operands: Sequence[Expression]) -> Expression:
         """Return the aggregate function `count`."""
-        return Expression(
-            self._class(f"{_EXPRESSIONS}.aggregate.Count")(self._seq([operand.java for operand in operands]))
-        )
+        return Expression(self.new(f"{_EXPRESSIONS}.aggregate.Count", self.seq([operand.java for operand in operands])))
 
     def max_of(self, operand: Expression) -> Expression:
         """Return the aggregate function `max`."""
-        return Expression(self._class(f"{_EXPRESSIONS}.aggregate.Max")(operand.java))
+        return Expression(self.new(f"{_EXPRESSIONS}.aggregate.Max", operand.java))
 
     def conjunction(self, one: Expression | None, other: Expression | None) -> Expression | None:
         """Return the conjunction of two conditions; None stands for true."""
         if one is None or other is None:
             return one or other
-        return Expression(self._class(f"{_EXPRESSIONS}.And")(one.java, other.java))
-
-    def _seq(self, items: Sequence[Any], *, indexed: bool = False) -> Any:
-        array = self._class("java.util.ArrayList")()
-        for item in items:
-            array.add(item)
-        scala = self._class("scala.jdk.javaapi.CollectionConverters").asScala(array)
-        return scala.toIndexedSeq() if indexed else scala.toSeq()
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """Make this session the thread's active one meanwhile: Spark's rules and new expressions go by its settings."""
-        sessions = self._class("org.apache.spark.sql.classic.SparkSession")
-        before = sessions.getActiveSession()
-        sessions.setActiveSession(self.spark._jsparkSession)
-        try:
-            yield
-        finally:
-            if before.isDefined():
-                sessions.setActiveSession(before.get())
-            else:
-                sessions.clearActiveSession()
-
-    @property
-    def session_id(self) -> str:
-        """The identifier of this session within the application."""
-        return str(self.spark._jsparkSession.sessionUUID())
-
-    @property
-    def settings(self) -> dict[str, str]:
-        """The settings set in the session, fetched in one call (PySpark needs a call per setting)."""
-        text = str(self.spark._jsparkSession.conf().getAll().mkString(_SEPARATOR))
-        name_and_value = (entry.partition(" -> ") for entry in text.split(_SEPARATOR) if entry)
-        return {name: value for name, _, value in name_and_value}
-
-    @property
-    def process_id(self) -> int:
-        """The process id of the JVM."""
-        return int(self._class("java.lang.ProcessHandle").current().pid())
+        return Expression(self.new(f"{_EXPRESSIONS}.And", one.java, other.java))
 
     def analyzed(self, df: DataFrame) -> Node:
         """Return the analysed plan, with common table expressions inlined where Spark's optimiser would."""
@@ -131,30 +79,34 @@ class Catalyst:
         return self._inline(plan) if any(node.kind == "WithCTE" for node in plan.walk()) else plan
 
     def _inline(self, plan: Node) -> Node:
-        rule = self._class("org.apache.spark.sql.catalyst.optimizer.InlineCTE")
+        rule = self.object("org.apache.spark.sql.catalyst.optimizer.InlineCTE")
         return Node(inline_cte(rule, plan.java))
 
     def filter(self, condition: Expression, child: Node) -> Node:
         """Return `SELECT * FROM child WHERE condition`."""
-        return Node(self._class(f"{_LOGICAL}.Filter")(condition.java, child.java))
+        return Node(self.new(f"{_LOGICAL}.Filter", condition.java, child.java))
 
     def dataframe(self, plan: Node) -> DataFrame:
         """Return the DataFrame of a plan."""
-        dataset = self._class("org.apache.spark.sql.classic.Dataset")
+        dataset = self.object("org.apache.spark.sql.classic.Dataset")
         return DataFrame(dataset.ofRows(self.spark._jsparkSession, plan.java), self.spark)
 
     def with_children(self, tree: Node, children: Sequence[Node]) -> Node:
-        """Return the same node over other children."""
-        return Node(tree.java.withNewChildren(self._seq([child.java for child in children], indexed=True)))
+        """Return the same node over other children; the node itself, if they are the ones that it has."""
+        if all(new is old for new, old in zip(children, tree.children, strict=True)):
+            return tree
+        return Node(tree.java.withNewChildren(self.seq([child.java for child in children])))
 
     def with_operands(self, expression: Expression, operands: Sequence[Expression]) -> Expression:
-        """Return the same expression over other operands."""
-        return Expression(expression.java.withNewChildren(self._seq([o.java for o in operands], indexed=True)))
+        """Return the same expression over other operands; the expression itself, if they are the ones that it has."""
+        if all(new is old for new, old in zip(operands, expression.children, strict=True)):
+            return expression
+        return Expression(expression.java.withNewChildren(self.seq([o.java for o in operands])))
 
     def alias(self, expression: Expression, name: str) -> Expression:
         """Return `expression AS name`, under a new identity."""
-        fresh = self._class(f"{_EXPRESSIONS}.NamedExpression").newExprId()
-        return self._alias(expression, name, fresh, self._seq([]), None)
+        fresh = self.object(f"{_EXPRESSIONS}.NamedExpression").newExprId()
+        return self._alias(expression, name, fresh, self.seq([]), None)
 
     def aliased_as(self, expression: Expression, old: Expression) -> Expression:
         """Return `expression` under the name, identity, qualifier and metadata of `old`.
@@ -164,13 +116,13 @@ class Catalyst:
         return self._alias(expression, old.name, old.java.exprId(), old.java.qualifier(), old.java.metadata())
 
     def _alias(self, expression: Expression, name: str, expr_id: Any, qualifier: Any, metadata: Any) -> Expression:
-        option = self._class("scala.Option").apply(metadata)
-        alias = self._class(f"{_EXPRESSIONS}.Alias")
-        return Expression(alias(expression.java, name, expr_id, qualifier, option, self._seq([])))
+        option = self.object("scala.Option").apply(metadata)
+        alias = self.object(f"{_EXPRESSIONS}.Alias")
+        return Expression(alias(expression.java, name, expr_id, qualifier, option, self.seq([])))
 
     def with_metadata(self, column: Expression, name: str, value: str) -> Expression:
         """Return a column under its own name and identity, with an entry added to its metadata."""
-        builder = self._class("org.apache.spark.sql.types.MetadataBuilder")().withMetadata(column.java.metadata())
+        builder = self.new("org.apache.spark.sql.types.MetadataBuilder").withMetadata(column.java.metadata())
         metadata = builder.putString(name, value).build()
         return self._alias(column, column.name, column.java.exprId(), column.java.qualifier(), metadata)
 
@@ -186,7 +138,7 @@ class Catalyst:
             expression = self.with_operands(
                 expression, [self.without_errors(operand) for operand in expression.children]
             )
-        return Expression(self._class(f"{_EXPRESSIONS}.TryEval")(expression.java))
+        return Expression(self.new(f"{_EXPRESSIONS}.TryEval", expression.java))
 
     def null_as_declared(self, like: Expression) -> Expression:
         """Return a null of the type and declared nullability of `like`."""
@@ -195,17 +147,17 @@ class Catalyst:
 
     def null_of_type(self, like: Expression) -> Expression:
         """Return a null of the type of `like`."""
-        return Expression(self._class(f"{_EXPRESSIONS}.Literal")(None, like.java.dataType()))
+        return Expression(self.new(f"{_EXPRESSIONS}.Literal", None, like.java.dataType()))
 
     def placeholder(self, like: Expression) -> Expression:
         """Return a constant for an unused column: null, or the default of a type that may not be null."""
         if like.nullable:
             return self.null_as_declared(like)
-        return Expression(self._class(f"{_EXPRESSIONS}.Literal").default(like.java.dataType()))
+        return Expression(self.object(f"{_EXPRESSIONS}.Literal").default(like.java.dataType()))
 
     def not_null(self, expression: Expression) -> Expression:
         """Return `expression`, declared never null."""
-        return Expression(self._class(f"{_EXPRESSIONS}.KnownNotNull")(expression.java))
+        return Expression(self.new(f"{_EXPRESSIONS}.KnownNotNull", expression.java))
 
     def cast_to(self, expression: Expression, wanted: Expression) -> Expression:
         """Return `expression` with exactly the type and nullability of `wanted`, nested types included.
@@ -220,22 +172,22 @@ class Catalyst:
             if type_.typeName() == "array" and not type_.containsNull():
                 # Spark refuses a cast to elements that are never null where it may give null. So the cast is to
                 # elements that may be null, which are then declared never null, as Spark's functions do.
-                nullable = self._class("org.apache.spark.sql.types.DataTypes").createArrayType(type_.elementType())
-                java = self._class(f"{_EXPRESSIONS}.KnownNotContainsNull")(self._cast(java, nullable))
+                nullable = self.object("org.apache.spark.sql.types.DataTypes").createArrayType(type_.elementType())
+                java = self.new(f"{_EXPRESSIONS}.KnownNotContainsNull", self._cast(java, nullable))
             else:
                 java = self._cast(java, type_)
         if wanted.nullable and not java.nullable():
-            java = self._class(f"{_EXPRESSIONS}.KnownNullable")(java)
+            java = self.new(f"{_EXPRESSIONS}.KnownNullable", java)
         return Expression(java)
 
     def _cast(self, expression: Any, type_: Any) -> Any:
-        no_time_zone = self._class("scala.Option").apply(None)
-        mode = self._class(f"{_EXPRESSIONS}.EvalMode").LEGACY()
-        return self._class(f"{_EXPRESSIONS}.Cast")(expression, type_, no_time_zone, mode)
+        no_time_zone = self.object("scala.Option").apply(None)
+        mode = self.object(f"{_EXPRESSIONS}.EvalMode").LEGACY()
+        return self.new(f"{_EXPRESSIONS}.Cast", expression, type_, no_time_zone, mode)
 
     def project(self, named: Sequence[Expression], child: Node) -> Node:
         """Return `SELECT named FROM child`."""
-        return Node(self._class(f"{_LOGICAL}.Project")(self._seq([n.java for n in named]), child.java))
+        return Node(self.new(f"{_LOGICAL}.Project", self.seq([n.java for n in named]), child.java))
 
     def stateless_limit(self, limit: Node) -> Node:
         """Return a limit over complete results in a form that Spark does not plan as a stateful limit.
@@ -255,7 +207,7 @@ class Catalyst:
             return self.with_children(node, [self._sorted_together(node.children[0])])
         if node.kind != "Sort":
             return node
-        together = self._class(f"{_LOGICAL}.Repartition")(1, True, node.children[0].java)
+        together = self.new(f"{_LOGICAL}.Repartition", 1, True, node.children[0].java)
         return Node(copied(node.java, node.java.order(), False, together))
 
     def rows(self, values: Sequence[int], name: str) -> DataFrame:
@@ -265,7 +217,7 @@ class Catalyst:
     def streaming_rows(self, values: Sequence[int], name: str) -> DataFrame:
         """Return a bigint column of constant rows in every micro-batch (a streaming `LocalRelation`)."""
         local = self.local_relation(self.rows(values, name))
-        relation = self._class(f"{_LOGICAL}.LocalRelation")
+        relation = self.object(f"{_LOGICAL}.LocalRelation")
         return self.dataframe(Node(relation(local.output(), local.data(), True, local.stream())))
 
     def local_relation(self, constants: DataFrame) -> Any:
@@ -310,8 +262,8 @@ class Catalyst:
         """
         rdd = self.spark.sparkContext._jsc.emptyRDD().rdd().setName(_NO_DATA_SCAN)
         column = F.timestamp_millis("id").alias(_NO_DATA_COLUMN, metadata=metadata)
-        output = self._seq([column.java for column in self.analyzed(self.spark.range(1).select(column)).output])
-        divided = self._class("org.apache.spark.sql.catalyst.plans.physical.HashPartitioning")(output, stores)
+        output = self.seq([column.java for column in self.analyzed(self.spark.range(1).select(column)).output])
+        divided = self.new("org.apache.spark.sql.catalyst.plans.physical.HashPartitioning", output, stores)
         return self.dataframe(self.scan(output, rdd, divided, streaming=True))
 
     def scan(self, output: Any, rdd: Any, partitioning: Any, *, streaming: bool) -> Node:
@@ -323,98 +275,37 @@ class Catalyst:
             partitioning: how the rows are divided.
             streaming: whether it is a stream.
         """
-        none = self._class("scala.Option").empty()
-        fields = [output, rdd, partitioning, self._seq([]), streaming, none, self.spark._jsparkSession, none, none]
-        relation = self._class("org.apache.spark.sql.execution.LogicalRDD")
+        none = self.object("scala.Option").empty()
+        fields = [output, rdd, partitioning, self.seq([]), streaming, none, self.spark._jsparkSession, none, none]
+        relation = self.object("org.apache.spark.sql.execution.LogicalRDD")
         return Node(scan_of_rdd(relation, *fields))
 
     def _columns_of(self, like: DataFrame, rows: DataFrame) -> DataFrame:
         return rows.select(*(F.lit(None).cast(field.dataType).alias(field.name) for field in like.schema))
 
-    def qualified(self, path: str) -> str:
-        """Return the absolute URL that Spark makes of a path, with its default file system.
-
-        Raises:
-            UsageError: it is not a path, or its file system is not configured in Spark.
-        """
-        try:
-            hadoop = self._class("org.apache.hadoop.fs.Path")(path)
-            system = hadoop.getFileSystem(self.spark._jsparkSession.sessionState().newHadoopConf())
-            return str(system.makeQualified(hadoop).toString())
-        except (Py4JJavaError, PySparkException) as error:
-            cause = getattr(error, "java_exception", error)
-            raise UsageError(
-                f"Spark cannot use {path!r} as a location: {cause}.",
-                action="Give a checkpointLocation that Spark can reach.",
-            ) from None
-
-    def delete_at_exit(self, folder: str) -> None:
-        """Delete a local folder when the application ends, by the hook that deletes Spark's own temporary folders."""
-        hooks = self._class("org.apache.spark.util.ShutdownHookManager")
-        hooks.registerShutdownDeleteDir(self._class("java.io.File")(folder))
-
-    def runs(self, query_id: str | None) -> bool:
-        """Whether the application runs the query of this id, in any session."""
-        return query_id is not None and self._active_run(query_id) is not None
-
-    def check_sink(self, name: str) -> None:
-        """Check that Spark knows the sink's format; raise Spark's own error otherwise."""
-        if name not in ("", "foreach", "foreachBatch", "memory"):
-            source = self._class("org.apache.spark.sql.execution.datasources.DataSource")
-            source.lookupDataSource(name, self.spark._jsparkSession.sessionState().conf())
-
-    def _active_run(self, query_id: str) -> Any:
-        queries = self.spark._jsparkSession.sharedState().activeStreamingQueries()
-        return queries.get(self._class("java.util.UUID").fromString(query_id))
-
-    def stop_active_run(self, query_id: str | None) -> None:
-        """Stop the application's running query of this id, if any, as Spark does when it is restarted.
-
-        Raises:
-            UsageError: it runs, and `spark.sql.streaming.stopActiveRunOnRestart` is false.
-        """
-        running = None if query_id is None else self._active_run(query_id)
-        if running is None:
-            return
-        if self.spark.conf.get("spark.sql.streaming.stopActiveRunOnRestart", "true") != "true":
-            raise UsageError(
-                f"The query with id {query_id} is running in this application already.",
-                action="Stop it first, or set spark.sql.streaming.stopActiveRunOnRestart to true.",
-            )
-        running.stop()
-
     def in_own_session(self, df: DataFrame, settings: dict[str, str]) -> DataFrame:
         """Return the same DataFrame in a copy of the session with `settings`; streaming listeners do not see it run."""
-        copy = Catalyst(SparkSession(self.spark.sparkContext, self.spark._jsparkSession.cloneSession()))
-        for name, value in settings.items():
-            copy.spark.conf.set(name, value)
-        return copy.dataframe(Node(df._jdf.queryExecution().analyzed()))
+        return Catalyst(copied_session(self.spark, settings)).dataframe(Node(df._jdf.queryExecution().analyzed()))
 
     def check_streaming(self, plan: Node, output_mode: str) -> None:
         """Run Spark's own check of streaming operations; raise Spark's own error."""
-        modes = self._class("org.apache.spark.sql.streaming.OutputMode")
+        modes = self.object("org.apache.spark.sql.streaming.OutputMode")
         mode = {"append": modes.Append, "update": modes.Update, "complete": modes.Complete}[output_mode.lower()]()
-        checker = self._class("org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker")
+        checker = self.object("org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker")
         checker.checkForStreaming(plan.java, mode)
 
     def without_distincts(self, plan: Node) -> Node:
         """Return the plan with DISTINCT removed from every aggregate of a streaming `Aggregate`."""
-        children = [self.without_distincts(child) for child in plan.children]
-        if any(new is not old for new, old in zip(children, plan.children, strict=True)):
-            plan = self.with_children(plan, children)
+        plan = self.with_children(plan, [self.without_distincts(child) for child in plan.children])
         if plan.kind != "Aggregate" or not plan.streaming:
             return plan
-        results = [self._plain(result) for result in plan.list("aggregateExpressions")]
-        java = plan.java
-        return Node(
-            copied(java, java.groupingExpressions(), self._seq([result.java for result in results]), java.child())
-        )
+        return self.aggregate(plan, [self._plain(result) for result in plan.list("aggregateExpressions")])
 
     def aggregate(self, node: Node, results: Sequence[Expression]) -> Node:
         """Return the same aggregate with other results."""
         java = node.java
         return Node(
-            copied(java, java.groupingExpressions(), self._seq([result.java for result in results]), java.child())
+            copied(java, java.groupingExpressions(), self.seq([result.java for result in results]), java.child())
         )
 
     def optimized(self, plan: Node) -> Node:
@@ -424,29 +315,14 @@ class Catalyst:
 
     def physical_aggregate(self, node: Node) -> Any:
         """Return groupings, aggregate functions and results of an aggregate, as Spark's planner extracts them."""
-        return self._class("org.apache.spark.sql.catalyst.planning.PhysicalAggregation").unapply(node.java).get()
+        return self.object("org.apache.spark.sql.catalyst.planning.PhysicalAggregation").unapply(node.java).get()
 
     def _plain(self, expression: Expression) -> Expression:
         if expression.kind == "AggregateExpression":
             java = expression.java
-            kind = self._class(f"{_EXPRESSIONS}.aggregate.AggregateExpression")
+            kind = self.object(f"{_EXPRESSIONS}.aggregate.AggregateExpression")
             return Expression(kind(java.aggregateFunction(), java.mode(), False, java.filter(), java.resultId()))
-        if not expression.children:
-            return expression
         return self.with_operands(expression, [self._plain(child) for child in expression.children])
-
-
-def in_session(
-    function: Callable[Concatenate[DataFrame, _Arguments], _Result],
-) -> Callable[Concatenate[DataFrame, _Arguments], _Result]:
-    """Decorate a function of a DataFrame: the DataFrame's session is active during a call (see `Catalyst.active`)."""
-
-    @wraps(function)
-    def run(df: DataFrame, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-        with Catalyst(df.sparkSession).active():
-            return function(df, *args, **kwargs)
-
-    return run
 
 
 def millpond_no_data_batches(key: Any, frames: Any, state: Any) -> Any:

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from py4j.java_gateway import get_field
 from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql.types import DataType, StructType
 
-from millpond.ddl import PLAIN_NAME, ddl
-from millpond.plan.catalyst.versions import weights_percentiles
+from millpond.tasks.ddl import PLAIN_NAME, ddl
 
 _DAY_MICROS = 86_400_000_000
 
@@ -36,29 +34,6 @@ CLOCKS = BATCH_TIMES | {"Now", "CurrentTime"}
 def items(scala_seq: Any) -> list[Any]:
     """Return a Scala sequence as a Python list."""
     return [scala_seq.apply(index) for index in range(scala_seq.size())]
-
-
-@lru_cache
-def sketch_tables(precision: int) -> dict[str, Any]:
-    """Return Spark's own tables that correct HyperLogLog++ estimates at a precision of 4 to 18 bits.
-
-    For other precisions Spark has no tables; the result is empty.
-    """
-    context = SparkContext._active_spark_context
-    assert context is not None
-    if not 4 <= precision <= 18:
-        return {}
-    jvm: Any = context._jvm
-    helper = jvm.org.apache.spark.sql.catalyst.util.HyperLogLogPlusPlusHelper
-
-    def numbers(array: Any) -> list[float]:  # as text: one call instead of one per number
-        return [float(part) for part in str(jvm.java.util.Arrays.toString(array)).strip("[]").split(",")]
-
-    return {
-        "raw_estimates": numbers(helper.RAW_ESTIMATE_DATA()[precision - 4]),
-        "biases": numbers(helper.BIAS_DATA()[precision - 4]),
-        "threshold": float(helper.THRESHOLDS()[precision - 4]),
-    }
 
 
 def _field_names(type_: Any) -> Iterator[str]:
@@ -314,21 +289,3 @@ class Node(_Tree):
         yield self
         for child in self.children:
             yield from child.walk()
-
-
-def percentile_options(aggregate: Expression) -> dict[str, Any]:
-    """Return the options of a percentile function (`Median`, `Percentile`, …)."""
-    weighted = {"weighted": True} if weights_percentiles() else {}
-    if aggregate.kind == "Median":
-        return {"percentages": [0.5]} | weighted
-    shares = aggregate.children[1]
-    value = shares.java.eval(None)
-    several = shares.type.startswith("array")
-    options: dict[str, Any] = {
-        "percentages": [float(share) for share in value.toDoubleArray()] if several else [float(value)],
-        "array": several,
-        "reverse": bool(aggregate.get("reverse")),
-    }
-    if aggregate.kind == "PercentileDisc":
-        options |= {"discrete": True, "legacy": bool(aggregate.get("legacyCalculation"))}
-    return options | weighted

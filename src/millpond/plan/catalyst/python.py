@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,6 +14,9 @@ from millpond.tasks.limits import MAX_BYTES, MAX_RECORDS
 from millpond.tasks.user_functions import Kind, UserFunction
 
 _LARGE = "spark.sql.execution.arrow.useLargeVarTypes"
+_PICKLED, _ARROW = 100, 101
+"""Spark's numbers for plain functions whose values are pickled, or sent as Arrow."""
+_TIMESTAMP = re.compile(r"\btimestamp\b")
 
 
 def kind_of(function: Expression) -> Kind | None:
@@ -30,7 +35,7 @@ def arguments(function: Expression) -> list[tuple[str | None, Expression]]:
 
 def command(catalyst: Catalyst, function: Expression) -> bytes:
     """Return a user function, with its result type, as pickled by Spark."""
-    byte = catalyst._class("scala.reflect.ClassTag").Byte()
+    byte = catalyst.object("scala.reflect.ClassTag").Byte()
     return bytes(function.java.func().command().toArray(byte))
 
 
@@ -39,6 +44,18 @@ def function_code(catalyst: Catalyst, expression: Expression) -> tuple[str, str]
     if expression.kind not in ("PythonUDF", "PythonUDAF"):
         return None
     return str(expression.java.name()), code_digest(command(catalyst, expression)) or ""
+
+
+def time_zone_seen(catalyst: Catalyst, function: Expression) -> str | None:
+    """Return the time zones in which a user function sees timestamps; None if neither argument nor result has any.
+
+    Plain functions see them in the machine's zone, others in the session's.
+    """
+    if not any(_TIMESTAMP.search(part.type) for part in (function, *function.children)):
+        return None
+    machine, session = "/".join(time.tzname), str(catalyst.spark.conf.get("spark.sql.session.timeZone"))
+    # A plain function's values come pickled or as Arrow; of the latter, versions of Spark differ in the zone.
+    return {_PICKLED: machine, _ARROW: f"{session}, {machine}"}.get(int(function.java.evalType()), session)
 
 
 def user_function(
@@ -75,7 +92,7 @@ def broadcasts(function: Expression) -> list[Any]:
 
 def worker_settings(catalyst: Catalyst) -> dict[str, str]:
     """Return the session's settings that Spark's Python workers obey."""
-    runner = catalyst._class("org.apache.spark.sql.execution.python.ArrowPythonRunner")
+    runner = catalyst.object("org.apache.spark.sql.execution.python.ArrowPythonRunner")
     conf = catalyst.spark._jsparkSession.sessionState().conf()
     pairs = {str(pair._1()): str(pair._2()) for pair in items(runner.getPythonRunnerConfMap(conf).toSeq())}
     # The map lacks the limits of batches. Large types are off, as for the whole query.

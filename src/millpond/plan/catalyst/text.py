@@ -11,7 +11,8 @@ from py4j.protocol import Py4JError
 
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import INTEGERS, Expression, Node, items
-from millpond.plan.catalyst.python import function_code
+from millpond.plan.catalyst.python import function_code, time_zone_seen
+from millpond.plan.catalyst.session import settings_of
 
 Cut = Callable[[Expression], str | None]
 """Returns the text that replaces an expression without looking into it; None if it is described in full."""
@@ -82,6 +83,9 @@ class Canonical:
         code = function_code(self._catalyst, expression)
         if code is not None:
             self.functions.add(code)
+            zone = time_zone_seen(self._catalyst, expression)
+            if zone is not None:
+                self.zones.add(zone)
         parts = [self.expression(child, cut) for child in expression.children]
         plan = subquery(expression)
         if plan is not None:
@@ -183,6 +187,7 @@ _SEMANTIC_PREFIXES = (
     "spark.sql.chunkBase64String.",
     "spark.sql.icu.",
     "spark.sql.execution.pythonUDF.",
+    "spark.sql.execution.pandas.",
     "spark.sql.preserveCharVarcharTypeInfo",
     "spark.sql.datetime",
     "spark.sql.timestampType",
@@ -195,7 +200,7 @@ _ALWAYS_RECORDED = ("spark.sql.ansi.enabled", "spark.sql.caseSensitive", "spark.
 
 def semantic_settings(catalyst: Catalyst) -> dict[str, str]:
     """Return the session's settings that change the meaning of expressions and differ from their defaults."""
-    settings: dict[str, str] = catalyst.settings
+    settings = settings_of(catalyst.spark)
     defaults = _defaults(catalyst)
     chosen = {name: str(catalyst.spark.conf.get(name)).lower() for name in _ALWAYS_RECORDED}
     for name, value in settings.items():
@@ -205,7 +210,7 @@ def semantic_settings(catalyst: Catalyst) -> dict[str, str]:
 
 
 def _defaults(catalyst: Catalyst) -> Callable[[str], str | None]:
-    fresh = catalyst._class("org.apache.spark.sql.internal.SQLConf")()
+    fresh = catalyst.new("org.apache.spark.sql.internal.SQLConf")
 
     @cache
     def default(name: str) -> str | None:

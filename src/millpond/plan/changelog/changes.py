@@ -13,6 +13,9 @@ from millpond.spec.kinds.rank import RankSpec
 from millpond.spec.kinds.union import OperatorSpec
 from millpond.spec.protocol import ChangelogError
 
+CHANGE_COLUMN = "_op"
+"""The column with the kind of each change, where a query shows its changes."""
+
 _TRANSPARENT_NODES = frozenset({"Project", "Filter", "SubqueryAlias", "View"})
 """Nodes through which a changelog passes, each row by itself."""
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
-from millpond.ddl import quoted
 from millpond.plan.catalyst.buffers import bound, buffer_types
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression
@@ -28,6 +27,7 @@ from millpond.spec.functions import FUNCTIONS, sketch_words
 from millpond.spec.kinds.union import OperatorSpec
 from millpond.spec.operators import COMBINED_ROWS, VALUE_SET, AggregateCall, Field
 from millpond.spec.types import DataType, parse_type
+from millpond.tasks.ddl import quoted
 
 _MAX_SKETCH_WORDS = 64
 """Maximum size of a sketch in words: sending a larger one per group and task takes longer than the rows."""

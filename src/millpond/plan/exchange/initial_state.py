@@ -5,8 +5,8 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from millpond.key_groups import partition_sql
 from millpond.plan.catalyst.jvm import Catalyst
-from millpond.plan.exchange.map_side import partition_of
 from millpond.plan.reading.aggregate import project_input
 from millpond.plan.reading.processor import InitialReading
 
@@ -21,4 +21,4 @@ def initial_state(catalyst: Catalyst, reading: InitialReading, partitions: int) 
     """
     # The same hash and partitions as the operator's rows, so that a key's initial state is where its rows go.
     rows = project_input(catalyst, reading.node, reading.raw, reading.columns, reading.hash)
-    return rows.repartitionById(partitions, F.expr(partition_of(partitions)))
+    return rows.repartitionById(partitions, F.expr(partition_sql("__hash", partitions)))

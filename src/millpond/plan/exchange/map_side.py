@@ -16,8 +16,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, BooleanType, LongType, StructField, StructType, _parse_datatype_string
 
-from millpond.conf import KEY_GROUP_BITS
-from millpond.ddl import ddl, quoted
+from millpond.key_groups import as_signed, hash_ranges, partition_sql
 from millpond.plan.catalyst.buffers import bound
 from millpond.plan.catalyst.exchange.forms import Combined, ExchangeForms
 from millpond.plan.catalyst.exchange.located import PARTITION_KEY, LocatedPartitions
@@ -25,9 +24,7 @@ from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.exchange.combining import Combination
 from millpond.plan.exchange.workers import ArrowFunction, map_in_arrow, named_function
 from millpond.tasks.block_references import BLOCK_REFERENCE
-
-# The low bits of a marker's hash carry the batch's time in milliseconds.
-_TIME_BITS = 64 - KEY_GROUP_BITS
+from millpond.tasks.ddl import ddl, quoted
 
 
 @dataclass(frozen=True)
@@ -125,12 +122,6 @@ def _strategy_missing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBa
     )
 
 
-def partition_of(partitions: int) -> str:
-    """Return SQL for the partition of a row's hash."""
-    # Must agree with `OperatorTask.partition_of`, by which slots find a row's partition.
-    return f"cast(shiftright(shiftrightunsigned(__hash, {_TIME_BITS}) * {partitions}L, {KEY_GROUP_BITS}) as int)"
-
-
 def exchanged(
     catalyst: Catalyst,
     sent: DataFrame,
@@ -150,9 +141,9 @@ def exchanged(
         located: the partitions' preferred hosts. The markers then come behind the exchange, first in each partition,
             and `PARTITION_KEY` is the last column.
     """
-    # A marker's hash is the lowest of its partition's range, so that the exchange sends it there.
-    low = [-(-(p << KEY_GROUP_BITS) // partitions) << _TIME_BITS for p in range(partitions)]
-    signed = [value - (1 << 64) if value >= 1 << 63 else value for value in low]
+    # A marker's hash is the lowest of its partition's range, so that the exchange sends it there. Its low bits carry
+    # the batch's time in milliseconds.
+    signed = [as_signed(range_.lo) for range_ in hash_ranges(partitions)]
     # In a micro-batch this is the batch's own time, the same in every attempt; slots compare it with the offset log.
     now = F.unix_millis(F.current_timestamp())
     # Spark's plan shows these two names, unless the markers come first and name the columns of the union.
@@ -167,7 +158,7 @@ def exchanged(
             # See below for the limit. The optimiser removes both this limit and the row.
             no_rows = catalyst.streaming_rows(signed[:1], "low").select(*columns).limit(1).where(F.lit(False))
             sent = sent.union(no_rows).union(no_data)
-        keys = f"element_at(array({', '.join(map(str, located.keys))}), {partition_of(partitions)} + 1)"
+        keys = f"element_at(array({', '.join(map(str, located.keys))}), {partition_sql('__hash', partitions)} + 1)"
         # Zero, but no constant: by a key that is the same for all rows, Spark exchanges to a single partition.
         keys += " + least(spark_partition_id(), 0)"
         rows = sent.withColumn(PARTITION_KEY, F.expr(keys)).repartition(partitions, PARTITION_KEY)
@@ -183,4 +174,4 @@ def exchanged(
 
 
 def _by_partition(rows: DataFrame, partitions: int) -> DataFrame:
-    return rows.repartitionById(partitions, F.expr(partition_of(partitions)))
+    return rows.repartitionById(partitions, F.expr(partition_sql("__hash", partitions)))

@@ -47,7 +47,7 @@ def without_stages(catalyst: Catalyst, node: Node) -> Node:
     children = [without_stages(catalyst, child) for child in node.children]
     if _marked_columns(node) is not None:
         return children[0]
-    return _with_children(catalyst, node, children)
+    return catalyst.with_children(node, children)
 
 
 def with_stage_projections(catalyst: Catalyst, node: Node) -> Node:
@@ -55,7 +55,7 @@ def with_stage_projections(catalyst: Catalyst, node: Node) -> Node:
     children = [with_stage_projections(catalyst, child) for child in node.children]
     names = _marked_columns(node)
     if names is None:
-        return _with_children(catalyst, node, children)
+        return catalyst.with_children(node, children)
     first = next(column for column in children[0].output if column.name in names)
     tagged = catalyst.with_metadata(first, _MARK, json.dumps(names))
     return catalyst.project([tagged if column is first else column for column in children[0].output], children[0])
@@ -98,9 +98,3 @@ def _is_marked(result: Expression) -> bool:
         and result.children[0].kind == "AttributeReference"
         and result.children[0].expr_id == result.expr_id
     )
-
-
-def _with_children(catalyst: Catalyst, node: Node, children: Sequence[Node]) -> Node:
-    if all(new is old for new, old in zip(children, node.children, strict=True)):
-        return node
-    return catalyst.with_children(node, children)

@@ -13,9 +13,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField
 
-from millpond.ddl import quoted
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import SESSION_WINDOW, WATERMARK_DELAY, Expression, Node
+from millpond.plan.catalyst.text import subquery
 from millpond.plan.reading.functions import read_function
 from millpond.plan.reading.reading import InputColumn, Reading, calls_user_function, unique_name
 from millpond.plan.reading.reasons import Reason, Unsupported
@@ -23,6 +23,7 @@ from millpond.plan.reading.windows import Session, constant_gap, reads_windows, 
 from millpond.spec.functions import unsupported_key
 from millpond.spec.kinds.aggregate import PANE_TYPE
 from millpond.spec.operators import EventTime, Field
+from millpond.tasks.ddl import quoted
 
 
 def read_aggregate(catalyst: Catalyst, node: Node, *, closing: bool) -> Reading:
@@ -47,6 +48,7 @@ def _read_aggregate(catalyst: Catalyst, node: Node, *, closing: bool, assigns: b
     groupings = [(_label(node, grouping), grouping) for grouping in node.list("groupingExpressions")]
     read_groupings(reading, node, groupings, closing=closing, assigns=assigns)
     for result in node.list("aggregateExpressions"):
+        _refuse_subqueries(result, [grouping for _, grouping in groupings])
         for expression in result.walk():
             if expression.kind == "AggregateExpression" and not any(
                 expression.semantic_equals(a) for a in reading.aggregates
@@ -55,7 +57,19 @@ def _read_aggregate(catalyst: Catalyst, node: Node, *, closing: bool, assigns: b
                 _read_call(catalyst, reading, expression)
     if reading.user_calls.functions:
         reading.calls.append(reading.user_calls.rows([column.field for column in reading.inputs]))
+    if not (reading.keys or reading.session or reading.calls):
+        raise Unsupported(Reason("MP-OPERATOR", "an aggregate without keys and functions"))
     return reading
+
+
+def _refuse_subqueries(expression: Expression, groupings: Sequence[Expression]) -> None:
+    """Refuse a subquery that refers to groups; those in groupings and in arguments are computed below the exchange."""
+    if expression.kind == "AggregateExpression" or any(grouping.semantic_equals(expression) for grouping in groupings):
+        return
+    if expression.children and subquery(expression) is not None:
+        raise Unsupported(Reason("MP-OPERATOR", "a subquery in its results that refers to its groups"))
+    for child in expression.children:
+        _refuse_subqueries(child, groupings)
 
 
 def read_groupings(
@@ -81,6 +95,8 @@ def read_groupings(
         check_key(grouping)
         name = unique_name(label, names)
         if SESSION_WINDOW in metadata(grouping):
+            if grouping.kind == "GetStructField":
+                raise Unsupported(Reason("MP-OPERATOR", "a session window in a struct"))
             marked = WATERMARK_DELAY in metadata(grouping)
             reading.session = Session(position, Field(name, grouping.type), marked, constant_gap(node, grouping))
             raw = (reading.add_raw(grouping),)
@@ -142,8 +158,6 @@ def rewrite_expression(
     new = replace(expression)
     if new is not None:
         return new
-    if not expression.children:
-        return expression
     return catalyst.with_operands(
         expression, [rewrite_expression(catalyst, child, replace) for child in expression.children]
     )
@@ -166,14 +180,14 @@ def check_key(expression: Expression) -> None:
 
 def check_one_time(marked: list[Expression]) -> None:
     """Refuse several columns with a watermark, as Spark does: it would be unclear which one closes the state."""
-    if len({column.expr_id for column in marked}) > 1:
+    if len({column.semantic_hash if column.kind == "GetStructField" else column.expr_id for column in marked}) > 1:
         names = " and ".join(column.name for column in marked)
         raise Unsupported(Reason("MP-EVENT-TIME", f"{names}, of which Spark takes one only"))
 
 
 def metadata(expression: Expression) -> dict[str, Any]:
-    """Return the field metadata of a named expression; empty for others."""
-    return expression.metadata if expression.kind in ("AttributeReference", "Alias") else {}
+    """Return the metadata that Spark gives to an expression when it names it; only these kinds have any."""
+    return expression.metadata if expression.kind in ("AttributeReference", "Alias", "GetStructField") else {}
 
 
 def _read_call(catalyst: Catalyst, reading: Reading, expression: Expression) -> None:

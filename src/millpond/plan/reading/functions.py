@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from pyspark.sql.types import ArrayType, DataType, _parse_datatype_string
 
-from millpond.plan.catalyst.buffers import count_min_options
-from millpond.plan.catalyst.nodes import Expression, percentile_options, sketch_tables
+from millpond.plan.catalyst.function_options import count_min_options, percentile_options, sketch_tables
+from millpond.plan.catalyst.nodes import Expression
 from millpond.plan.catalyst.versions import merges_empty_moments
 from millpond.plan.reading.reading import Reading
 from millpond.plan.reading.reasons import Reason, Unsupported

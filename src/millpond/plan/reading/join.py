@@ -215,8 +215,11 @@ def _split_condition(
     for part in parts:
         side = sides.of(part)
         if side is not None:
-            # Spark evaluates it before the exchange, and the slot gets one flag per row.
-            readings[side].match_conditions.append(part)
+            # Spark evaluates it before the exchange, and the slot gets one flag per row. A condition without columns is
+            # evaluated on both sides, as on Spark: its value may differ in a later batch.
+            reads = any(inner.kind == "AttributeReference" for inner in part.walk())
+            for name in (side,) if reads else (LEFT, RIGHT):
+                readings[name].match_conditions.append(part)
         elif range_ is not None and range_.apply_bound(part):
             pass
         elif kind == "inner":

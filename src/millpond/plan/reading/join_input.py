@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from millpond.ddl import quoted
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression
 from millpond.plan.reading.join import JoinReading, SideReading
 from millpond.spec.kinds.join import JoinSide, JoinSpec
 from millpond.spec.operators import Field
 from millpond.spec.types import parse_type
+from millpond.tasks.ddl import quoted
 
 
 def side_projections(catalyst: Catalyst, reading: JoinReading) -> list[tuple[list[Expression], list[str]]]:

@@ -16,10 +16,10 @@ from msgspec.structs import replace
 from pyspark.sql.types import StructField, StructType
 
 from millpond.conf import read_settings
-from millpond.ddl import ddl
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Expression, Node
 from millpond.plan.catalyst.python import broadcasts, command, worker_settings
+from millpond.plan.catalyst.session import settings_of
 from millpond.plan.catalyst.versions import calls_user_code
 from millpond.plan.reading.aggregate import check_key, check_one_time
 from millpond.plan.reading.reading import InputColumn, Reading, unique_name
@@ -27,6 +27,7 @@ from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.spec.kinds.group_state import STATE, GroupStateSpec
 from millpond.spec.kinds.processor import InitialState, ProcessorSpec, TimeMode, Variable
 from millpond.spec.operators import EventTime, Field
+from millpond.tasks.ddl import ddl
 
 if TYPE_CHECKING:
     from millpond.tasks.user_processor import UserProcessor
@@ -142,8 +143,6 @@ def read_processor(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, Pr
         full=tuple(declared.full),
         initial=InitialState(tuple(item.field for item in initial.inputs), initial.positions) if initial else None,
     )
-    if spec.unsupported is not None:
-        raise Unsupported(Reason(spec.unsupported, processor_title(node)))
     reading.processor = UserProcessor(
         title=processor_title(node),
         command=pickled,
@@ -156,7 +155,7 @@ def read_processor(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, Pr
         initial=InitialColumns(_struct(initial.raw), initial.positions, tuple(range(len(initial.raw))))
         if initial
         else None,
-        in_flight=read_settings(catalyst.settings).async_in_flight if asynchronous else None,
+        in_flight=read_settings(settings_of(catalyst.spark)).async_in_flight if asynchronous else None,
     )
     reading.broadcasts = broadcasts(function)
     return reading, spec
@@ -247,8 +246,6 @@ def read_group_state(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, 
         time=reading.time,
         marked=bool(marked),
     )
-    if spec.unsupported is not None:
-        raise Unsupported(Reason(spec.unsupported, group_state_title(node)))
     reading.processor = UserGroups(
         title=group_state_title(node),
         command=pickled,

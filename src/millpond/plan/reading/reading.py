@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from millpond.ddl import quoted
 from millpond.plan.catalyst.nodes import Expression
 from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.plan.reading.user_functions import USER_AGGREGATE, UserCalls
@@ -15,6 +14,7 @@ from millpond.spec.functions import FUNCTIONS, KEY_COLUMNS, MAX_KEY_COLUMNS, is_
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.kinds.session import SessionSpec
 from millpond.spec.operators import GLOBAL_HASH, AggregateCall, EventTime, Field
+from millpond.tasks.ddl import quoted
 
 _PATH_LIKE = str.maketrans(".`", "__")
 

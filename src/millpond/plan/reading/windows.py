@@ -121,6 +121,8 @@ def windows_of(node: Node, column: Expression) -> Windows | None:
         node: a node with the column in its input.
         column: a window of event time.
     """
+    if column.kind == "GetStructField":
+        return None
     column_id = column.expr_id
     for below in node.walk():
         source = None

@@ -14,7 +14,7 @@ from py4j.protocol import Py4JJavaError
 
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, Node
-from millpond.plan.catalyst.python import function_code
+from millpond.plan.catalyst.python import function_code, time_zone_seen
 from millpond.plan.reading.decision import Decided, Decision
 
 _IDENTITY = re.compile(r"(?<!none)#-?\d+")  # identities given by the session; numbers after "none" are positions
@@ -56,7 +56,7 @@ def _text(catalyst: Catalyst, node: Node) -> str:
 
 
 def _hidden_details(catalyst: Catalyst, expression: Expression) -> Iterator[str]:
-    """Yield details that an expression's text lacks: time zones of casts, and the code of user functions."""
+    """Yield details that an expression's text lacks: time zones, and the code of user functions."""
     try:
         fields = str(expression.java.toJSON())
     except Py4JJavaError:  # Spark has no JSON for some expressions with fields of their own
@@ -67,4 +67,5 @@ def _hidden_details(catalyst: Catalyst, expression: Expression) -> Iterator[str]
         for part in expression.walk():
             code = function_code(catalyst, part)
             if code is not None:
-                yield " ".join(code)
+                zone = time_zone_seen(catalyst, part)
+                yield " ".join(code if zone is None else (*code, zone))

@@ -8,7 +8,6 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from millpond.ddl import quoted
 from millpond.errors import StateIncompatibleError
 from millpond.humanize import duration
 from millpond.plan.catalyst.buffers import Buffers
@@ -34,6 +33,7 @@ from millpond.spec.kinds.join import JoinSpec
 from millpond.spec.kinds.session import SessionSpec
 from millpond.spec.operators import AggregateCall, Field
 from millpond.spec.types import parse_type
+from millpond.tasks.ddl import quoted
 
 _TIMES = ("timestamp", "timestamp_ntz")
 _ADVICE = "Give this query a new checkpointLocation and let it start from empty state (`millpond docs moving-a-job`)."

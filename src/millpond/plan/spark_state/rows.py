@@ -15,7 +15,6 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from millpond.ddl import quoted
 from millpond.humanize import counted
 from millpond.plan.catalyst.buffers import Buffers, buffers_of
 from millpond.plan.catalyst.jvm import Catalyst
@@ -41,6 +40,7 @@ from millpond.spec.kinds.join import JoinSpec
 from millpond.spec.kinds.session import SessionSpec
 from millpond.spec.operators import AggregateCall, Field
 from millpond.spec.types import parse_type
+from millpond.tasks.ddl import quoted
 
 ReadStore = Callable[[str], DataFrame]
 """Reads a store of one operator: its columns are the structs `key` and `value`."""

@@ -199,9 +199,7 @@ def _with_projections(catalyst: Catalyst, decided: Decided, *, consumed: bool = 
             for column in node.output
         ]
         return catalyst.project(columns, children[0])
-    if any(new is not old for new, old in zip(children, node.children, strict=True)):
-        return catalyst.with_children(node, children)
-    return node
+    return catalyst.with_children(node, children)
 
 
 def check_name(spark: SparkSession, name: str | None) -> None:

@@ -16,7 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.errors import MillpondError
 from millpond.files.locations.opening import open_filesystem
-from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.session import delete_at_exit, qualified
 from millpond.slot.process.client import drain
 from millpond.tasks.operator_task import OperatorTask
 
@@ -50,7 +50,7 @@ def runs_planned(spark: SparkSession, sink: str, path: str | None, batch: int) -
         return False
     try:
         # A file sink skips batches that its own log has, so whether it runs a batch depends on that log.
-        names = [info.name for info in open_filesystem(Catalyst(spark).qualified(path)).list("_spark_metadata/")]
+        names = [info.name for info in open_filesystem(qualified(spark, path)).list("_spark_metadata/")]
     except (MillpondError, OSError):  # a path that only Spark can read
         return False
     return max((int(found[1]) for name in names if (found := _SINK_LOG_ENTRY.fullmatch(name))), default=-1) < batch
@@ -92,7 +92,7 @@ def choose_checkpoint(spark: SparkSession, sink: str, name: str | None, given: s
         temporary,
     )
     # A query that fails keeps its checkpoint for a look at it, as Spark does; this is the last chance to delete it.
-    Catalyst(spark).delete_at_exit(temporary)
+    delete_at_exit(spark, temporary)
     return CheckpointLocation(temporary, temporary=True)
 
 

@@ -30,6 +30,7 @@ from millpond.errors import (
 from millpond.files.backends.retry import SHORT_RETRY
 from millpond.files.locations.opening import join_url, open_filesystem
 from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.session import check_sink, is_running, qualified, stop_active_run
 from millpond.plan.exchange.combining import Combination, Combinations
 from millpond.plan.exchange.workers import on_one_host, preload_workers, runs_driver_python
 from millpond.plan.reading.decision import Decision
@@ -41,11 +42,11 @@ from millpond.query.logs.query_logs import QueryLogs, RollBack
 from millpond.query.lookahead.runner import lookaheads, start_source_lookahead
 from millpond.query.running.commits import watch_commits
 from millpond.query.running.runs import end_slots_with_application, release, watch_run
+from millpond.query.schema.matching import StartSchema, check_schema, state_schema_of, write_evolved_schema
 from millpond.query.starting.checks import check_speculation
 from millpond.query.starting.initial_state import remove_initial_when_committed, write_initial
 from millpond.query.starting.operator_metadata import update_operator_metadata
 from millpond.query.starting.recovery_point import concurrent_run_error, recovery_version, write_base_and_find_replays
-from millpond.query.starting.state_schema import StartSchema, check_schema, state_schema_of, write_evolved_schema
 from millpond.query.starting.tasks import first_partitions, operator_task
 from millpond.slot.process.client import drain, open_partitions, start_slots
 from millpond.tasks.operator_task import OperatorTask
@@ -127,7 +128,7 @@ class _Startup:
         self.spark, self.decision, self.settings = start.spark, start.decision, start.settings
         self.context = self.spark.sparkContext
         self.catalyst = Catalyst(self.spark)
-        self.checkpoint = self.catalyst.qualified(start.checkpoint)
+        self.checkpoint = qualified(self.spark, start.checkpoint)
         self.checkpoint_files = open_filesystem(self.checkpoint)
         # All refusals come before `identify`, which writes the query's id into the checkpoint.
         check_fork(self.checkpoint, self.checkpoint_files)
@@ -148,12 +149,12 @@ class _Startup:
 
     def end_earlier_run(self) -> None:
         """Stop a run of the query in this application, wait for its commits, and pin the state schema."""
-        if self.catalyst.runs(self.query_id) and self.query_logs.last("commits") >= 0:
+        if is_running(self.spark, self.query_id) and self.query_logs.last("commits") >= 0:
             # Check first: a query that is refused must not stop the active run.
             self._check_schema()
-            self.catalyst.check_sink(self.start.sink)
+            check_sink(self.spark, self.start.sink)
         self.task = self._first_task()
-        self.catalyst.stop_active_run(self.query_id)
+        stop_active_run(self.spark, self.query_id)
         try:
             # Commits that the run before has begun become durable here, so that fewer batches have to run again.
             drain(self.task)
@@ -398,7 +399,7 @@ def refuse_own_state(spark: SparkSession, settings: Settings, checkpoint: str) -
         StateIncompatibleError: Spark would skip the batches that the earlier query has done, and lose its state.
     """
     try:
-        checkpoint = Catalyst(spark).qualified(checkpoint)
+        checkpoint = qualified(spark, checkpoint)
         checkpoint_files = open_filesystem(checkpoint, retry_config=SHORT_RETRY)
         query = QueryLogs(checkpoint_files).query_id()
         if query is None:

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from millpond.conf import Settings
 from millpond.errors import SettingError
 from millpond.files.locations.opening import join_url
-from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.session import process_id
 from millpond.plan.exchange.workers import on_one_host
 from millpond.query.starting.host_memory import check_memory, in_containers
 from millpond.slot.process.identity import identify
@@ -107,7 +107,7 @@ def first_partitions(spark: SparkSession, settings: Settings) -> int:
 
 
 def _jvm(spark: SparkSession) -> tuple[int, int]:
-    process = identify(Catalyst(spark).process_id)
+    process = identify(process_id(spark))
     return process.pid, process.start
 
 

@@ -93,7 +93,7 @@ class JoinSpec(Spec, frozen=True, tag="join"):
         left, right: the sides.
         earliest, latest: inclusive bounds of the left time minus the right time, in microseconds.
         condition: the further condition of a pair: `["<", a, b]` (`=`, `<=>`, `<`, `<=`, `>`, `>=`), `["and", …]`,
-            `["or", …]`, `["not", a]`, `["isnull", a]`; operands `["left", n]` and `["right", n]` are stored values.
+            `["or", …]`, `["not", a]`; operands `["left", n]` and `["right", n]` are stored values.
         right_first: for left_semi, whether new right rows are joined with stored left rows before new left rows arrive
             (since Spark 4.2). Left rows of a batch then miss a right row that expires in this batch.
         lag_ms: lag of the operator's watermark behind the query's.
@@ -143,7 +143,7 @@ class JoinSpec(Spec, frozen=True, tag="join"):
             return f"{head}.{side.name_of(rest[0]) or f'value {rest[0]}'}"
         parts = [self._condition(part) for part in rest]
         if len(parts) == 1:
-            return f"{parts[0]} is null" if head == "isnull" else f"{head} ({parts[0]})"
+            return f"{head} ({parts[0]})"
         return "(" + f" {head} ".join(parts) + ")"
 
     @property

@@ -17,7 +17,14 @@ from millpond.spec.calls import (
     unsupported_state,
     with_requested_pattern,
 )
-from millpond.spec.functions import SESSION_DISTINCT, is_distinct, key_width, unsupported_call
+from millpond.spec.functions import (
+    KEY_COLUMNS,
+    MAX_KEY_COLUMNS,
+    SESSION_DISTINCT,
+    is_distinct,
+    key_width,
+    unsupported_call,
+)
 from millpond.spec.operators import AggregateCall, Field, Pattern
 from millpond.spec.protocol import AccessPattern, ChangelogError, KindFacts, Spec
 from millpond.spec.traits import Trait, columns_trait, lag_trait
@@ -163,7 +170,9 @@ class SessionSpec(Spec, frozen=True, tag="session"):
     @property
     def unsupported_values(self) -> str | None:
         """The reason code why a call is not supported; None if all are."""
-        width = key_width(self.keys)
+        width = key_width(self.keys) + 1  # one more column: the session's number within its key
+        if width > MAX_KEY_COLUMNS:
+            return KEY_COLUMNS
         for call in self.calls:
             inputs = [self.inputs[position] for position in call.inputs]
             if reason := unsupported_call(call, [field.type for field in inputs]):

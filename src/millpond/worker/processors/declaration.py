@@ -10,10 +10,10 @@ from pyspark.sql.streaming.stateful_processor import ListState, MapState, Statef
 from pyspark.sql.streaming.stateful_processor_api_client import StatefulProcessorHandleState as State
 from pyspark.sql.types import StructType
 
-from millpond.ddl import ddl
 from millpond.errors import UsageError
 from millpond.spec.kinds.processor import TimeMode, Variable
 from millpond.spec.types import has_not_null_fields, parse_type
+from millpond.tasks.ddl import ddl
 from millpond.worker.processors.handle import CheckedHandle
 from millpond.worker.processors.state.refusals import refused, wrong_handle_state
 from millpond.worker.processors.state.schemas import spark_type

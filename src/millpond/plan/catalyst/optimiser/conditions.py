@@ -10,12 +10,12 @@ from pyspark.errors import PySparkException
 
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import BATCH_TIMES, CLOCKS, Expression, Node, items
+from millpond.plan.catalyst.optimiser.rules import ELIMINATE_ALIASES, MAX_PASSES, OPTIMIZER, PRUNE_COLUMNS, apply_rules
 
 _LOCAL = "org.apache.spark.sql.catalyst.plans.logical.LocalRelation"
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
-_OPTIMIZER = "org.apache.spark.sql.catalyst.optimizer"
 _SIMPLIFYING = tuple(
-    f"{_OPTIMIZER}.{rule}"
+    f"{OPTIMIZER}.{rule}"
     for rule in (
         "NullPropagation",
         "ConstantFolding",
@@ -25,28 +25,21 @@ _SIMPLIFYING = tuple(
         "ReplaceNullWithFalseInPredicate",
     )
 )
-_SIMPLIFYING_FILTERS = (*_SIMPLIFYING, f"{_OPTIMIZER}.ConstantPropagation")
-_UNALIASED = (
-    "org.apache.spark.sql.catalyst.analysis.EliminateSubqueryAliases",
-    "org.apache.spark.sql.catalyst.analysis.EliminateView",
-    f"{_OPTIMIZER}.EliminateResolvedHint",
-)
-_MOVING_SEMI_JOINS = (f"{_OPTIMIZER}.PushDownLeftSemiAntiJoin", f"{_OPTIMIZER}.PushLeftSemiLeftAntiThroughJoin")
+_SIMPLIFYING_FILTERS = (*_SIMPLIFYING, f"{OPTIMIZER}.ConstantPropagation")
+_UNALIASED = (*ELIMINATE_ALIASES, f"{OPTIMIZER}.EliminateResolvedHint")
+_MOVING_SEMI_JOINS = (f"{OPTIMIZER}.PushDownLeftSemiAntiJoin", f"{OPTIMIZER}.PushLeftSemiLeftAntiThroughJoin")
 _SETTLING = (
-    f"{_OPTIMIZER}.PushDownPredicates",
-    f"{_OPTIMIZER}.ReplaceNullWithFalseInPredicate",
-    f"{_OPTIMIZER}.BooleanSimplification",
-    f"{_OPTIMIZER}.EliminateOuterJoin",
+    f"{OPTIMIZER}.PushDownPredicates",
+    f"{OPTIMIZER}.ReplaceNullWithFalseInPredicate",
+    f"{OPTIMIZER}.BooleanSimplification",
+    f"{OPTIMIZER}.EliminateOuterJoin",
 )
-_INFERRING = (f"{_OPTIMIZER}.InferFiltersFromGenerate", f"{_OPTIMIZER}.InferFiltersFromConstraints")
-_EXTRA = (f"{_OPTIMIZER}.PushExtraPredicateThroughJoin", f"{_OPTIMIZER}.PushDownPredicates")
-_PRUNING = (f"{_OPTIMIZER}.ColumnPruning",)
-_REPLACING = (f"{_OPTIMIZER}.ReplaceDistinctWithAggregate",)
-_REPETITION = (f"{_OPTIMIZER}.RemoveRepetitionFromGroupExpressions",)
-_COMPUTING_ONCE = (f"{_OPTIMIZER}.RewriteWithExpression",)
-_SPECIAL_TIMES = (f"{_OPTIMIZER}.SpecialDatetimeValues",)
-_MAX_PASSES = 100
-"""Same as `spark.sql.optimizer.maxIterations`."""
+_INFERRING = (f"{OPTIMIZER}.InferFiltersFromGenerate", f"{OPTIMIZER}.InferFiltersFromConstraints")
+_EXTRA = (f"{OPTIMIZER}.PushExtraPredicateThroughJoin", f"{OPTIMIZER}.PushDownPredicates")
+_REPLACING = (f"{OPTIMIZER}.ReplaceDistinctWithAggregate",)
+_REPETITION = (f"{OPTIMIZER}.RemoveRepetitionFromGroupExpressions",)
+_COMPUTING_ONCE = (f"{OPTIMIZER}.RewriteWithExpression",)
+_SPECIAL_TIMES = (f"{OPTIMIZER}.SpecialDatetimeValues",)
 
 
 def without_clock(catalyst: Catalyst, plan: Node) -> tuple[Node, Callable[[Node], Node]]:
@@ -64,7 +57,7 @@ def without_clock(catalyst: Catalyst, plan: Node) -> tuple[Node, Callable[[Node]
         return plan, lambda settled: settled
     clocks = [part for part in _parts(plan) if part.kind in CLOCKS]
     as_if_all_were_read = _replaced(catalyst, plan, _placeholders(catalyst, clocks, range(len(clocks))))
-    pruned = Node(_applied(catalyst, (*_UNALIASED, *_PRUNING), as_if_all_were_read.java, _MAX_PASSES))
+    pruned = Node(apply_rules(catalyst, (*_UNALIASED, *PRUNE_COLUMNS), as_if_all_were_read.java, MAX_PASSES))
     read = {part.java.timestampMs() for part in _parts(pruned) if part.kind == "CurrentBatchTimestamp"}
     placeholders, originals = _placeholders(catalyst, clocks, read), catalyst.new("java.util.HashMap")
     for clock in clocks:
@@ -133,12 +126,12 @@ def with_settled_conditions(catalyst: Catalyst, plan: Node, *, pruned: bool, sem
     """
     settling = (*_SETTLING, *_MOVING_SEMI_JOINS) if semi_joins else _SETTLING
     # The order of Spark's optimiser: filters are inferred once, and the inferred filters are then moved in turn.
-    java = _applied(catalyst, _UNALIASED, plan.java)
-    java = _applied(catalyst, settling, java, _MAX_PASSES)
-    java = _applied(catalyst, _INFERRING, java)
-    java = _applied(catalyst, settling, java, _MAX_PASSES)
-    java = _applied(catalyst, _EXTRA, java, _MAX_PASSES)
-    return Node(_applied(catalyst, _PRUNING, java) if pruned else java)
+    java = apply_rules(catalyst, _UNALIASED, plan.java)
+    java = apply_rules(catalyst, settling, java, MAX_PASSES)
+    java = apply_rules(catalyst, _INFERRING, java)
+    java = apply_rules(catalyst, settling, java, MAX_PASSES)
+    java = apply_rules(catalyst, _EXTRA, java, MAX_PASSES)
+    return Node(apply_rules(catalyst, PRUNE_COLUMNS, java) if pruned else java)
 
 
 def pruned_deduplications(catalyst: Catalyst, plan: Node) -> list[frozenset[int]]:
@@ -150,28 +143,16 @@ def pruned_deduplications(catalyst: Catalyst, plan: Node) -> list[frozenset[int]
         catalyst: of the query's session.
         plan: a plan with settled conditions.
     """
-    java = _applied(catalyst, (*_UNALIASED, *_REPLACING), plan.java)
-    java = _applied(catalyst, _PRUNING, java, _MAX_PASSES)
+    java = apply_rules(catalyst, (*_UNALIASED, *_REPLACING), plan.java)
+    java = apply_rules(catalyst, PRUNE_COLUMNS, java, MAX_PASSES)
     deduplications = [node for node in Node(java).walk() if node.kind == "Deduplicate"]
     return [frozenset(column.expr_id for column in node.output) for node in deduplications]
 
 
 def without_repeated_groupings(catalyst: Catalyst, plan: Node) -> Node:
     """Remove repeated groupings of aggregates, e.g. one window under two names."""
-    java = _applied(catalyst, _REPETITION, plan.java)
+    java = apply_rules(catalyst, _REPETITION, plan.java)
     return plan if java.fastEquals(plan.java) else Node(java)
-
-
-def _applied(catalyst: Catalyst, rules: Sequence[str], java: Any, passes: int = 1) -> Any:
-    """Apply rules in turn, for at most `passes` passes or until nothing changes."""
-    objects = [catalyst._class(rule) for rule in rules]
-    for _ in range(passes):
-        before = java
-        for rule in objects:
-            java = rule.apply(java)
-        if java.fastEquals(before):
-            break
-    return java
 
 
 def with_simplified_conditions(catalyst: Catalyst, plan: Node) -> Node:
@@ -180,9 +161,7 @@ def with_simplified_conditions(catalyst: Catalyst, plan: Node) -> Node:
     Runtime-replaceable expressions (`BETWEEN`) are replaced. Only conditions are changed: the assignment of event-time
     windows is read from the plan as the analyser made it.
     """
-    children = [with_simplified_conditions(catalyst, child) for child in plan.children]
-    if any(new is not old for new, old in zip(children, plan.children, strict=True)):
-        plan = catalyst.with_children(plan, children)
+    plan = catalyst.with_children(plan, [with_simplified_conditions(catalyst, child) for child in plan.children])
     java = plan.java
     if plan.kind == "Filter":
         old = Expression(java.condition())
@@ -194,7 +173,7 @@ def with_simplified_conditions(catalyst: Catalyst, plan: Node) -> Node:
     if plan.kind == "Join" and java.condition().isDefined():
         old = Expression(java.condition().get())
         new = _simplified(catalyst, without_replaceables(catalyst, old), plan, _SIMPLIFYING)
-        condition = catalyst._class("scala.Option").apply(new.java)
+        condition = catalyst.object("scala.Option").apply(new.java)
         return (
             plan if new is old else Node(java.copy(java.left(), java.right(), java.joinType(), condition, java.hint()))
         )
@@ -208,24 +187,23 @@ def _computed_once(catalyst: Catalyst, condition: Expression, child: Node) -> No
     def over_child(node: Node) -> Node:
         return catalyst.with_children(node, [over_child(below) for below in node.children]) if node.children else child
 
-    return over_child(Node(_applied(catalyst, _COMPUTING_ONCE, alone.java)))
+    return over_child(Node(apply_rules(catalyst, _COMPUTING_ONCE, alone.java)))
 
 
 def _no_rows(catalyst: Catalyst, like: Sequence[Node]) -> Node:
     """Return a relation without rows that has the columns of some nodes."""
-    columns = catalyst._seq([column.java for node in like for column in node.output])
-    relation = catalyst._class(_LOCAL)
-    return Node(relation(columns, catalyst._seq([]), False, catalyst._class("scala.Option").empty()))
+    columns = catalyst.seq([column.java for node in like for column in node.output])
+    return Node(catalyst.new(_LOCAL, columns, catalyst.seq([]), False, catalyst.object("scala.Option").empty()))
 
 
 def _simplified(catalyst: Catalyst, condition: Expression, node: Node, rules: Sequence[str]) -> Expression:
     """Simplify a condition over the columns of the node's children by optimiser rules."""
     alone = catalyst.filter(condition, _no_rows(catalyst, node.children)).java
     # Spark reads 'today' as the day of each batch before it simplifies; without ANSI mode, its cast would be null here.
-    if not _applied(catalyst, _SPECIAL_TIMES, alone).fastEquals(alone):
+    if not apply_rules(catalyst, _SPECIAL_TIMES, alone).fastEquals(alone):
         return condition
     try:
-        simplified = Expression(_applied(catalyst, rules, alone, _MAX_PASSES).condition())
+        simplified = Expression(apply_rules(catalyst, rules, alone, MAX_PASSES).condition())
     except (Py4JJavaError, PySparkException):  # a constant that fails
         return condition
     return condition if simplified.java.fastEquals(condition.java) else simplified
@@ -242,16 +220,12 @@ def without_replaceables(catalyst: Catalyst, expression: Expression) -> Expressi
     replacement = expression.expression("replacement")
     if replacement is not None:
         return without_replaceables(catalyst, replacement)
-    operands = [without_replaceables(catalyst, operand) for operand in expression.children]
-    if all(new is old for new, old in zip(operands, expression.children, strict=True)):
-        return expression
-    return catalyst.with_operands(expression, operands)
+    return catalyst.with_operands(
+        expression, [without_replaceables(catalyst, operand) for operand in expression.children]
+    )
 
 
 def _inlined(catalyst: Catalyst, expression: Expression, known: Sequence[tuple[Any, Expression]]) -> Expression:
     if expression.kind == "CommonExpressionRef":
         return next(value for name, value in known if name.equals(expression.java.id()))
-    operands = [_inlined(catalyst, operand, known) for operand in expression.children]
-    if all(new is old for new, old in zip(operands, expression.children, strict=True)):
-        return expression
-    return catalyst.with_operands(expression, operands)
+    return catalyst.with_operands(expression, [_inlined(catalyst, operand, known) for operand in expression.children])

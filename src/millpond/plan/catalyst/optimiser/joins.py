@@ -28,7 +28,7 @@ class EqualKeys(NamedTuple):
 
 def equal_keys(catalyst: Catalyst, join: Node) -> EqualKeys | None:
     """Extract the equal keys from a join's condition, as Spark does; None if there are none."""
-    extracted = catalyst._class("org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys").unapply(join.java)
+    extracted = catalyst.object("org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys").unapply(join.java)
     if not extracted.isDefined():
         return None
     parts = extracted.get()
@@ -44,11 +44,11 @@ def equal_keys(catalyst: Catalyst, join: Node) -> EqualKeys | None:
 def with_rest(catalyst: Catalyst, keys: EqualKeys, conjuncts: Sequence[Expression]) -> EqualKeys:
     """Return the keys with these conjuncts as the rest of the condition."""
     if not conjuncts:
-        no_rest = catalyst._class("scala.Option").empty()
+        no_rest = catalyst.object("scala.Option").empty()
         return keys._replace(rest=None, java=(*keys.java[:2], no_rest))
-    conjunction = catalyst._class("org.apache.spark.sql.catalyst.expressions.And")
+    conjunction = catalyst.object("org.apache.spark.sql.catalyst.expressions.And")
     rest = reduce(conjunction, (conjunct.java for conjunct in conjuncts))
-    return keys._replace(rest=Expression(rest), java=(*keys.java[:2], catalyst._class("scala.Option").apply(rest)))
+    return keys._replace(rest=Expression(rest), java=(*keys.java[:2], catalyst.object("scala.Option").apply(rest)))
 
 
 def state_watermarks(
@@ -58,8 +58,8 @@ def state_watermarks(
 
     The input watermark has to exceed 2³¹, so that py4j sends it as a long.
     """
-    watermark = catalyst._class("scala.Option").apply(watermark_ms)
+    watermark = catalyst.object("scala.Option").apply(watermark_ms)
     java = join.java
-    both = join_state_watermarks(catalyst._class, java.left().output(), java.right().output(), *keys.java, watermark)
+    both = join_state_watermarks(catalyst.object, java.left().output(), java.right().output(), *keys.java, watermark)
     left, right = both._1(), both._2()
     return (left.get() if left.isDefined() else None), (right.get() if right.isDefined() else None)

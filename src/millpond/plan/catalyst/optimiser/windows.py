@@ -6,17 +6,10 @@ from collections.abc import Iterator, Mapping
 
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, Node
+from millpond.plan.catalyst.optimiser.rules import ELIMINATE_ALIASES, MAX_PASSES, PRUNE_COLUMNS, apply_rules
 
 Needed = Mapping[int, frozenset[int]]
 """Identity of a `Window` node's result → identities of columns below that the node, or a node above, uses."""
-
-_UNALIASED = (
-    "org.apache.spark.sql.catalyst.analysis.EliminateSubqueryAliases",
-    "org.apache.spark.sql.catalyst.analysis.EliminateView",
-)
-_PRUNING = "org.apache.spark.sql.catalyst.optimizer.ColumnPruning"
-_MAX_PASSES = 10
-"""Enough passes for realistic plans; columns that a further pass would prune are kept, which is correct."""
 
 
 def needed_columns(catalyst: Catalyst, plan: Node) -> dict[int, frozenset[int]]:
@@ -25,14 +18,9 @@ def needed_columns(catalyst: Catalyst, plan: Node) -> dict[int, frozenset[int]]:
     The pruned plan is only read: used further, it would hide how other operators' event-time windows are assigned. A
     window without any used result is missing from the answer.
     """
-    java = plan.java
-    for rule in _UNALIASED:
-        java = catalyst._class(rule).apply(java)
-    pruning = catalyst._class(_PRUNING)
-    for _ in range(_MAX_PASSES):  # one pass stops where it removes a result
-        java, before = pruning.apply(java), java
-        if java.fastEquals(before):
-            break
+    java = apply_rules(catalyst, ELIMINATE_ALIASES, plan.java)
+    # One pass stops where it removes a result.
+    java = apply_rules(catalyst, PRUNE_COLUMNS, java, MAX_PASSES)
     below = {result.expr_id: {c.expr_id for c in node.children[0].output} for node, result in _results(plan)}
     needed: dict[int, frozenset[int]] = {}
     for node, result in _results(Node(java)):

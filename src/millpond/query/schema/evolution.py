@@ -14,18 +14,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from millpond.checkpoint.differences import OTHER_VERSION
-from millpond.checkpoint.state_schema import (
-    QUERY_FILE,
-    OperatorSchema,
-    StateSchema,
-    compare,
-    plain,
-    schema_mismatch_error,
-)
+from millpond.checkpoint.state_schema import QUERY_FILE, OperatorSchema, StateSchema, plain
 from millpond.conf import OnChangedState
 from millpond.layout import Column, TableSchema
 from millpond.operators.kinds.registry import state_tables
+from millpond.query.schema.comparison import compare, schema_mismatch_error
+from millpond.query.schema.differences import OTHER_VERSION
 from millpond.spec.functions import is_distinct
 from millpond.spec.kinds.union import OperatorSpec
 from millpond.spec.operators import AggregateCall

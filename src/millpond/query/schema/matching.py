@@ -15,30 +15,33 @@ from millpond.checkpoint.state_schema import (
     QUERY_FILE,
     OperatorSchema,
     StateSchema,
-    compare,
-    may_evolve,
     newest_schema,
     plain,
     read_schema,
     read_schemas,
-    schema_mismatch_error,
     schema_name,
-    with_new_columns,
-    with_old_aliases,
-    write_or_check_schema,
 )
-from millpond.conf import KEY_GROUP_BITS, OnChangedState
+from millpond.conf import OnChangedState
 from millpond.errors import StateDamagedError, StateIncompatibleError
 from millpond.files.backends.filesystem import FileSystem, MissingFileError
 from millpond.humanize import counted
+from millpond.key_groups import KEY_GROUPS
 from millpond.operators.kinds.registry import state_tables
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.changelog.between import between_schemas
 from millpond.plan.reading.decision import Decision
 from millpond.plan.state_column_names import state_column_names
 from millpond.query.logs.query_logs import QueryLogs, is_rolled_back
-from millpond.query.starting.evolution import evolve_schema, new_operator_schema, persistent_spec, with_state_names
-from millpond.query.starting.missing_state import missing_state_error
+from millpond.query.schema.comparison import (
+    compare,
+    may_evolve,
+    schema_mismatch_error,
+    with_new_columns,
+    with_old_aliases,
+    write_or_check_schema,
+)
+from millpond.query.schema.evolution import evolve_schema, new_operator_schema, persistent_spec, with_state_names
+from millpond.query.schema.missing_state import missing_state_error
 from millpond.spec.kinds.union import OperatorSpec
 
 log = logging.getLogger("millpond")
@@ -65,7 +68,7 @@ def state_schema_of(decision: Decision, catalyst: Catalyst) -> StateSchema:
         for index, operator in enumerate(decision.on_millpond)
         if operator.spec is not None
     )
-    return StateSchema(1 << KEY_GROUP_BITS, operators, between_schemas(catalyst, decision))
+    return StateSchema(KEY_GROUPS, operators, between_schemas(catalyst, decision))
 
 
 class StartSchema(NamedTuple):

@@ -1,0 +1,1 @@
+"""The state schema of a query against that in its checkpoint: matched, compared, evolved."""
