@@ -16,7 +16,21 @@ SOURCE = Path(__file__).parents[1] / "src" / PACKAGE
 PAGE = Path(__file__).with_name("rooms.md")
 
 FLOORS = (
-    *("cli", "compactor", "query", "testing", "plan", "worker", "slot", "state_reader", "tasks", "operators", "lookup"),
+    *(
+        "cli",
+        "top",
+        "demo",
+        "compactor",
+        "query",
+        "testing",
+        "plan",
+        "worker",
+        "slot",
+        "state_reader",
+        "tasks",
+        "operators",
+        "lookup",
+    ),
     *("stores", "checkpoint", "files", "kernels", "spec"),
 )
 """The floors that the picture shows, from the top; what all use (errors, settings, layouts) would hide the rest."""
