@@ -38,7 +38,7 @@ def setting(text: str) -> tuple[str, str]:
 
 
 def names(known: Collection[str], noun: str) -> Callable[[str], list[str]]:
-    """Return a parser of names of what is known, separated by commas; each is taken once."""
+    """Return a parser of known names, separated by commas; repeated names count once."""
 
     def parse(text: str) -> list[str]:
         asked = [name.strip() for name in text.split(",") if name.strip()]

@@ -30,7 +30,7 @@ from benchmarks.prefetch.figures import FIGURES, draw, line
 from benchmarks.prefetch.run import KEYS, VARIANTS, Config, Measured
 
 _DEFAULT = ["memory", "prefetching", "timestamp", "lru", "clock"]
-"""The variants that run by default; `auto` is one of two of them, by the query."""
+"""Variants that run by default. `auto` is left out: for each query it equals `prefetching` or `timestamp`."""
 _ENDING = 60.0
 """Seconds for which the slots of a run are waited for."""
 

@@ -34,8 +34,8 @@ VARIANTS: Mapping[str, Mapping[str, str]] = {
     "lru": {"prefetch": "off", "cache.policy": "lru"},
     "clock": {"prefetch": "off", "cache.policy": "clock"},
 }
-"""What is compared: all state in memory; keys announced; announced as the default chooses; none announced, by which
-rows leave memory first."""
+"""Variant → Millpond's settings: all state in memory; with hints; hints by the default setting; without hints, by the
+policy that evicts rows."""
 
 
 _SIZES = ("state_rows", "state_bytes", "memory_bytes")
