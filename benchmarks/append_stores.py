@@ -41,14 +41,16 @@ STEP = 100
 
 
 @dataclass
-class Run:
+class Measurement:
     """Result of one run: rows appended and taken per second of the store's own time, and its figures."""
 
     rows_per_second: float
     stats: dict[str, float]
 
 
-def sessions(url: str, folder: str, *, keys: int, active: int, gap: int, rows: int, cold: bool, **options: Any) -> Run:
+def sessions(
+    url: str, folder: str, *, keys: int, active: int, gap: int, rows: int, cold: bool, **options: Any
+) -> Measurement:
     """Run sessions through a table.
 
     Args:
@@ -87,7 +89,7 @@ def sessions(url: str, folder: str, *, keys: int, active: int, gap: int, rows: i
         stats = table.stats()
         table.close()
         files.close()
-    return Run(total / spent, stats)
+    return Measurement(total / spent, stats)
 
 
 def forget_pages(table: UnalignedTable) -> None:
@@ -110,7 +112,7 @@ SWEEPS: dict[str, tuple[str, Sequence[float]]] = {
 }
 
 
-def sweep(name: str, run: Callable[..., Run]) -> list[tuple[float, Run]]:
+def sweep(name: str, run: Callable[..., Measurement]) -> list[tuple[float, Measurement]]:
     """Runs with all values of one setting, the others at their defaults."""
     option, values = SWEEPS[name]
     points = []
@@ -127,7 +129,7 @@ def sweep(name: str, run: Callable[..., Run]) -> list[tuple[float, Run]]:
     return points
 
 
-def plot(results: dict[str, list[tuple[float, Run]]], path: str) -> None:
+def plot(results: dict[str, list[tuple[float, Measurement]]], path: str) -> None:
     """Throughput, and the hit ratio, by each setting."""
     from matplotlib import pyplot
 
@@ -159,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the figures there")
     options = parser.parse_args(arguments)
 
-    def run(**settings: Any) -> Run:
+    def run(**settings: Any) -> Measurement:
         with tempfile.TemporaryDirectory() as folder:
             remote = f"faults+memory:{folder}?latency_ms={options.latency}"
             return sessions(

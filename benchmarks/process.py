@@ -85,7 +85,7 @@ class ProcessTree(processes.ProcessTree):
         total = anonymous = 0
         for member in self.members():
             with suppress(psutil.Error):
-                times = member.cpu_times()
+                times = psutil.Process(member.pid).cpu_times()
                 self._seen[member.pid] = times.user + times.system
                 if memory:
                     pss, anon = proportional_memory(member.pid)

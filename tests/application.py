@@ -85,7 +85,7 @@ class Application(ABC):
 
     def go(self, batches: int) -> None:
         """Run and commit batches as Spark does, from the first one that is not committed."""
-        for batch in range(self.query_logs.last("commits") + 1, batches):
+        for batch in range(self.query_logs.last_committed + 1, batches):
             self.query_logs.put("offsets", batch, self.planned(batch))
             self.run(batch)
             self.query_logs.put("commits", batch, b"commit %d" % batch)

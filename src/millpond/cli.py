@@ -58,7 +58,7 @@ def options(
 def list_state(location: Location) -> None:
     """List operators, partitions, versions and sizes."""
     from millpond.checkpoint.generation import newest_claim
-    from millpond.query.logs.finding import find_state
+    from millpond.query.checkpoints.finding import find_state
     from millpond.state_reader.reader import StateReader, format_versions
     from millpond.time_slices import base_name
 
@@ -109,7 +109,7 @@ def show_state(
     variable: Annotated[str | None, typer.Option(help="Of a processor, the state variable, or timers.")] = None,
 ) -> None:
     """Print rows of an operator's state."""
-    from millpond.query.logs.finding import find_state
+    from millpond.query.checkpoints.finding import find_state
     from millpond.state_reader.reader import StateReader
 
     reader = StateReader(find_state(location))
@@ -143,7 +143,7 @@ def verify_state(location: Location, version: Version = None) -> None:
 
     Without --version, this is the newest whole version, and the head of every commit of the newest run is checked, too.
     """
-    from millpond.query.logs.finding import find_state
+    from millpond.query.checkpoints.finding import find_state
     from millpond.state_reader.reader import StateReader
 
     reader = StateReader(find_state(location))
@@ -186,7 +186,7 @@ def rescale_state(
     """
     from millpond.checkpoint.generation import claim
     from millpond.checkpoint.rescale import rescaled
-    from millpond.query.logs.finding import find_state
+    from millpond.query.checkpoints.finding import find_state
     from millpond.state_reader.reader import StateReader
 
     reader = StateReader(find_state(location))
@@ -241,7 +241,7 @@ def collect_state(
     is 1.
     """
     from millpond.files.backends.filesystem import MissingFileError
-    from millpond.query.logs.orphans import orphans_of, still_shared
+    from millpond.query.checkpoints.orphans import orphans_of, still_shared
 
     files, orphans = orphans_of(checkpoint)
     table = Table("kind", "objects", "bytes")
@@ -280,7 +280,7 @@ def fork_state(
 
     The fork is an independent query: give it its own sink, and do not move the original checkpoint.
     """
-    from millpond.query.logs.fork import fork
+    from millpond.query.checkpoints.fork import fork
 
     forked = fork(checkpoint, new, version)
     shared = f"{counted(forked.partitions, 'partition')}, {counted(forked.objects, 'object')} shared"
@@ -298,7 +298,7 @@ def export_state(
 
     Each operator has a folder with a file for each partition. A file _SUCCESS is written last.
     """
-    from millpond.query.logs.finding import find_state
+    from millpond.query.checkpoints.finding import find_state
     from millpond.state_reader.export import export_state as export
 
     exported = export(find_state(location), target, version, operator)

@@ -1,4 +1,4 @@
-"""Formatting of counts and lengths of time for people."""
+"""Formatting of counts, lengths of time and errors for people."""
 
 from __future__ import annotations
 
@@ -26,3 +26,11 @@ def duration(microseconds: int) -> str:
         if number:
             parts.append(counted(number, name))
     return sign + " ".join(parts or ["0 seconds"])
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, without its final period.
+
+    The answer of a store and the stack trace of the JVM follow in later lines.
+    """
+    return str(error).partition("\n")[0].rstrip(".")

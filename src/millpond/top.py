@@ -26,7 +26,8 @@ from millpond.metrics import (
     request_cost,
 )
 from millpond.query.progress.reader import BatchProgress, Progress, ProgressReader
-from millpond.slot.process.client import CommitHealth, commit_health
+from millpond.slot.process.client import query_status
+from millpond.slot.process.messages import QueryStatus
 from millpond.slot.process.queries import find_running_query
 
 _SILENCE_SECONDS = 3.0
@@ -66,33 +67,33 @@ def watch(checkpoint: str, console: Console, interval: float, *, once: bool) -> 
             time.sleep(interval)
 
 
-def _running(state: str) -> tuple[int | None, CommitHealth | None]:
-    """Return the process of the query's application, if it runs on this host, and the commit health of its slots."""
+def _running(state: str) -> tuple[int | None, QueryStatus | None]:
+    """Return the process of the query's application, if it runs on this host, and the query's status in its slots."""
     running = find_running_query(state)
     if running is None:
         return None, None
     directory, note = running
     try:
-        return note.process.pid, commit_health(directory, note.query, _SILENCE_SECONDS)
+        return note.process.pid, query_status(directory, note.query, _SILENCE_SECONDS)
     except MillpondError:  # a slot is busy or has ended: its next caller handles that
         return note.process.pid, None
 
 
-def frame(progress: Progress, process: int | None, health: CommitHealth | None) -> RenderableType:
+def frame(progress: Progress, process: int | None, status: QueryStatus | None) -> RenderableType:
     """Draw one frame.
 
     Args:
         progress: the query's progress, from its checkpoint.
         process: the process id of its application; None if it does not run on this host.
-        health: the commit health of its slots; None if they did not answer.
+        status: the query's status in its slots; None if they did not answer.
     """
     parts: list[RenderableType] = [_head(progress, process)]
-    if health is not None and health.failures:
-        parts += [Text(trouble, style="bold red") for trouble in health.failures]
+    if status is not None and status.commit_failures:
+        parts += [Text(trouble, style="bold red") for trouble in status.commit_failures]
     if not progress.batches:
         return Group(*parts, Text("no durable version yet"))
     timed = [batch for batch in progress.batches if batch.seconds]
-    parts.append(_batches(progress, timed, health))
+    parts.append(_batches(progress, timed, status))
     parts.append(_operators(progress.batches[-1], timed[-1] if timed else None))
     if any(operator.prefetched for operator in progress.batches[-1].operators):
         parts.append(_prefetching(progress.batches[-10:]))
@@ -111,7 +112,7 @@ def _head(progress: Progress, process: int | None) -> Text:
     return head
 
 
-def _batches(progress: Progress, timed: list[BatchProgress], health: CommitHealth | None) -> Table:
+def _batches(progress: Progress, timed: list[BatchProgress], status: QueryStatus | None) -> Table:
     last = timed[-1] if timed else None
     since = "" if progress.last is None else f", last seen {_time(max(0.0, time.time() - progress.last))} ago"
     working = f", batch {progress.planned} planned" if progress.planned > progress.committed else ""
@@ -127,7 +128,7 @@ def _batches(progress: Progress, timed: list[BatchProgress], health: CommitHealt
     )
     if rates:
         table.add_row("", "".join(_BARS[round(rate / (max(rates) or 1.0) * (len(_BARS) - 1))] for rate in rates))
-    failed = f", {counted(health.failed, 'failed try', 'failed tries')}" if health is not None else ""
+    failed = f", {counted(status.failed_commits, 'failed try', 'failed tries')}" if status is not None else ""
     table.add_row("commit lag", f"{counted(progress.commit_lag, 'version')}{failed}")
     if progress.hosts:
         table.add_row("hosts", ", ".join(f"{host}: {count}" for host, count in progress.hosts.items()) + " partitions")

@@ -97,8 +97,8 @@ def test_the_jobs_are_of_the_sizes_in_one_place() -> None:
     assert job.CLICKS_SIZE.before_kill >= job.LEAST_BATCHES >= job.LEFT_OUT + 5
 
 
-def run_with_batches(name: str, ms: float) -> figures.Run:
-    run = figures.Run(name, starts=[90.0, 106.5], kills=[106.0], counted=6)
+def run_with_batches(name: str, ms: float) -> figures.Measurement:
+    run = figures.Measurement(name, starts=[90.0, 106.5], kills=[106.0], counted=6)
     run.batches = [figures.Figures(i, 100.0 + i, ms + i, 1_000, 2.0) for i in range(6)]
     run.batches += [figures.Figures(i, 102.0 + i, ms + i, 1_000, 2.0) for i in (6, 7)]
     return run

@@ -23,8 +23,8 @@ from millpond.errors import FencedError, StateDamagedError, TransientError, Usag
 from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem
 from millpond.files.locations.forked import parse_shared
 from millpond.files.locations.opening import open_filesystem
-from millpond.query.logs.fork import fork
-from millpond.query.logs.orphans import orphans_of
+from millpond.query.checkpoints.fork import fork
+from millpond.query.checkpoints.orphans import orphans_of
 from millpond.query.logs.query_logs import METADATA
 from millpond.state_reader.reader import StateReader
 from tests.chaos.sums import State, deltas_of, runs_of

@@ -30,6 +30,7 @@ from millpond.files.backends import retry
 from millpond.files.backends.filesystem import FileSystem
 from millpond.files.backends.local import LocalFiles
 from millpond.key_groups import KEY_GROUP_BITS
+from millpond.operators import slice_assigner
 from millpond.operators.aggregate import cardinality_observer
 from millpond.operators.processors import input as processor_input
 from millpond.slot.partition.attempt_lock import Attempt
@@ -37,14 +38,15 @@ from millpond.slot.partition.partition import Partition
 from millpond.slot.partition.remote_compaction import RemoteCompaction
 from millpond.slot.partition.resources import QueryResources, SlotResources
 from millpond.slot.partition.timed import TimedExecutor
+from millpond.slot.process.messages import Hints
 from millpond.spec.kinds.join import JoinSpec
-from millpond.stores import append_files, event_time_slices
+from millpond.stores import append_files, delta_backlog
 from millpond.stores.aligned import hash_intervals
 from millpond.stores.aligned import table as aligned
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.ordered import files as ordered_files
-from millpond.stores.rmw import eviction_buffer, flush
+from millpond.stores.rmw import eviction_buffer
 from millpond.stores.runs import run_store
 from millpond.stores.runs.run_store import RunStore
 from millpond.stores.unaligned import table as unaligned
@@ -75,10 +77,9 @@ def small(most_deltas: int = 2, many_slices: int = 32) -> Iterator[None]:
     Slices of event time get wider once there are `many_slices`, by partitions each as its rows come.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(event_time_slices, "_TARGET_SLICES", many_slices)
+        patch.setattr(slice_assigner, "_TARGET_SLICES", many_slices)
         patch.setattr(unaligned, "_CHUNK_ROWS", 32)
-        patch.setattr(flush, "_MAX_DELTAS", most_deltas)
-        patch.setattr(ordered_files, "_MAX_DELTAS", most_deltas)
+        patch.setattr(delta_backlog, "_MAX_DELTAS", most_deltas)
         patch.setattr(aligned, "_MAX_SMALL_SEGMENTS", most_deltas)
         patch.setattr(hash_intervals, "_MIN_INTERVAL_BYTES", 256)
         for name, value in {
@@ -189,7 +190,8 @@ class OperatorSlot:
             if random.random() < 0.2:
                 hashes = hashes ^ np.uint64(1)
             some = np.unique(hashes)[: random.randrange(len(hashes) + 1)]
-            self.partitions[partition].hint(batch + random.choice([0, 0, 0, 1, -1]), "exchange", some)
+            hints = Hints(self.query.task, partition, batch + random.choice([0, 0, 0, 1, -1]), "exchange")
+            self.partitions[partition].hint(hints, pa.record_batch([pa.array(some)], names=["__hash"]))
 
     def _fed(self, pieces: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The input as it comes; sometimes the attempt dies in the middle of it."""
@@ -305,8 +307,9 @@ class OperatorWorld(World):
 
     def go_back(self, version: int) -> None:
         """Have Spark's logs end before a version, as if batches had been taken back by hand."""
-        for log in ("offsets", "commits"):
-            for batch in range(version, self._raw_ledger.last(log) + 1):
+        ends = {"offsets": self._raw_ledger.last_planned, "commits": self._raw_ledger.last_committed}
+        for log, last in ends.items():
+            for batch in range(version, last + 1):
                 self._raw_ledger.remove(log, batch)
         self.sink = {batch: written for batch, written in self.sink.items() if batch < version}
 

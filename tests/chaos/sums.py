@@ -40,21 +40,21 @@ def inside(rows: State, range_: HashRange) -> State:
     return {key: value for key, value in rows.items() if range_.lo <= HASHES[key] < range_.hi}
 
 
-def write_run(files: FileSystem, rows: State, version: int, prefix: str = "") -> RunRef:
-    """Write rows as a file, which holds all up to a version."""
-    with sending(files, rows, version, prefix) as made:
+def write_run(files: FileSystem, rows: State, prefix: str = "") -> RunRef:
+    """Write rows as a file."""
+    with sending(files, rows, prefix) as made:
         return made
 
 
 @contextmanager
-def sending(files: FileSystem, rows: State, version: int, prefix: str = "") -> Iterator[RunRef]:
+def sending(files: FileSystem, rows: State, prefix: str = "") -> Iterator[RunRef]:
     """The same, with a file that is there once the block has ended."""
     content = json.dumps(rows).encode()
     name = f"files/{prefix}{uuid.uuid4().hex}.run"
     hashes = [HASHES[key] for key in rows]
     with files.upload(name) as write:
         write(content)
-        yield RunRef(name, len(rows), len(content), min(hashes), max(hashes), version)
+        yield RunRef(name, len(rows), len(content), min(hashes), max(hashes))
 
 
 def read_run(files: FileSystem, ref: RunRef) -> State:
@@ -78,7 +78,7 @@ def merging(files: FileSystem, job: Merge, prefix: str = "") -> Iterator[RunRef 
     if not rows:
         yield None
         return
-    with sending(files, rows, max(ref.flushed for ref in job.inputs), prefix) as made:
+    with sending(files, rows, prefix) as made:
         yield made
 
 

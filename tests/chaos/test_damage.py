@@ -19,10 +19,9 @@ import pytest
 
 from millpond.checkpoint.recovery import Recovery
 from millpond.errors import StateDamagedError
-from millpond.slot.process.messages import Run
+from millpond.slot.process.messages import RunBatch
+from millpond.stores import delta_backlog
 from millpond.stores.aligned import table as aligned
-from millpond.stores.ordered import files as ordered_files
-from millpond.stores.rmw import flush
 from millpond.tasks.operator_task import SlotSettings
 from tests.application import Application
 from tests.chaos.kinds import KINDS, ordered, part_of, shown
@@ -88,13 +87,13 @@ class Job(Application):
         for partition in range(PARTITIONS):
             piece = marked(part_of(rows, partition, PARTITIONS), partition, PARTITIONS)
             caller = None if user is None else Called(user)
-            output = self.server.run(Run(self.task, partition, batch, 0), iter([piece]), caller=caller)
+            output = self.server.run(RunBatch(self.task, partition, batch, 0), iter([piece]), caller=caller)
             found += shown(list(output))
         assert ordered(found) == self.expected[batch], f"batch {batch}"
 
     def go_back(self, version: int) -> None:
         """Have Spark's logs end before a version."""
-        for batch in range(version, self.query_logs.last("offsets") + 1):
+        for batch in range(version, self.query_logs.last_planned + 1):
             self.query_logs.remove("offsets", batch)
             self.query_logs.remove("commits", batch)
 
@@ -114,8 +113,7 @@ class Job(Application):
 def soon() -> Iterator[None]:
     """Stores flush and merge after a few batches."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flush, "_MAX_DELTAS", 1)
-        patch.setattr(ordered_files, "_MAX_DELTAS", 2)
+        patch.setattr(delta_backlog, "_MAX_DELTAS", 1)
         patch.setattr(aligned, "_MAX_SMALL_SEGMENTS", 1)
         yield
 

@@ -38,11 +38,11 @@ from millpond.compactor.worker import Worker
 from millpond.errors import StateDamagedError, StateIncompatibleError
 from millpond.files.refs import RunRef
 from millpond.layout import TableSchema
-from millpond.query.logs.fork import fork
+from millpond.query.checkpoints.fork import fork
 from millpond.slot.partition.remote_compaction import RemoteCompaction
 from millpond.state_reader.reader import StateReader
+from millpond.stores import delta_backlog
 from millpond.stores.jobs import MergeRuns
-from millpond.stores.rmw import flush
 from tests.slot.test_damage import BATCHES, Counts, rows_of
 
 pytestmark = pytest.mark.costly
@@ -83,7 +83,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     (folder / "original").mkdir()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flush, "_MAX_DELTAS", 2)
+        patch.setattr(delta_backlog, "_MAX_DELTAS", 2)
         for batches in (BATCHES - 3, BATCHES):
             Counts(folder / "original").through(batches)
     (folder / "original" / "metadata").write_text('{"id":"7c1d9a35-6f7e-4f0f-9d53-6d0a3a3f4a52"}')

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from millpond.query.logs.orphans import orphans_of
+from millpond.query.checkpoints.orphans import orphans_of
 from tests.chaos.life import JOB
 from tests.chaos.truth import EXPECTED, expected_updates, read_file_sink, read_updates, write_input
 from tests.cluster import Hosts, hosts

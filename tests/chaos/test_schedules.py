@@ -39,7 +39,7 @@ def drive(world: World, batches: int, *, between: Callable[[], None] = lambda: N
     for starts in range(1, 1000):
         try:
             world.start()
-            while world.query_logs.last("commits") < batches - 1:
+            while world.query_logs.last_committed < batches - 1:
                 between()
                 world.run_batch()
         except StateDamagedError:

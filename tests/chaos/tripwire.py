@@ -60,10 +60,6 @@ class Timed:
             yield write
         self._clock.note(self.inner.locate(name), begun)
 
-    def rename(self, src: str, dst: str) -> None:
-        self.inner.rename(src, dst)
-        self._clock.note(self.inner.locate(dst))
-
     def list(self, prefix: str, *, after: str = "") -> list[FileInfo]:
         return [self._dated(info) for info in self.inner.list(prefix, after=after)]
 
@@ -146,9 +142,6 @@ class Tripwire:
     def list(self, prefix: str, *, after: str = "") -> list[FileInfo]:
         fate = self._decide(self._step("list", prefix))
         return self._run(lambda: self.inner.list(prefix, after=after), fate, prefix)
-
-    def rename(self, src: str, dst: str) -> None:
-        self._run(lambda: self.inner.rename(src, dst), self._decide(self._step("rename", src)), src)
 
     def delete(self, name: str) -> None:
         fate = self._decide(self._step("delete", name))

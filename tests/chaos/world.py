@@ -45,7 +45,7 @@ from millpond.files.backends import objects
 from millpond.files.backends.filesystem import FileSystem
 from millpond.files.backends.local import LocalFiles
 from millpond.files.refs import RunRef, TableManifest
-from millpond.query.logs.fork import check_fork
+from millpond.query.checkpoints.fork import check_fork
 from millpond.query.logs.query_logs import LOGS, QueryLogs, RollBack
 from millpond.query.schema.comparison import write_or_check_schema
 from millpond.query.starting.recovery_point import write_base_and_find_replays
@@ -203,7 +203,7 @@ class Slot:
 
     def _apply(self, held: Held, batch: int, rows: State) -> None:
         if held.flushed is not None:
-            held.runs = TableManifest((held.flushed, *held.runs.runs), held.flushed.flushed)
+            held.runs = TableManifest((held.flushed, *held.runs.runs), held.manifest.version)
             held.flushed, held.recent = None, {}
         self._take_merged(held)
         self.held.pop(held.manifest.partition, None)  # until it is sealed, what is in memory is half a batch
@@ -232,7 +232,7 @@ class Slot:
     def _flush(self, held: Held) -> None:
         """Write what no run has, of all batches so far."""
         with suppress(MillpondError):
-            held.flushed = write_run(self.world.state, held.recent, held.manifest.version)
+            held.flushed = write_run(self.world.state, held.recent)
 
     def _merge(self, held: Held) -> None:
         range_ = self.checkpoint.claim.hash_range(held.manifest.partition)
@@ -413,12 +413,12 @@ class World:
     @property
     def committed(self) -> int:
         """The last batch in Spark's commit log."""
-        return self._raw_ledger.last("commits")
+        return self._raw_ledger.last_committed
 
     @property
     def planned_batches(self) -> int:
         """How many batches there are in Spark's offset log."""
-        return self._raw_ledger.last("offsets") + 1
+        return self._raw_ledger.last_planned + 1
 
     @property
     def planned(self) -> dict[int, float]:
@@ -620,7 +620,7 @@ class World:
         )
 
     def _replay(self, expected: int) -> None:
-        planned, committed = self.query_logs.last("offsets"), self.query_logs.last("commits")
+        planned, committed = self.query_logs.last_planned, self.query_logs.last_committed
         assert planned == expected > committed, "Spark would not run the batch that is to be repeated"
         self.run_tasks(planned, sync=True)
         self.query_logs.put("commits", planned, b"{}")
@@ -628,7 +628,7 @@ class World:
 
     def next_batch(self) -> int:
         """The batch that runs next: the planned one that is not committed, else a new one, which this plans."""
-        planned, committed = self.query_logs.last("offsets"), self.query_logs.last("commits")
+        planned, committed = self.query_logs.last_planned, self.query_logs.last_committed
         if planned == committed:
             planned += 1
             self.query_logs.put("offsets", planned, b"{}")

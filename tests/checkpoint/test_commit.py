@@ -8,7 +8,7 @@ from millpond.errors import StateDamagedError, StateIncompatibleError
 from millpond.files.refs import RunRef, TableManifest
 from tests.checkpoint.rig import memory
 
-RUN = RunRef("files/a.run", rows=5, bytes=100, first=1, last=2**64 - 1, flushed=3)
+RUN = RunRef("files/a.run", rows=5, bytes=100, first=1, last=2**64 - 1)
 PARENT = PartitionManifest(
     0,
     1,
@@ -45,7 +45,7 @@ def test_empty_delta_leaves_no_reference():
 
 def test_long_header_takes_a_second_read():
     files = memory()
-    runs = tuple(RunRef(f"files/{n}" * 20, 1, 1, 0, 1, 0) for n in range(2000))
+    runs = tuple(RunRef(f"files/{n}" * 20, 1, 1, 0, 1) for n in range(2000))
     sealed = seal(PARENT, {"main": (TableManifest(runs, 0), [b"x"])}, input_checksum=1, input_rows=1)
     files.put("commits/c", encode_commit(1, "s", [(sealed, PARENT)])[0])
     assert read_header(files, "commits/c").manifests[0].tables["main"].runs.runs == runs

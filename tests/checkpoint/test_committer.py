@@ -193,6 +193,24 @@ def test_newer_generation_prevents_the_acknowledgement(tmp_path):
     assert list(tmp_path.rglob("*.sealed")), "what is not acknowledged stays on disk"
 
 
+def test_each_waiter_of_a_fenced_run_gets_an_error_of_its_own(tmp_path):
+    files = memory()
+    generation, _ = begin(files)
+    slot = Slot(files, generation.number, tmp_path)
+    sealed = [slot.seal(slot.open(partition, 0), b"a") for partition in (0, 1)]
+    claim(files, run="newer", partitions=2)
+    slot.settle()
+    for partition in (0, 1):
+        with pytest.raises(FencedError, match=f"partition {partition}, version 1"):
+            slot.committer.wait_durable(0, partition, 1)
+    with pytest.raises(FencedError, match="has taken over") as drained:
+        slot.committer.drain()
+    with pytest.raises(FencedError, match="has taken over") as submitted:
+        slot.committer.submit(sealed[0])
+    assert drained.value is not submitted.value
+    assert (drained.value.partition, submitted.value.partition) == (None, None)
+
+
 def test_failing_puts_are_repeated(tmp_path):
     tries = []
 
@@ -317,6 +335,25 @@ def test_stuck_put_is_taken_over_by_a_new_thread(tmp_path):
     assert slot.read(Slot(files, 1, tmp_path).open(0, 2)) == [b"a", b"b"]
 
 
+def test_late_failure_of_a_replaced_thread_is_no_failure_of_an_idle_committer(tmp_path):
+    tries = []
+
+    def on_put(put, name):
+        tries.append(name)
+        if len(tries) == 1:
+            slot.committer.step()  # as another thread, which takes over while this put is stuck
+            raise TransientError("time-out")
+        put()
+
+    _, slot = slot_on(tmp_path, on_put, threaded=False, report_after=0.0)
+    slot.seal(slot.open(0, 0), b"a")
+    slot.committer.step()
+    assert len(tries) == 2
+    assert slot.committer.is_durable(0, 0, 1)
+    assert slot.committer.commit_failure() == ""
+    assert slot.committer.stats.retries == 0
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_dead_thread_is_recreated(tmp_path):
     class Killed(BaseException):
@@ -389,6 +426,22 @@ def test_close_leaves_the_rest_on_disk(tmp_path):
     gate.set()
     slot.sealed.close()
     assert Slot(slot.files, 1, tmp_path).sealed.adopt(1) != [] or slot.committer.stats.commits == 1
+
+
+def test_a_closed_committer_keeps_no_waiter_and_starts_no_thread(tmp_path):
+    def on_put(put, name):
+        raise TransientError("no")
+
+    _, slot = slot_on(tmp_path, on_put)
+    slot.seal(slot.open(0, 0), b"a")
+    slot.committer.close()
+    slot.committer._thread.join(60)
+    with pytest.raises(TransientError, match="its query has stopped") as stopped:
+        slot.committer.wait_durable(0, 0, 1, timeout=5)
+    assert (stopped.value.partition, stopped.value.version) == (0, 1)
+    with pytest.raises(TransientError, match="its query has stopped"):
+        slot.committer.drain(5)
+    assert slot.committer.stats.restarts == 0
 
 
 def test_already_exists_is_an_error_of_its_own():

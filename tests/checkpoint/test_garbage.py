@@ -30,7 +30,7 @@ class Job:
         self.clock = Clock(self.files)
 
     def batch(self, *runs, flushed=0):
-        refs = tuple(RunRef(f"files/{name}.run", 1, 1, 0, 1, flushed) for name in runs)
+        refs = tuple(RunRef(f"files/{name}.run", 1, 1, 0, 1) for name in runs)
         tables = {"main": (TableManifest(refs, flushed), [b"delta"])}
         sealed = self.slot.sealed.write(
             seal(self.manifest, tables, input_checksum=self.manifest.version, input_rows=1), self.generation.number

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import millpond
@@ -315,3 +315,40 @@ def test_what_changes_nothing_is_no_change(session: SparkSession, tmp_path: Path
             events=stream(session, tmp_path / "in", DDL),
         )
         run(df, "update", tmp_path / "state", ours=True, into={})
+
+
+def joined(session: SparkSession, folder: Path, condition: str) -> DataFrame:
+    """A left outer join of the stream with itself by a key, the time, and a condition."""
+    sides = {
+        side: stream(session, folder, DDL)
+        .withWatermark("t", "1 hour")
+        .selectExpr(*(f"{column} as {side}{column}" for column in "kgtv"))
+        for side in ("l", "r")
+    }
+    return session.sql(f"select lk, lv, rv from {{l}} left join {{r}} on lk = rk and lt = rt and {condition}", **sides)
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "said"),
+    [
+        ("lv * 2 <= rv", "lv * 3 <= rv", r"lv \* .*3.*; its checkpoint has .*lv \* .*2"),
+        ("scaled(lv) <= rv", "scaled(lv) <= rv", "function scaled has other code than its checkpoint"),
+        ("upper(lg) = upper(rg)", "lower(lg) = lower(rg)", "lower.*; its checkpoint has .*upper"),
+    ],
+)
+def test_a_change_of_what_a_join_stores_is_refused_at_the_start(
+    session: SparkSession, tmp_path: Path, first: str, then: str, said: str
+) -> None:
+    """Stored rows have the operands of its condition, and its keys, as they were computed then."""
+
+    def start(condition: str, factor: int) -> None:
+        session.udf.register("scaled", lambda v: None if v is None else v * factor, "int")
+        run(joined(session, tmp_path / "in", condition), "append", tmp_path / "state", ours=True, into={})
+
+    for number in range(2):  # the same query goes on
+        write(tmp_path / "in", number, table(number))
+        start(first, 2)
+    write(tmp_path / "in", 2, table(2))
+    with pytest.raises(StateIncompatibleError, match=f"(?s)between 'the left side' and 'left outer join': .*{said}"):
+        start(then, 3)
+    start(first, 2)

@@ -140,20 +140,15 @@ def test_listing_takes_any_prefix(files):
     assert abs(info.modified - time.time()) < 60
 
 
-def test_rename_and_delete(files):
+def test_delete(files):
     files.put("a/x", [b"1"])
-    files.put("b/y", [b"2"])
-    files.rename("a/x", "b/y")
-    assert files.get("b/y") == b"1"
+    files.delete("a/x")
+    files.delete("a/x")
     assert not files.exists("a/x")
-    files.rename("b/y", "new/folder/z")
-    files.delete("new/folder/z")
-    files.delete("new/folder/z")
-    assert not files.exists("new/folder/z")
 
 
 def test_missing_file_is_named(files):
-    for act in (files.get, files.size, lambda name: files.get_range(name, 0, 1), lambda name: files.rename(name, "z")):
+    for act in (files.get, files.size, lambda name: files.get_range(name, 0, 1)):
         with pytest.raises(MissingFileError) as error:
             act("not/there")
         assert error.value.file == files.locate("not/there")
@@ -431,13 +426,12 @@ def test_requests_are_counted_as_the_store_counts_them(bucket):
         files.size("large")
         assert not files.exists("c")
         files.list("")
-        files.rename("a", "c")
-        files.delete("c")
+        files.delete("a")
         with pytest.raises(MissingFileError):
-            files.get("c")
+            files.get("a")
     counts = files.counts()
     assert {kind: counts[kind] for kind in ("puts", "gets", "lists", "heads", "deletes")} == Counter(k for k, _ in seen)
-    assert counts["puts"] == 1 + 1 + 5 + 1 + 4 + 1  # three parts between a beginning and an end, or two; a copy
+    assert counts["puts"] == 1 + 1 + 5 + 1 + 4  # three parts between a beginning and an end, or two
     assert counts["put_bytes"] == 12 + (17 << 20) + 3 + (8 << 20) + 9
     assert counts["gets"] == 1 + 1 + 3 + 2 + 1
     joined = (1 << 20) + 10, (1 << 20) + 10, 10

@@ -31,8 +31,8 @@ from millpond.checkpoint.retention.needs import IN_FLIGHT_BATCHES, committed_at,
 from millpond.errors import MillpondError
 from millpond.files.backends.filesystem import FileSystem
 from millpond.files.locations.opening import open_filesystem
-from millpond.query.logs.orphans import orphans_of
-from millpond.query.logs.ownership import state_of_last_run
+from millpond.query.checkpoints.orphans import orphans_of
+from millpond.query.checkpoints.ownership import state_of_last_run
 from millpond.query.progress.reader import ProgressReader
 from millpond.state_reader.reader import StateReader
 from tests.integration.held_compactor import AFTER, BEFORE, STEPS

@@ -197,7 +197,7 @@ from millpond.kernels.compiled import KERNELS
 from millpond.slot.first_kernels import FIRST
 from millpond.tasks.operator_task import OperatorTask, SlotSettings
 from millpond.slot.partition.partitions import PartitionServer
-from millpond.slot.process.messages import Run
+from millpond.slot.process.messages import RunBatch
 from tests.slot.conftest import GROUPED, begin, grouped
 folder = sys.argv[1]
 names = dict(application="a", query="q", run="r", operator=0, generation=1, partitions=1, slots=1)
@@ -205,7 +205,7 @@ task = OperatorTask(**names, spec=GROUPED, location=f"{folder}/state", offsets=f
 begin(task)
 server = PartitionServer(Path(folder))
 keys = list(range(2000))
-for _ in server.run(Run(task, 0, 0, 0), iter([grouped(0, keys, keys)])):
+for _ in server.run(RunBatch(task, 0, 0, 0), iter([grouped(0, keys, keys)])):
     pass
 server.close()
 called = {one for one in KERNELS if one.ready}

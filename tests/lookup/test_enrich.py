@@ -373,6 +373,65 @@ def test_a_table_of_ones_own(session: SparkSession, tmp_path: Path) -> None:
     assert sorted(into[0]) == sorted((n, n * n if n % 3 else None) for n in range(300))
 
 
+class Padded(Squares):
+    """A table with much data of its own: Spark sends a function of more than 1 MB as a broadcast variable."""
+
+    def __init__(self) -> None:
+        self.data = bytes(2 << 20)
+
+
+def test_a_table_with_much_data(session: SparkSession, tmp_path: Path) -> None:
+    write(tmp_path / "in", 0)
+    rows = millpond.enrich(stream(session, tmp_path / "in").select("n"), Padded(), on="n", columns="square bigint")
+    operators = millpond.explain(rows, "append", as_dict=True)["operators"]
+    assert [one["title"] for one in operators] == ["enrich by n"]
+    ours: Batches = {}
+    natively: Batches = {}
+    run(rows, "append", tmp_path / "ours", ours=True, into=ours)
+    run(rows, "append", tmp_path / "native", ours=False, into=natively)
+    assert sorted(ours[0]) == sorted((n, n * n if n % 3 else None) for n in range(300))
+    assert_equal(ours, natively)
+
+
+ODD_NAMES = [{"ad": "a.b"}, {"n": "a.b", "at": "c.d"}, {"ad": "__hash"}, {"n": "__HASH"}]
+
+
+@pytest.mark.parametrize("names", ODD_NAMES, ids=str)
+def test_names_of_columns_that_need_backticks_or_are_millponds(
+    session: SparkSession, tmp_path: Path, names: dict[str, str]
+) -> None:
+    """A column that is carried, the key, and the time: rows are right, and the watermark is kept."""
+    folder = tmp_path / "in"
+
+    def enriched() -> DataFrame:
+        rows = stream(session, folder).withWatermark("at", "30 seconds")
+        for old, new in names.items():
+            rows = rows.withColumnRenamed(old, new)
+        return millpond.enrich(rows, Squares(), on={names.get("n", "n"): "n"}, columns="square bigint")
+
+    def counted() -> DataFrame:
+        time, carried = (f"`{names.get(name, name)}`" for name in ("at", "ad"))
+        windows = enriched().groupBy(F.window(time, "1 minute"))
+        return windows.agg(F.count(carried), F.sum("square"))
+
+    for number in range(2):
+        write(folder, number)
+    assert enriched().columns == [*(names.get(name, name) for name in ("ad", "n", "at")), "square"]
+    everything = [plain(row) for row in session.read.schema(DDL).parquet(str(folder)).collect()]
+    wanted = [(*row, row[1] ** 2 if row[1] % 3 else None) for row in everything]
+    for what, query in (("rows", enriched), ("counts", counted)):
+        ours: Batches = {}
+        natively: Batches = {}
+        run(query(), "append", tmp_path / f"ours {what}", ours=True, into=ours)
+        run(query(), "append", tmp_path / f"native {what}", ours=False, into=natively)
+        assert_equal(ours, natively)
+        out = sorted((row for rows in ours.values() for row in rows), key=order)
+        if what == "rows":
+            assert out == sorted(wanted, key=order)
+        else:
+            assert len(out) > 3
+
+
 class Mistaken:
     """A table of one's own with a bug."""
 
@@ -553,6 +612,14 @@ class TestArguments:
             found = millpond.enrich(df, Squares(), on="N", columns="Square bigint")
             assert spec_of(found).named == ("N",)
             assert sorted(map(tuple, found.select("N", "square").collect())) == [(0, None), (1, 1), (2, 4)]
+
+    def test_case_matters_where_spark_takes_it_so(self, session: SparkSession) -> None:
+        session.conf.set("spark.sql.caseSensitive", "TRUE")  # as good as `true` for Spark
+        df = session.createDataFrame([(0,), (1,), (2,)], "n bigint")
+        with pytest.raises(UsageError, match="no column 'N'"):
+            millpond.enrich(df, Squares(), on="N", columns="square bigint")
+        found = millpond.enrich(df.withColumn("N", F.lit("x")), Squares(), on="n", columns="Square bigint")
+        assert found.columns == ["n", "N", "Square"]
 
     def test_two_columns_that_spark_does_not_tell_apart(self, session: SparkSession) -> None:
         df = session.sql("SELECT 1 AS n, 2 AS N")

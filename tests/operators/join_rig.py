@@ -49,7 +49,6 @@ class JoinRig:
         self._budget = budget
         self._deltas: list[dict[str, bytes]] = []
         self._manifests: dict[str, TableManifest] = {}
-        self.most_deltas = 3
         self._open()
 
     def _open(self) -> None:
@@ -67,8 +66,6 @@ class JoinRig:
             for delta in self._deltas[manifest.flushed :]:
                 for rows in decode_rows(delta[name], table.layout, name):
                     table.load(rows)
-            if table._files is not None:
-                table._files.max_deltas = self.most_deltas
             return table
 
         self.operator = JoinOperator(self.spec, make)

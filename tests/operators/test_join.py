@@ -16,16 +16,24 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from millpond.layout import NEVER
 from millpond.operators.columns import decode
 from millpond.operators.joins.kind import JOIN
 from millpond.operators.protocol import Times
-from millpond.spec.kinds.join import JoinSpec
+from millpond.spec.kinds.join import FROM_TIME, JoinSide, JoinSpec
 from millpond.spec.operators import Field
+from millpond.stores import delta_backlog
 from tests.operators.join_rig import JoinRig, Oracle, Row, hints_for, record_batch, side
 
 KEYS = (Field("a", "string"), Field("b", "int"))
 SECOND = 1_000_000
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=ZoneInfo("UTC"))
+
+
+@pytest.fixture(autouse=True)
+def _few_deltas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are flushed to files after a few batches."""
+    monkeypatch.setattr(delta_backlog, "_MAX_DELTAS", 3)
 
 
 def join(
@@ -158,7 +166,6 @@ def test_rows_without_time_stay_when_others_expire(tmp_path: Path) -> None:
     """They never expire, also in files that hold no other rows."""
     spec = join("inner", (0, 0), (None, None))
     rig = JoinRig(spec, tmp_path)
-    rig.most_deltas = 1
 
     def row(**more: Any) -> Row:
         return {"k": ("a", 1), "t": None, "late": None, "able": True} | more
@@ -171,6 +178,37 @@ def test_rows_without_time_stay_when_others_expire(tmp_path: Path) -> None:
     assert [part.rows for part in rig.operator.tables["left"].parts] == [None]
     assert len(rig.batch([record_batch(spec, [], [row(rv=1, rd=None)])], 1000, 1000)) == 1
     rig.close()
+
+
+@pytest.mark.parametrize("first", ["left", "right", "neither"])
+@pytest.mark.parametrize("at", [(1 << 61) + 10 * SECOND, -(1 << 61) - 10 * SECOND, NEVER - 4 * SECOND])
+def test_times_far_from_now(at: int, first: str) -> None:
+    """Years beyond 75,000: bounds of an interval that is added to such a time must not wrap around, nor be cut off."""
+    spec = join("inner", (None, None), (-2 * SECOND, 3 * SECOND), late="none")
+    spec = msgspec.structs.replace(spec, left=_without_time(spec.left), right=_without_time(spec.right))
+    rig = JoinRig(spec)
+
+    def row(time: int, **more: Any) -> Row:
+        return {"k": ("a", 1), "t": time, "late": time, "able": True} | more
+
+    left = [row(at, lv=0, ls=None)]
+    right = [row(at + second * SECOND, rv=second, rd=None) for second in (-4, -3, 0, 2, 3)]
+    batches: dict[str, list[tuple[list[Row], list[Row]]]] = {
+        "left": [(left, []), ([], right)],
+        "right": [([], right), (left, [])],
+        "neither": [(left, right)],
+    }
+    got = [pair for batch in batches[first] for pair in rig.batch([record_batch(spec, *batch)])]
+    place = [field.name for field in spec.output_fields].index("rv")
+    assert sorted(pair[place] for pair in got) == [-3, 0, 2]
+    rig.close()
+
+
+def _without_time(whole: JoinSide) -> JoinSide:
+    """The same side without its time among the columns that come out: Python has no such times."""
+    shown = [(column, place) for column, place in zip(whole.columns, whole.places, strict=True) if place != FROM_TIME]
+    columns, places = zip(*shown, strict=True)
+    return msgspec.structs.replace(whole, columns=columns, places=places)
 
 
 @pytest.mark.parametrize("kind", ["inner", "left_outer", "left_semi"])
@@ -225,12 +263,11 @@ def test_long_values_come_in_bounded_pieces(kind: str, monkeypatch: pytest.Monke
     rig.close()
 
 
-def test_hints_read_what_rows_can_meet(tmp_path: Path) -> None:
+def test_hints_read_what_rows_can_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other side, in the times that the condition allows; for late rows nothing."""
     spec = join("inner", (-SECOND // 1000, -SECOND // 1000), (-SECOND, SECOND))
     rig = JoinRig(spec, tmp_path)
-    rig.most_deltas = 100  # files are not merged
-    rig.restart()
+    monkeypatch.setattr(delta_backlog, "_MAX_DELTAS", 100)  # files are not merged
 
     def row(key: str, at: int, **more: Any) -> Row:
         return {"k": (key, 1), "t": at, "late": at, "able": True} | more
@@ -270,12 +307,11 @@ def test_hints_read_what_rows_can_meet(tmp_path: Path) -> None:
     rig.close()
 
 
-def test_both_sides_and_all_files_are_asked_at_once(tmp_path: Path) -> None:
+def test_both_sides_and_all_files_are_asked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where blocks come by requests, a batch waits for one round of them, not for one a file."""
     spec = join("full_outer", (None, None), (None, None))
     rig = JoinRig(spec, tmp_path)
-    rig.most_deltas = 100  # files are not merged
-    rig.restart()
+    monkeypatch.setattr(delta_backlog, "_MAX_DELTAS", 100)  # files are not merged
 
     def rows(at: int) -> pa.RecordBatch:
         left = [{"k": (f"key {n}", 1), "t": at, "late": at, "able": True, "lv": 1, "ls": None} for n in range(50)]

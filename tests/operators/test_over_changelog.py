@@ -247,7 +247,7 @@ class Evicting(SessionRig):
     def batch(self, *pieces: pa.RecordBatch) -> pa.Table:  # type: ignore[override]
         self.operator.begin(self.version, Times())
         if self.what == "flush":
-            self.table._flusher._flush_bytes = 0
+            self.table._flusher.backlog._flush_bytes = 0
         for half in (0, 1) if self.what == "passes" else (None,):
             if half is not None:
                 self.operator.restrict(HashRange(half << 63, (half + 1) << 63))

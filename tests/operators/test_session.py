@@ -183,7 +183,7 @@ def run(spec: SessionSpec, batches: list[tuple[list[Row], int, str]], bits: int,
             if what == "restart":
                 rig.restart()
             if what == "flush":
-                rig.table._flusher._flush_bytes = 0
+                rig.table._flusher.backlog._flush_bytes = 0
             # values differ, so that every extreme is that of one row
             rows = [(key, start, end, value * 1000 + number) for number, (key, start, end, value) in enumerate(rows)]
             times = Times(times.closed, times.closed + step)

@@ -73,7 +73,7 @@ def test_rows_equal_the_model(batches: list[tuple[list[Row], int, str]], bits: i
             if what == "restart":
                 rig.restart()
             if what == "flush":
-                rig.table._flusher._flush_bytes = 0
+                rig.table._flusher.backlog._flush_bytes = 0
             wanted = []
             for number, (time, key) in enumerate(rows):
                 if (time is None or time / 2 > times.late) and key not in seen:
@@ -117,7 +117,7 @@ def test_a_duplicate_does_not_keep_its_key_for_longer(tmp_path: Path, restart: b
     rig = WithinRig(SPEC, str(tmp_path))
     rig.batch([record_batch([(20, "a")], 64)], Times(0, 0))  # expires 20 ms after 10 ms
     rig.batch([record_batch([(2000, "a")], 64)], Times(0, 0))
-    rig.table._flusher._flush_bytes = 0
+    rig.table._flusher.backlog._flush_bytes = 0
     for _ in range(4):
         rig.batch([record_batch([], 64)], Times(0, 0))
     assert rig.table.stats()["run_rows"] == 1

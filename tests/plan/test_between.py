@@ -117,3 +117,84 @@ def test_what_is_shown_counts_where_all_changes_are(stream: DataFrame) -> None:
     (found,) = pinned(stream, text, "all")
     assert (found.above, found.computes) == ("the sink", ("Filter: (n > CAST(1 AS BIGINT))",))
     assert found.digest != pinned(stream, text.replace("k, n from (", "k, n, n * 2 m from ("), "all")[0].digest
+
+
+def exists_over(stream: DataFrame, least: int) -> DataFrame:
+    counts = stream.groupBy("k", "s").agg(F.count("*").alias("n"))
+    return counts.where(F.exists(F.array("n"), lambda x: x > least)).groupBy("s").agg(F.sum("n"))
+
+
+def test_variables_of_lambdas_are_numbered_by_the_application(stream: DataFrame) -> None:
+    """In one application, PySpark gives the same lambda function other variables each time."""
+
+    def found(df: DataFrame) -> tuple[BetweenSchema, ...]:
+        return between_schemas(Catalyst(stream.sparkSession), decide(df, "update"))
+
+    first = found(exists_over(stream, 1))
+    assert len(first) == 1
+    assert found(exists_over(stream, 1)) == first
+    assert found(exists_over(stream, 2)) != first
+
+
+def test_which_variable_of_a_lambda_is_read_counts(stream: DataFrame) -> None:
+    def digest(place: int) -> str:
+        counts = stream.groupBy("k", "s").agg(F.count("*").alias("n"))
+        picked = F.aggregate(F.array("n"), F.lit(0).cast("bigint"), lambda a, b: (a, b)[place])
+        sums = counts.select("s", picked.alias("x")).groupBy("s").agg(F.sum("x"))
+        (found,) = between_schemas(Catalyst(stream.sparkSession), decide(sums, "update"))
+        return found.digest
+
+    first = digest(0)
+    assert digest(0) == first
+    assert digest(1) != first
+
+
+def stored(stream: DataFrame, join: str) -> tuple[BetweenSchema, ...]:
+    """Return the schemas that are recorded of a join of the views `l` and `r`, given the rest of the query."""
+    for side in ("l", "r"):
+        columns = [f"{column} as {side}{column}" for column in ("k", "s", "v", "ts")]
+        stream.withWatermark("ts", "10 seconds").selectExpr(*columns).createOrReplaceTempView(side)
+    session = stream.sparkSession
+    return between_schemas(Catalyst(session), decide(session.sql(f"select lk, rk from l {join}"), "append"))
+
+
+OUTER = "left join r on lk = rk and lts = rts and "
+
+
+def test_operands_that_a_join_stores(stream: DataFrame) -> None:
+    """Rows of earlier runs have the values that were computed then."""
+    (found,) = stored(stream, OUTER + "lv * 2 < rv")
+    assert (found.below, found.above) == ("the left side", "left outer join")
+    assert len(found.computes) == 1
+    assert "2" in found.computes[0]
+    assert stored(stream, OUTER + "lv * 2 < rv") == (found,)
+    others = [found.digest]
+    for condition in ("lv * 3 < rv", "lv + 2 < rv"):
+        (other,) = stored(stream, OUTER + condition)
+        others.append(other.digest)
+    assert len(set(others)) == 3
+    assert [schema.below for schema in stored(stream, OUTER + "lv * 2 < rv + 1")] == ["the left side", "the right side"]
+
+
+def test_keys_that_a_join_computes(stream: DataFrame) -> None:
+    first = stored(stream, "join r on lower(ls) = lower(rs) and lts = rts")
+    assert [schema.below for schema in first] == ["the left side", "the right side"]
+    assert first != stored(stream, "join r on upper(ls) = upper(rs) and lts = rts")
+
+
+def test_the_code_of_functions_whose_values_a_join_stores(stream: DataFrame) -> None:
+    def found(factor: int) -> BetweenSchema:
+        stream.sparkSession.udf.register("scaled", lambda v: v * factor, "bigint")
+        (schema,) = stored(stream, OUTER + "scaled(lv) < rv")
+        return schema
+
+    first = found(2)
+    assert [name for name, _ in first.functions] == ["scaled"]
+    assert found(2) == first
+    assert found(3).functions != first.functions
+
+
+@pytest.mark.parametrize("join", ["join r on lk = rk and lts = rts", "join r on lk = rk and lts >= rts and lv < rv"])
+def test_nothing_is_recorded_of_a_join_by_columns(stream: DataFrame, join: str) -> None:
+    assert stored(stream, join) == ()
+    assert stored(stream, OUTER + "lv < rv") == ()

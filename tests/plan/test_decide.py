@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pyarrow as pa
 import pytest
@@ -30,6 +31,16 @@ from millpond.tasks.limits import MAX_BYTES, MAX_RECORDS, rows_per_batch
 
 Make = Callable[[DataFrame, SparkSession], DataFrame]
 ALL = read_settings({"spark.millpond.changes": "all"})
+
+
+@contextmanager
+def setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
+    """Change a setting for a while."""
+    spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        spark.conf.unset(name)
 
 
 def test_aggregate_spec(stream: DataFrame) -> None:
@@ -301,6 +312,72 @@ def test_stays_on_spark_with_a_reason(stream: DataFrame, spark: SparkSession, na
     assert operator.reason is not None
     assert operator.reason.code == code
     assert str(operator.reason).startswith(f"{code}: ")
+
+
+@pytest.mark.parametrize("mode", ["append", "complete"])
+def test_sessions_that_spark_merges_before_the_exchange(stream: DataFrame, mode: str) -> None:
+    """With this setting, a row is late by the session that it makes with others of its input partition."""
+    name = "spark.sql.streaming.sessionWindow.merge.sessions.in.local.partition"
+    sessions = stream.withWatermark("ts", "1 minute").groupBy(F.session_window("ts", "1 minute"), "k").count()
+    with setting(stream.sparkSession, name, "true"):
+        (operator,) = decide(sessions, mode).operators
+    assert operator.reason is not None
+    assert operator.reason.code == "MP-OPERATOR"
+    assert name in str(operator.reason)
+    (operator,) = decide(sessions, mode).operators
+    assert operator.reason is None
+
+
+@pytest.mark.parametrize("value", ["False", "FALSE"])
+def test_booleans_are_read_as_spark_reads_them(stream: DataFrame, value: str) -> None:
+    windows = stream.withWatermark("ts", "1 minute").groupBy(F.window("ts", "1 minute")).count()
+    with setting(stream.sparkSession, "spark.sql.streaming.statefulOperator.allowMultiple", value):
+        (operator,) = decide(windows, "append").operators
+    assert operator.reason is not None
+    assert operator.reason.code == "MP-SINGLE"
+
+
+def joined_by_casts(marked: DataFrame) -> DataFrame:
+    left, right = (marked.selectExpr(f"k as {side}k", f"cast(ts as timestamp) as {side}t") for side in ("l", "r"))
+    return left.join(right, F.expr("lk = rk and lt between rt - interval 1 minute and rt"))
+
+
+HIDDEN: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
+    "the same name": (lambda df: df.withColumn("ts", F.to_timestamp("ts")).dropDuplicates(["k", "ts"]), "append"),
+    "another name": (
+        lambda df: df.select("k", F.col("ts").cast("timestamp").alias("t")).dropDuplicates(["k", "t"]),
+        "append",
+    ),
+    "another name beside it": (
+        lambda df: df.withColumn("t", F.col("ts").cast("timestamp")).dropDuplicates(["k", "t"]),
+        "append",
+    ),
+    "another name twice": (
+        lambda df: df.select("k", F.to_timestamp("ts").alias("t")).selectExpr("k", "t as u").dropDuplicates(["k", "u"]),
+        "append",
+    ),
+    "a group": (lambda df: df.withColumn("t", F.col("ts").cast("timestamp")).groupBy("t").count(), "update"),
+    "a join": (joined_by_casts, "append"),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_a_needless_cast_of_an_event_time(stream: DataFrame, name: str) -> None:
+    """Spark's optimiser removes the cast, and what is left has the watermark: rows are late by it."""
+    make, mode = HIDDEN[name]
+    (operator,) = decide(make(stream.withWatermark("ts", "1 minute")), mode).operators
+    assert operator.reason is not None
+    assert operator.reason.code == "MP-EVENT-TIME"
+
+
+def test_casts_by_which_no_row_is_late(stream: DataFrame) -> None:
+    """One that nothing reads, and one that changes the time."""
+    marked = stream.withWatermark("ts", "1 minute")
+    unread = marked.withColumn("t2", F.col("ts").cast("timestamp")).groupBy(F.window("ts", "1 minute")).count()
+    days = marked.withColumn("day", F.col("ts").cast("date").cast("timestamp")).groupBy("day").count()
+    for df, mode in ((unread, "append"), (days, "update")):
+        (operator,) = decide(df, mode).operators
+        assert operator.reason is None
 
 
 @pytest.mark.parametrize("function", ["median(d)", "percentile(d, 0.5)", "mode(k)"])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pyspark.core.broadcast import _broadcastRegistry, _from_id
 from pyspark.serializers import CloudPickleSerializer
 
 from millpond.plan.catalyst.function_code import code_digest
@@ -86,7 +89,7 @@ CHANGES = {
 def digest(function: str, change: str = "") -> str | None:
     names: dict[str, object] = {"__name__": "__main__"}
     exec(compile(PROGRAM.format(function=FUNCTIONS[function], change=change), f"at {change}", "exec"), names)
-    return code_digest(CloudPickleSerializer().dumps((names["FUNCTION"], "bigint")))
+    return code_digest(CloudPickleSerializer().dumps((names["FUNCTION"], "bigint")), {})
 
 
 def test_other_functions_are_others() -> None:
@@ -111,7 +114,7 @@ def test_other_processes_say_the_same(tmp_path: Path) -> None:
         "import users; from pyspark.serializers import CloudPickleSerializer as P;"
         "from millpond.plan.catalyst.function_code import code_digest;"
         f"names = vars(users); functions = [eval(text, names) for text in {list(FUNCTIONS.values())!r}];"
-        "print([code_digest(P().dumps((function, 'bigint'))) for function in functions])"
+        "print([code_digest(P().dumps((function, 'bigint')), {}) for function in functions])"
     )
 
     def said(seed: str) -> str:
@@ -133,4 +136,89 @@ def test_other_processes_say_the_same(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_read_has_no_digest() -> None:
-    assert code_digest(b"what is this?") is None
+    assert code_digest(b"what is this?", {}) is None
+
+
+class Variable:
+    """Stands for a broadcast variable on the driver, where one is pickled by its id."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _from_id, (self.number,)
+
+
+def with_variable(number: int, code: str) -> bytes:
+    """A pickled function of `value` that refers to a broadcast variable as `known`."""
+    names: dict[str, object] = {"__name__": "__main__", "known": Variable(number)}
+    return bytes(CloudPickleSerializer().dumps((eval(f"lambda value: {code}", names), "bigint")))
+
+
+def file_of(folder: Path, value: object) -> str:
+    """A file with a pickled value, as the driver has it for a broadcast variable."""
+    path = folder / f"value {len(list(folder.iterdir()))}"
+    path.write_bytes(pickle.dumps(value))
+    return str(path)
+
+
+def test_values_of_broadcast_variables_count_and_their_ids_do_not(tmp_path: Path) -> None:
+    def found(value: object, number: int = 3, code: str = "value in known.value") -> str | None:
+        return code_digest(with_variable(number, code), {number: file_of(tmp_path, value)})
+
+    first = found({"a": 1})
+    assert first is not None
+    assert found({"a": 1}) == found({"a": 1}, number=8) == first
+    others = [first, found({"a": 2}), found({"b": 1}), found({"a": 1}, code="value not in known.value")]
+    assert None not in others
+    assert len(set(others)) == 4
+    assert not _broadcastRegistry
+    assert code_digest(with_variable(3, "known.value"), {3: str(tmp_path / "missing")}) is None
+
+
+def test_a_large_function_is_what_its_broadcast_variable_has(tmp_path: Path) -> None:
+    """Spark pickles it as a broadcast variable, whose value may refer to others."""
+    values = file_of(tmp_path, {"a": 1})
+
+    def found(code: str) -> str | None:
+        function = with_variable(3, code)
+        large = CloudPickleSerializer().dumps(Variable(4))
+        digested = code_digest(large, {3: values, 4: file_of(tmp_path, function)})
+        assert digested == code_digest(function, {3: values})
+        return digested
+
+    both = found("value in known.value"), found("known.value")
+    assert None not in both
+    assert both[0] != both[1]
+
+
+WITH_VARIABLE = """
+import sys
+from pyspark.core.broadcast import _from_id
+from pyspark.serializers import CloudPickleSerializer
+from millpond.plan.catalyst.function_code import code_digest
+
+class Variable:
+    def __reduce__(self):
+        return _from_id, (int(sys.argv[1]),)
+
+known = Variable()
+command = CloudPickleSerializer().dumps((lambda value: value in known.value, "boolean"))
+print(code_digest(command, {int(sys.argv[1]): sys.argv[2]}))
+"""
+
+
+def test_other_processes_say_the_same_of_broadcast_variables(tmp_path: Path) -> None:
+    def said(number: int, value: object) -> str:
+        return subprocess.run(
+            [sys.executable, "-c", WITH_VARIABLE, str(number), file_of(tmp_path, value)],
+            env={**os.environ, "PYTHONHASHSEED": str(number)},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+
+    first = said(1, {"x", "y", "z", "w"})
+    assert "None" not in first
+    assert said(2, {"x", "y", "z", "w"}) == first
+    assert said(1, {"x", "y", "z"}) != first

@@ -10,13 +10,15 @@ from py4j.protocol import Py4JJavaError
 
 from millpond.errors import UsageError
 from millpond.query.running.batches import BatchInterruptedError, CompleteBatch
+from millpond.slot.process.messages import QueryStatus
 from millpond.worker.slot_stage import PartitionDone
 
 PROXY_ERROR = (
     r"py4j\.protocol\.Py4JJavaError: An error occurred while calling((.|\r\n|\r|\n)*)(java\.lang\.InterruptedException)"
 )
 """What Spark looks for (`StreamExecution.PROXY_ERROR`)."""
-TASK = SimpleNamespace(operator=0, partitions=2, query="q")
+SETTINGS = SimpleNamespace(directory="", silence_timeout=1.0)
+TASK = SimpleNamespace(operator=0, partitions=2, query="q", key="q", application="a", settings=SETTINGS)
 
 
 def done(batch: int, partition: int) -> PartitionDone:
@@ -26,7 +28,7 @@ def done(batch: int, partition: int) -> PartitionDone:
 @pytest.fixture
 def coverage(monkeypatch: pytest.MonkeyPatch) -> Any:
     # The slots are on another host.
-    monkeypatch.setattr("millpond.query.running.batches.answered_batches", lambda task: {})
+    monkeypatch.setattr("millpond.query.running.batches.query_status", lambda *_: QueryStatus())
     return SimpleNamespace(value=[])
 
 

@@ -19,7 +19,7 @@ from millpond.checkpoint.forks.parents import open_state
 from millpond.compactor.worker import Worker
 from millpond.files.backends.filesystem import FileSystem
 from millpond.files.refs import RunRef
-from millpond.query.logs.orphans import orphans_of
+from millpond.query.checkpoints.orphans import orphans_of
 from millpond.stores.jobs import Job as Compaction
 from millpond.stores.runs.pace import Pace
 from tests.query.test_evolution import Job, agg, check

@@ -14,9 +14,9 @@ from millpond.checkpoint.recovery import Recovery
 from millpond.errors import SettingError, StateIncompatibleError, TransientError
 from millpond.files.backends.filesystem import FileSystem
 from millpond.files.locations.opening import join_url, open_filesystem, same_place
-from millpond.query.logs import copies
-from millpond.query.logs.fork import check_fork, fork
-from millpond.query.logs.ownership import Ownership
+from millpond.query.checkpoints import copied_checkpoint
+from millpond.query.checkpoints.fork import check_fork, fork
+from millpond.query.checkpoints.ownership import Ownership
 from millpond.query.logs.query_logs import QueryLogs
 from tests.query.test_forks import Query, somewhere
 
@@ -86,17 +86,18 @@ def starts_of(tmp_path: Path) -> list[tuple[str, Callable[[], None]]]:
 def test_a_start_ends_if_nobody_knows_whether_it_is_of_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow_down = TransientError("The store failed: 503 Slow Down.")
     for place, check in starts_of(tmp_path):
-        monkeypatch.setattr(copies, "open_filesystem", Answers(place, *[slow_down] * 100))
+        monkeypatch.setattr(copied_checkpoint, "open_filesystem", Answers(place, *[slow_down] * 100))
         with pytest.raises(TransientError, match=r"is a copy of .* is not known: .* 503.* gone for good"):
             check()
-        monkeypatch.setattr(copies, "open_filesystem", Answers(place, slow_down))
+        monkeypatch.setattr(copied_checkpoint, "open_filesystem", Answers(place, slow_down))
         with pytest.raises(StateIncompatibleError, match="is a copy of"):
             check()
 
 
 def test_a_place_that_cannot_be_reached_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for place, check in starts_of(tmp_path):
-        monkeypatch.setattr(copies, "open_filesystem", Answers(place, SettingError("The store refuses access.")))
+        refusing = Answers(place, SettingError("The store refuses access."))
+        monkeypatch.setattr(copied_checkpoint, "open_filesystem", refusing)
         check()
 
 

@@ -1,4 +1,4 @@
-"""The thread that collects a running query's garbage."""
+"""The collection of a running query's garbage."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from millpond.checkpoint.retention.collector import Collected, Collector
 from millpond.errors import FencedError, TransientError
-from millpond.query.logs.garbage import _collect
+from millpond.query.checkpoints.garbage import _collect
 
 
 def test_an_error_does_not_end_the_collection(
@@ -27,11 +27,14 @@ def test_an_error_does_not_end_the_collection(
         return outcome
 
     monkeypatch.setattr(Collector, "collect", collect)
-    query: Any = SimpleNamespace(awaitTermination=lambda seconds: False)
     logs: Any = SimpleNamespace(retained=lambda: range(3, 9))
     files: Any = None
+    collector = Collector(files, 1)
     with caplog.at_level(logging.WARNING, "millpond"):
-        _collect(query, files, 1, logs, 100)
+        for _ in range(3):
+            _collect(collector, logs)
+        with pytest.raises(FencedError):
+            _collect(collector, logs)
     assert ranges == [(8, 3)] * 4
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
     assert "a defect" in caplog.text

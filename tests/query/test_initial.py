@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +18,11 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 import millpond
+from millpond.errors import TransientError
 from millpond.plan.decide import decide
+from millpond.query.starting import initial_state
 from millpond.slot.process.lifecycle import SlotDirectory
+from tests.checkpoint.rig import memory
 from tests.query.test_recovery import Job
 
 
@@ -109,9 +113,28 @@ def test_files_go_once_the_first_batch_is_committed(job: Job, monkeypatch: pytes
             break
         time.sleep(0.1)
     assert not files(job)
+    (job.checkpoint / "millpond" / "initial").mkdir(exist_ok=True)
+    (job.checkpoint / "millpond" / "initial" / "000000000000001-0.json").touch()  # its run ended before it removed them
     job.write([7, 8])
     assert run(job, totals(job, keys=9)) == {7: 7002, 8: 1}
     assert not files(job)
+
+
+def test_files_go_although_the_store_fails_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    removed: list[int] = []
+    answers = iter([TransientError("The store is away."), TransientError("The store is away."), None])
+
+    def remove(files: Any, run: int) -> None:
+        if (error := next(answers)) is not None:
+            raise error
+        removed.append(run)
+
+    monkeypatch.setattr(initial_state, "delete_initial_state", remove)
+    query: Any = SimpleNamespace(awaitTermination=lambda seconds: False)
+    task: Any = SimpleNamespace(initial=3)
+    logs: Any = SimpleNamespace(last_committed=0)
+    initial_state._remove_when_committed(query, task, memory(), logs)
+    assert removed == [3]
 
 
 def test_keys_of_other_types_stay_on_spark(job: Job) -> None:

@@ -10,7 +10,7 @@ from millpond.checkpoint.state_schema import QUERY_FILE, OperatorSchema, StateSc
 from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleError
 from millpond.files.backends.filesystem import FileSystem
 from millpond.files.locations.opening import join_url, open_filesystem
-from millpond.query.logs.ownership import Ownership
+from millpond.query.checkpoints.ownership import Ownership
 from millpond.query.logs.query_logs import QueryLogs
 from millpond.query.schema.missing_state import missing_state_error
 from tests.checkpoint.rig import memory

@@ -70,9 +70,9 @@ class Job:
 
         self._run(millpond.writeStream(rows).outputMode("update").foreachBatch(remember))
 
-    def deduplicate(self) -> list[int]:
-        """Read all files into a Parquet sink, which skips batches it has; returns its rows."""
-        rows = self.stream().dropDuplicates(["key"]).select("key")
+    def deduplicate(self, rows: DataFrame | None = None) -> list[int]:
+        """Read all files, or `rows` of them, into a Parquet sink, which skips batches it has; returns its rows."""
+        rows = (self.stream() if rows is None else rows).dropDuplicates(["key"]).select("key")
         self._run(millpond.writeStream(rows).format("parquet").option("path", str(self.sink)))
         return sorted(row.key for row in self.spark.read.parquet(str(self.sink)).collect())
 
@@ -115,7 +115,7 @@ def job(spark: SparkSession, tmp_path: Path) -> Job:
 @pytest.fixture
 def doubtful_sink(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is known of the sink: it may skip a planned batch that it has."""
-    monkeypatch.setattr("millpond.query.launch.runs_planned", lambda *_: False)
+    monkeypatch.setattr("millpond.query.launch.runs_planned", lambda *_: None)
 
 
 @pytest.fixture
@@ -183,6 +183,21 @@ def test_a_batch_is_not_repeated_by_a_query_that_computes_something_else(job: Jo
     job.write([2, 3])
     job.aggregate(changed)  # all state is durable: the query may be another from here on
     assert job.emitted[3] == {(3, 3, 3)}
+
+
+def test_a_planned_batch_that_the_sink_has_is_not_repeated_by_another_query(job: Job) -> None:
+    """Killed after the sink had batch 1, before either commit: the sink skips it, and keeps the rows that it has."""
+    job.write([1, 2], [2, 3])
+    job.deduplicate()
+    job.forget("commits", 1)
+    job.forget_state(2)
+    changed = job.stream().where("key <> 3")
+    with pytest.raises(StateIncompatibleError, match=r"Batch 1, which the sink has, .* has changed since"):
+        job.deduplicate(changed)
+    assert not job.has("commits", 1)
+    assert job.deduplicate() == [1, 2, 3]
+    job.write([3, 4])
+    assert job.deduplicate(changed) == [1, 2, 3, 4]
 
 
 def test_a_batch_of_a_processor_is_not_repeated_by_another(job: Job, spark: SparkSession) -> None:

@@ -17,7 +17,12 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 import millpond
-from millpond.errors import StateIncompatibleError
+from millpond.checkpoint import generation
+from millpond.checkpoint.forks.parents import open_state
+from millpond.checkpoint.generation import Restart
+from millpond.errors import FencedError, StateIncompatibleError
+from millpond.query.launch import Launch
+from millpond.query.running.runs import await_commits
 from millpond.query.starting import start as starting
 from millpond.slot.process.client import drain, open_partitions
 from millpond.tasks.operator_task import OperatorTask
@@ -134,6 +139,42 @@ def test_a_start_that_is_refused_leaves_the_running_query_alone(
     finally:
         first.stop()
         second.stop()
+
+
+@pytest.mark.parametrize("meanwhile", ["_first_task", "drain", "claim", "_rewritten"])
+def test_a_restart_does_not_take_the_query_back_from_a_newer_start(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+) -> None:
+    """Another application claims the query while it is started again after a lost host, before or after its claim."""
+    launches: list[Launch] = []
+    monkeypatch.setattr(Launch, "supervise", lambda launch: (launches.append(launch), launch.run())[1])
+    job = Job(session, tmp_path)
+    job.write([1, 2])
+    job.aggregate()
+    await_commits(f"file:{job.checkpoint}")
+    (launch,) = launches
+    own, restart = launch.tasks[0].generation, Restart(1, "state_lost", ("b",))
+    files = open_state(str(job.checkpoint))
+    owner = starting if hasattr(starting, meanwhile) else starting._Startup
+    original = getattr(owner, meanwhile)
+    newer: list[int] = []
+
+    def after_a_newer_start(*arguments: Any, **named: Any) -> Any:
+        if not newer:
+            newer.append(generation.claim(files, run="newer", partitions=2, minimum=own + 1).number)
+        return original(*arguments, **named)
+
+    monkeypatch.setattr(owner, meanwhile, after_a_newer_start)
+    stopped: list[Any] = []
+    monkeypatch.setattr(starting, "stop_active_run", lambda *arguments: stopped.append(arguments))
+    with pytest.raises(FencedError, match="A newer run of the query has taken over"):
+        launch.run(restart, own)
+    assert bool(stopped) == (meanwhile != "_first_task")
+    generation.check_fence(files, newer[0])  # raises nothing: the newer run goes on
+    monkeypatch.undo()
+    job.write([2])
+    job.aggregate()
+    assert job.emitted == {batch: job.expected(batch) for batch in range(2)}
 
 
 def test_slots_end_with_the_application_that_its_jvm_outlives(tmp_path: Path) -> None:

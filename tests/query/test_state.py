@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 import millpond
 from millpond.errors import TransientError, UsageError
 from millpond.files.locations.opening import open_filesystem
-from millpond.query.logs.ownership import Ownership
+from millpond.query.checkpoints.ownership import Ownership
 from millpond.query.running import runs
 from tests.s3 import s3
 from tests.slot.test_damage import Counts, rows_of
@@ -60,10 +60,11 @@ def test_state_is_that_of_the_last_batch_as_soon_as_the_query_has_ended(
     counts = read.groupBy("id").agg(F.count("*").alias("rows"), F.max("v"))
     writer: Any = millpond.writeStream(counts).outputMode("update").format("noop").trigger(availableNow=True)
     writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start().awaitTermination()
-    (run,) = (run for run in runs._runs.values() if not run.query.isActive)
-    hasty = msgspec.structs.replace(run.task.settings, commit_timeout=0.1)
+    (execution,) = (each for each in runs._executions.values() if not each.query.isActive)
+    task = execution.task
+    hasty = msgspec.structs.replace(task, settings=msgspec.structs.replace(task.settings, commit_timeout=0.1))
     with monkeypatch.context() as patch:
-        patch.setitem(runs._runs, run.task.run, replace(run, task=msgspec.structs.replace(run.task, settings=hasty)))
+        patch.setitem(runs._executions, task.run, replace(execution, task=hasty))
         with pytest.raises(TransientError, match="which has ended, are not durable after 0 s"):
             millpond.read_state(spark, str(tmp_path / "checkpoint"))
     assert millpond.read_state(spark, str(tmp_path / "checkpoint"), version=1).count() == 100

@@ -16,10 +16,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import millpond.query.running.handle as handle
 import millpond.query.running.supervisor as supervision
-from millpond.checkpoint.generation import Restart
+from millpond.checkpoint.generation import Restart, claim
 from millpond.errors import MillpondError, StateDamagedError, TransientError
 from millpond.query.running.handle import RunningQuery
-from millpond.query.running.supervisor import Supervisor
+from millpond.query.running.supervisor import Supervisor, check_overtaken
 from tests.checkpoint.rig import begin, memory
 from tests.waiting import wait_until
 
@@ -105,19 +105,25 @@ class World:
         self.gate.set()
         self.errors: list[Exception] = []
         self.restarts: list[Restart] = []
+        self.replaced: list[int] = []
         self.query = RunningQuery(self.java[0], supervised=True)
         self.in_batch = True
-        logs = SimpleNamespace(last=self.last)
         task = SimpleNamespace(query="0f3c", partitions=4, generation=7, location="")
-        self.supervisor = Supervisor(self.query, self.placing, self.hanging, [task], logs, self.restart, limit)  # type: ignore[arg-type]
+        self.supervisor = Supervisor(self.query, self.placing, self.hanging, [task], self, self.restart, limit)  # type: ignore[arg-type]
         self.supervisor._is_durable = lambda partitions, version: self.durable  # type: ignore[method-assign]
         self.supervisor.start()
 
-    def last(self, log: str) -> int:
-        return self.committed + (log == "offsets" and self.in_batch)
+    @property
+    def last_committed(self) -> int:
+        return self.committed
 
-    def restart(self, restart: Restart) -> Any:
+    @property
+    def last_planned(self) -> int:
+        return self.committed + self.in_batch
+
+    def restart(self, restart: Restart, replaced: int) -> Any:
         self.restarts.append(restart)
+        self.replaced.append(replaced)
         self.java[-1].over.set()  # a start stops the run before
         assert self.gate.wait(10)
         if self.errors:
@@ -136,7 +142,7 @@ def worlds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(supervision, "_COMMIT_SECONDS", 0.2)
     monkeypatch.setattr(supervision, "_STUCK_SECONDS", 0.5)
     monkeypatch.setattr(supervision, "open_state", lambda location, retry_config: None)
-    monkeypatch.setattr(supervision, "newest_claim", lambda files: None)
+    monkeypatch.setattr(supervision, "check_overtaken", lambda *_: None)
     monkeypatch.setattr(supervision, "_FIRST_PAUSE_SECONDS", 0.01)
     made: list[World] = []
 
@@ -167,6 +173,7 @@ def test_a_loss_that_is_not_durable_restarts_behind_the_same_handle(worlds: Any)
     assert world.query.exception() is None
     assert len(world.java) == 2
     assert world.restarts == [Restart(1, "state_lost", ("b",))]
+    assert world.replaced == [7]
 
 
 def test_executors_are_asked_while_the_query_is_started_again(worlds: Any) -> None:
@@ -285,14 +292,23 @@ def test_a_batch_that_has_ended_is_not_stuck(worlds: Any) -> None:
     assert loss.stuck_at == math.inf
 
 
-@pytest.mark.parametrize("mine", [True, False])
-def test_a_newer_run_is_not_overtaken(worlds: Any, monkeypatch: pytest.MonkeyPatch, mine: bool) -> None:
-    restart = Restart(1, "state_lost", ("b",)) if mine else None
-    claimed = SimpleNamespace(number=8, restart=restart)
-    monkeypatch.setattr(supervision, "newest_claim", lambda files: claimed)
+OWN = Restart(1, "state_lost", ("b",))
+
+
+@pytest.mark.parametrize("claims", [[], [OWN], [None], [None, OWN], [OWN, Restart(1, "state_lost", ("c",))]])
+def test_a_newer_run_is_not_overtaken(
+    worlds: Any, monkeypatch: pytest.MonkeyPatch, claims: list[Restart | None]
+) -> None:
+    """Tries of this restart that have failed may have claimed the query, before or after a newer run."""
+    files = memory()
+    claim(files, run="own", partitions=1, minimum=7)
+    for restart in claims:
+        claim(files, run="newer", partitions=1, restart=restart)
     world = worlds()
+    monkeypatch.setattr(supervision, "open_state", lambda location, retry_config: files)
+    monkeypatch.setattr(supervision, "check_overtaken", check_overtaken)
     world.placing.lost.append(("b", {1}))
-    if mine:  # a try that has failed
+    if set(claims) <= {OWN}:
         world.runs(2)
         return
     with pytest.raises(StreamingQueryException, match="newer run of the query has taken over"):

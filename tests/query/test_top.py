@@ -18,7 +18,7 @@ from rich.console import Console
 import millpond
 from millpond.checkpoint.generation import Restart
 from millpond.query.progress.reader import BatchProgress, OperatorProgress, Progress, ProgressReader
-from millpond.slot.process.client import CommitHealth
+from millpond.slot.process.messages import QueryStatus
 from millpond.slot.process.queries import find_running_query
 from millpond.top import frame
 from tests.s3 import s3
@@ -127,9 +127,9 @@ def test_a_query_on_an_object_store(tmp_path: Path) -> None:
     assert last.operators[0].file_bytes > 0
 
 
-def shown(progress: Progress, health: CommitHealth | None = None) -> str:
+def shown(progress: Progress, status: QueryStatus | None = None) -> str:
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(frame(progress, 7, health))
+    console.print(frame(progress, 7, status))
     return console.export_text()
 
 
@@ -272,6 +272,6 @@ def test_what_lookup_joins_asked_of_their_tables() -> None:
 
 def test_a_frame_of_a_query_in_trouble_and_of_one_that_has_just_begun() -> None:
     assert "no durable version yet" in shown(progress_of(committed=-1))
-    said = shown(progress_of(batch(5, None, 10)), CommitHealth(["the store is full"], 4))
+    said = shown(progress_of(batch(5, None, 10)), QueryStatus([], ["the store is full"], 4))
     assert "the store is full" in said
     assert "3 versions, 4 failed tries" in said

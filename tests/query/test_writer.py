@@ -20,7 +20,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 import millpond
 from millpond.errors import SettingError, StateIncompatibleError, UnsupportedError, UsageError
-from millpond.tasks.operator_task import OperatorTask
+from millpond.slot.process.messages import QueryStatus
 from tests.differential.data import batch, write
 from tests.differential.harness import stream
 
@@ -223,13 +223,13 @@ def test_slots_on_other_hosts_are_not_asked(
     session: SparkSession, counts: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a consumer stopped early on another host, it is not known whether the partition has run: it runs again."""
-    asked: list[int] = []
+    asked: list[str] = []
 
-    def nothing_here(task: OperatorTask) -> dict[tuple[int, int], int]:
-        asked.append(task.operator)
-        return {}
+    def nothing_here(directory: object, query: str, silence: float) -> QueryStatus:
+        asked.append(query)
+        return QueryStatus()
 
-    monkeypatch.setattr("millpond.query.running.batches.answered_batches", nothing_here)
+    monkeypatch.setattr("millpond.query.running.batches.query_status", nothing_here)
     checkpoint = str(tmp_path / "checkpoint")
     writer = millpond.writeStream(counts).foreachBatch(lambda df, _: df.isEmpty())
     once(writer.option("checkpointLocation", checkpoint)).start().awaitTermination()

@@ -13,7 +13,7 @@ import pyarrow as pa
 from millpond.errors import StateDamagedError, TransientError
 from millpond.operators.processors.calls import Caller
 from millpond.slot.process.lifecycle import SlotDirectory
-from millpond.slot.process.messages import Done, Run
+from millpond.slot.process.messages import Done, QueryStatus, RunBatch
 from millpond.slot.process.server import Answer, Slot
 from millpond.slot.template import main
 from millpond.tasks.operator_task import OperatorTask
@@ -26,7 +26,9 @@ class Echo:
         self.waiting = False
         self.versions: dict[tuple[int, int], int] = {}
 
-    def run(self, run: Run, batches: Iterator[pa.RecordBatch], cancel: Callable[[], None], caller: Caller) -> Answer:
+    def run(
+        self, run: RunBatch, batches: Iterator[pa.RecordBatch], cancel: Callable[[], None], caller: Caller
+    ) -> Answer:
         rows = []
         for batch in batches:
             command = batch.schema.names[-1]
@@ -58,19 +60,14 @@ class Echo:
         pass
 
     def drain(self, query: str, timeout: float, generation: int | None = None) -> list[tuple[int, int, int]]:
-        return [(operator, partition, version) for (operator, partition), version in self.versions.items()]
+        return [(operator, partition, version) for (operator, partition), version in self.versions.copy().items()]
 
-    def answered(self, query: str) -> list[tuple[int, int, int]]:
-        return [(operator, partition, version - 1) for operator, partition, version in self.drain(query, 0.0)]
-
-    def commit_failure(self, query: str) -> str:
-        return f"the store of {query} is full" if self.waiting else ""
-
-    def lost_call(self, query: str) -> str:
-        return ""
-
-    def failed_commits(self, query: str) -> int:
-        return int(self.waiting)
+    def status(self, query: str) -> QueryStatus:
+        return QueryStatus(
+            [(operator, partition, version - 1) for operator, partition, version in self.drain(query, 0.0)],
+            [f"the store of {query} is full"] if self.waiting else [],
+            int(self.waiting),
+        )
 
     def close(self) -> None:
         (self.directory.path.parent / f"closed-{self.number}").touch()

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from millpond.slot.partition.partition import Partition
 from millpond.slot.partition.partitions import PartitionServer
-from millpond.slot.process.messages import Run
+from millpond.slot.process.messages import Hints, RunBatch
 from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.prefetcher import Prefetcher
 from millpond.tasks.operator_task import OperatorTask
@@ -31,7 +31,7 @@ def rows_of(keys: np.ndarray) -> Iterator[pa.RecordBatch]:
 
 
 def run(server: PartitionServer, task: OperatorTask, batch: int, keys: np.ndarray) -> tuple[dict, dict[str, float]]:
-    answer = server.run(Run(task, 0, batch, batch), rows_of(keys))
+    answer = server.run(RunBatch(task, 0, batch, batch), rows_of(keys))
     batches = []
     while True:
         try:
@@ -41,7 +41,8 @@ def run(server: PartitionServer, task: OperatorTask, batch: int, keys: np.ndarra
 
 
 def hint(server: PartitionServer, task: OperatorTask, batch: int, keys: np.ndarray) -> None:
-    server.hint(task, 0, batch, "exchange", hashes_in(0, 1, keys).view(np.uint64))
+    hashes = pa.array(hashes_in(0, 1, keys))
+    server.hint(Hints(task, 0, batch, "exchange"), pa.record_batch([hashes], names=["__hash"]))
 
 
 def held(server: PartitionServer) -> tuple[Partition, RmwTable, Prefetcher]:

@@ -13,10 +13,10 @@ import pytest
 from millpond.errors import StateDamagedError
 from millpond.metrics import LIST_METRICS, OPERATOR_METRICS, pack
 from millpond.operators.protocol import MAIN, ROWS, Times
-from millpond.slot.process.messages import Run
+from millpond.slot.process.messages import RunBatch
 from millpond.state_reader.reader import StateReader
+from millpond.stores import delta_backlog
 from millpond.stores.unaligned import log as window_log
-from millpond.stores.unaligned import table as unaligned
 from millpond.tasks.operator_task import SlotSettings
 from tests.application import Application
 from tests.operators.test_buffered_sessions import Model, Row, found, record_batch, session_spec
@@ -68,7 +68,7 @@ class Sessions(Application):
             [rows.column(0), marks, *rows.columns[1:]], names=["__hash", "__mark", *rows.schema.names[1:]]
         )
         marker = _marker(rows.schema, TIME + batch)
-        answer = self.server.run(Run(self.task, 0, batch, 0), iter([marker, rows]))
+        answer = self.server.run(RunBatch(self.task, 0, batch, 0), iter([marker, rows]))
 
         def watched() -> Iterator[pa.RecordBatch]:
             self.metrics = (yield from answer).metrics
@@ -85,7 +85,7 @@ def _marker(schema: pa.Schema, time: int) -> pa.RecordBatch:
 @pytest.fixture
 def _segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every batch but the first begins with a segment, and little is worth a compaction."""
-    monkeypatch.setattr(unaligned, "_MAX_DELTAS", 1)
+    monkeypatch.setattr(delta_backlog, "_MAX_DELTAS", 1)
     monkeypatch.setattr(window_log, "_MIN_OUTDATED_BYTES", 1)
 
 

@@ -26,15 +26,15 @@ from millpond.checkpoint.generation import claim
 from millpond.compactor.process import Locations
 from millpond.compactor.worker import Worker, run_job
 from millpond.errors import StateIncompatibleError
-from millpond.files.backends.filesystem import FileSystem
+from millpond.files.backends.filesystem import FileInfo, FileSystem
 from millpond.files.locations.forked import ForkedLocalFiles
 from millpond.files.locations.opening import open_filesystem
 from millpond.files.refs import RunRef
 from millpond.layout import Column, RowLayout, TableSchema
-from millpond.query.logs.fork import fork
+from millpond.query.checkpoints.fork import fork
 from millpond.slot.partition.remote_compaction import RemoteCompaction
+from millpond.stores import delta_backlog
 from millpond.stores.jobs import CompactSegments, MergeParts, MergeRuns
-from millpond.stores.rmw import flush
 from millpond.stores.runs.pace import Pace
 from millpond.stores.runs.run_set import RunSet
 from millpond.stores.runs.run_store import RunStore
@@ -70,7 +70,7 @@ class Asking(Counts):
         """Go on, batch by batch, until something is so."""
         deadline = time.monotonic() + PATIENCE
         while True:
-            self.go(self.query_logs.last("commits") + 2)
+            self.go(self.query_logs.last_committed + 2)
             if condition():
                 return
             assert time.monotonic() < deadline, "it never came true"
@@ -79,7 +79,7 @@ class Asking(Counts):
 
 @pytest.fixture(autouse=True)
 def _many_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flush, "_MAX_DELTAS", 1)
+    monkeypatch.setattr(delta_backlog, "_MAX_DELTAS", 1)
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_a_worker_s_process_is_killed_and_another_goes_on(tmp_path: Path) -> Non
     finally:
         first.kill()
         application.close()
-    Counts(tmp_path).through(application.query_logs.last("commits") + 3)  # the next run reads what workers have made
+    Counts(tmp_path).through(application.query_logs.last_committed + 3)  # the next run reads what workers have made
 
 
 def test_sigterm_does_not_wait_for_a_store_that_does_not_answer() -> None:
@@ -197,7 +197,7 @@ def test_what_was_taken_last_leaves_no_request_behind(application: Asking) -> No
     assert application.remote._used_results
     application.close()
     assert not any(known.request for known in list_requests(application.files).values())
-    Counts(application.folder).through(application.query_logs.last("commits") + 2)
+    Counts(application.folder).through(application.query_logs.last_committed + 2)
 
 
 def test_what_nobody_has_answered_leaves_no_request_behind(application: Asking) -> None:
@@ -299,12 +299,12 @@ def test_without_a_worker_the_slot_does_it(tmp_path: Path) -> None:
 def test_a_missing_input_fails_the_job_and_nothing_else(application: Asking) -> None:
     asked(application)
     worker = Worker([application.files], renews_lease=False)
-    hidden = [info.name for info in application.files.list("files/")]
+    hidden = {info.name: application.files.get(info.name) for info in application.files.list("files/")}
     for name in hidden:
-        application.files.rename(name, f"aside/{name}")
+        application.files.delete(name)
     assert worker.step()
-    for name in hidden:
-        application.files.rename(f"aside/{name}", name)
+    for name, data in hidden.items():
+        application.files.put(name, [data])
     application.until(lambda: application.remote.stats.local > 0)
     assert application.remote.stats.remote == 0
 
@@ -328,6 +328,41 @@ def test_a_job_that_says_more_than_is_known_is_not_done(tmp_path: Path, kind: st
     assert done is not None
     assert "unknown field `but_not`" in done.error
     assert not done.files
+
+
+def test_a_defect_in_a_job_is_answered_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Else it would end the compactor for all its locations, and then the next one, which takes the same request."""
+    files = open_filesystem(str(tmp_path))
+    number = claim(files, run="one", partitions=1).number
+    put_request(files, Request("one", number, msgspec.msgpack.encode(JOBS["runs"])))
+    worker = Worker([files], renews_lease=False)
+
+    def defect(*_: object) -> list[RunRef]:
+        raise IndexError("a defect")
+
+    worker._run_job = defect  # type: ignore[method-assign]
+    assert worker.step()
+    done = read_result(files, number, "one")
+    assert done is not None
+    assert done.error == "a defect"
+    assert caplog.records[-1].exc_info
+    assert not worker.step()
+
+
+def test_a_defect_at_a_location_keeps_no_others_waiting(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    broken, whole = open_filesystem(str(tmp_path / "broken")), open_filesystem(str(tmp_path / "whole"))
+
+    def defect(*_: object) -> list[FileInfo]:
+        raise IndexError("a defect")
+
+    broken.list = defect  # type: ignore[method-assign]
+    number = claim(whole, run="one", partitions=1).number
+    put_request(whole, Request("one", number, msgspec.msgpack.encode(JOBS["runs"])))
+    worker = Worker([broken, whole], renews_lease=False)
+    worker._run_job = lambda *_: []  # type: ignore[method-assign]
+    assert worker.step()
+    assert worker.done == 1
+    assert f"{broken.url}: an unexpected error" in caplog.text
 
 
 def test_an_answer_that_is_cut_off_or_names_nothing_is_not_used(application: Asking) -> None:

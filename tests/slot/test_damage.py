@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from millpond.errors import StateDamagedError
-from millpond.slot.process.messages import Run
-from millpond.stores.rmw import flush
+from millpond.slot.process.messages import RunBatch
+from millpond.stores import delta_backlog
 from tests.application import Application
 
 from .conftest import GROUPED, TIME, grouped, table_of
@@ -66,7 +66,7 @@ class Counts(Application):
         for partition in range(PARTITIONS):
             own = {key: value for key, value in self.rows(batch).items() if key % PARTITIONS == partition}
             piece = grouped(partition, list(own), list(own.values()), partitions=PARTITIONS, time=TIME + batch)
-            output |= table_of(self.server.run(Run(self.task, partition, batch, 0), iter([piece])))
+            output |= table_of(self.server.run(RunBatch(self.task, partition, batch, 0), iter([piece])))
         assert output == self.expected(batch)
 
 
@@ -75,7 +75,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Three runs; the third was killed in the middle of a replay."""
     folder = tmp_path_factory.mktemp("history")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flush, "_MAX_DELTAS", 2)
+        patch.setattr(delta_backlog, "_MAX_DELTAS", 2)
         for batches in (BATCHES - 3, BATCHES):
             Counts(folder).through(batches)
         dead = folder.with_name("dead")

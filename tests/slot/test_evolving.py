@@ -25,12 +25,12 @@ from millpond.layout import HashRange
 from millpond.operators.kinds.registry import state_tables
 from millpond.query.schema.matching import check_schema, write_evolved_schema
 from millpond.query.starting.recovery_point import recovery_version, write_base_and_find_replays
-from millpond.slot.process.messages import Run
+from millpond.slot.process.messages import RunBatch
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.operators import AggregateCall, Field
 from millpond.spec.types import parse_type
 from millpond.state_reader.reader import StateReader
-from millpond.stores.rmw import flush
+from millpond.stores import delta_backlog
 from tests.application import Application
 
 from .conftest import hashes_in
@@ -225,7 +225,7 @@ class Job(Application):
             for field in self.spec.input_fields:
                 columns[field.name] = pa.array([row.get(field.name) for row in own], parse_type(field.type).arrow)
             piece = pa.RecordBatch.from_pydict(columns)
-            self.output |= table_of(self.server.run(Run(self.task, number, batch, 0), iter([piece])))
+            self.output |= table_of(self.server.run(RunBatch(self.task, number, batch, 0), iter([piece])))
         self.seen[batch + 1] = self.life
         wanted = expected(self.seed, self.life, batch + 1)
         checked(self.output, {key: wanted[key] for key in {row["k"] for row in rows}}, self.functions)
@@ -286,7 +286,7 @@ def test_functions_follow_through_flushes_compactions_and_restarts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     rng = random.Random(seed)
-    monkeypatch.setattr(flush, "_MAX_DELTAS", rng.choice([2, 3, 64]))
+    monkeypatch.setattr(delta_backlog, "_MAX_DELTAS", rng.choice([2, 3, 64]))
     functions, types = rng.sample(list(MODEL), rng.randint(1, 6)), dict(TYPES)
     seen: dict[int, Life] = {}
     batches = 0
@@ -301,12 +301,12 @@ def test_functions_follow_through_flushes_compactions_and_restarts(
         for column in types:
             if rng.random() < 0.3:
                 types = {**types, column: WIDER.get(types[column], types[column])}
-    assert any((tmp_path / "millpond" / "files").glob("*.run")) or flush._MAX_DELTAS == 64
+    assert any((tmp_path / "millpond" / "files").glob("*.run")) or delta_backlog._MAX_DELTAS == 64
 
 
 @pytest.mark.parametrize("text", [text for text in MODEL if not text.startswith("count")])
 def test_wider_inputs_keep_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setattr(flush, "_MAX_DELTAS", 2)
+    monkeypatch.setattr(delta_backlog, "_MAX_DELTAS", 2)
     seen: dict[int, Life] = {}
     types = dict(TYPES)
     for step in range(3):

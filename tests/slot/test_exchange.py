@@ -16,7 +16,7 @@ from millpond.query.running.runs import release
 from millpond.slot.partition.partitions import PartitionServer
 from millpond.slot.process.identity import identify
 from millpond.slot.process.lifecycle import SlotDirectory
-from millpond.slot.process.messages import Run
+from millpond.slot.process.messages import RunBatch
 from millpond.spec.kinds.deduplicate import DeduplicateSpec
 from millpond.spec.operators import Field
 from millpond.stores.rmw.table import RmwTable
@@ -202,7 +202,7 @@ def test_files_outlive_attempts_and_slots_but_not_the_next_batch(exchanging: Ope
     def answer(
         server: PartitionServer, batch: int, references: pa.RecordBatch, attempt: int
     ) -> dict[int, tuple[int, ...]]:
-        return table_of(server.run(Run(task, 0, batch, attempt), iter([references])))
+        return table_of(server.run(RunBatch(task, 0, batch, attempt), iter([references])))
 
     server, successor = PartitionServer(path), PartitionServer(path, 1)
     try:
@@ -238,7 +238,7 @@ def test_a_slot_that_ends_leaves_the_rows_to_the_others(exchanging: OperatorTask
     references = sent(write(exchanging, counted([1, 2], [10, 20]), batch=0))
     ending, successor = PartitionServer(path), PartitionServer(path)
     try:
-        run = Run(exchanging, 0, 0, 0)
+        run = RunBatch(exchanging, 0, 0, 0)
         assert table_of(ending.run(run, iter([references]))) == {1: (1, 10), 2: (1, 20)}
         ending.close()
         assert table_of(successor.run(run, iter([references]))) == {1: (1, 10), 2: (1, 20)}
@@ -276,7 +276,7 @@ def test_batches_larger_than_memory_come_in_passes(
             rows = pa.RecordBatch.from_arrays(columns, names=["__hash", "k", "v"])
             references = sent(write(task, rows.slice(0, 50_000), rows.slice(50_000), batch=batch, attempt=batch))
             restricted.clear()
-            output = pa.Table.from_batches(server.run(Run(task, 0, batch, 0), iter([references])))
+            output = pa.Table.from_batches(server.run(RunBatch(task, 0, batch, 0), iter([references])))
             passes.append(len(restricted))
             changed = np.unique(keys)
             found = output.column(0).to_numpy()

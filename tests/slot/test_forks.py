@@ -13,9 +13,9 @@ from millpond.checkpoint.forks.pins import read_pins
 from millpond.checkpoint.recovery import Recovery
 from millpond.errors import MillpondError, StateDamagedError
 from millpond.files.locations.forked import parse_shared
-from millpond.query.logs.fork import fork
+from millpond.query.checkpoints.fork import fork
 from millpond.state_reader.reader import StateReader
-from millpond.stores.rmw import flush
+from millpond.stores import delta_backlog
 
 from .test_damage import Counts, rows_of
 from .test_state_command import age, state
@@ -35,7 +35,7 @@ class Other(Counts):
 
 @pytest.fixture(autouse=True)
 def _many_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flush, "_MAX_DELTAS", 2)
+    monkeypatch.setattr(delta_backlog, "_MAX_DELTAS", 2)
 
 
 @pytest.fixture(params=["", "faults+"], ids=["local", "remote"])

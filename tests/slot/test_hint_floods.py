@@ -17,6 +17,7 @@ from millpond.slot.partition.attempt_lock import Attempt, AttemptLock
 from millpond.slot.partition.partitions import PartitionServer
 from millpond.slot.prefetch.hints import PrefetchHints
 from millpond.slot.prefetch.switch import MAX_HINTED_KEYS, HintSwitch, requested_hints
+from millpond.slot.process.messages import Hints
 from millpond.stores.memory.process_memory import anonymous_bytes
 from millpond.stores.runs.prefetched_rows import PrefetchedRows
 from millpond.tasks.operator_task import OperatorTask
@@ -390,8 +391,9 @@ def test_hashes_of_hints_need_not_be_of_the_partition(server: PartitionServer, l
     """Any 64 bits: a client that sends them may be wrong about everything."""
     run(server, large, 0, np.arange(KEYS))
     nonsense = np.array([0, 1, 2**64 - 1, 2**63, 2**63 - 1], np.uint64)
-    server.hint(large, 0, 1, "exchange", np.concatenate([nonsense, nonsense]))
-    server.hint(large, 0, 1, "source", np.empty(0, np.uint64))
-    server.hint(large, 0, 1, "exchange", hashes_in(0, 1, np.arange(100)).view(np.uint64), pa.record_batch({"x": [1]}))
+    for lookahead, hashes in (("exchange", np.concatenate([nonsense, nonsense])), ("source", np.empty(0, np.uint64))):
+        server.hint(Hints(large, 0, 1, lookahead), pa.record_batch([pa.array(hashes)], names=["__hash"]))
+    more = [pa.array(hashes_in(0, 1, np.arange(100))), pa.array(range(100))]
+    server.hint(Hints(large, 0, 1, "exchange"), pa.record_batch(more, names=["__hash", "x"]))
     rows, _ = run(server, large, 1, np.arange(100))
     assert rows == dict.fromkeys(range(100), (2, 2))

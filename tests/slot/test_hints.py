@@ -17,7 +17,7 @@ from millpond.slot.prefetch.hints import PrefetchHints
 from millpond.slot.prefetch.switch import HintSwitch, requested_hints
 from millpond.slot.process.identity import identify
 from millpond.slot.process.lifecycle import SlotDirectory
-from millpond.slot.process.messages import Run
+from millpond.slot.process.messages import Hints, RunBatch
 from millpond.spec.kinds.enrich import EnrichSpec
 from millpond.spec.operators import Field
 from millpond.tasks.operator_task import OperatorTask
@@ -78,7 +78,7 @@ def test_hints_for_what_is_not_there_are_dropped(server: PartitionServer, large:
     hint(server, large, 0, np.arange(100))
     run(server, large, 0, np.arange(100))
     hint(server, msgspec.structs.replace(large, generation=7), 1, np.arange(100))
-    server.hint(large, 5, 1, "exchange", np.arange(100).astype(np.uint64))
+    server.hint(Hints(large, 5, 1, "exchange"), pa.record_batch([pa.array(np.arange(100))], names=["__hash"]))
     rows, figures = run(server, large, 1, np.arange(100))
     assert rows == dict.fromkeys(range(100), (2, 2))
     assert figures["prefetched_keys"] == 0
@@ -260,9 +260,9 @@ def test_keys_come_with_hints_where_hashes_do_not_do(tmp_path: Path, large: Oper
         run(server, task, 0, keys[:1])
         hashes = hashes_in(0, 1, keys)
         hints = pa.record_batch([pa.array(hashes), pa.array(keys)], names=["__hash", "k"])
-        server.hint(task, 0, 1, "exchange", hashes.view(np.uint64), hints)
-        server.hint(task, 0, 0, "exchange", hashes.view(np.uint64), hints)
-        answer = server.run(Run(task, 0, 1, 1), rows_of(keys))
+        server.hint(Hints(task, 0, 1, "exchange"), hints)
+        server.hint(Hints(task, 0, 0, "exchange"), hints)
+        answer = server.run(RunBatch(task, 0, 1, 1), rows_of(keys))
         rows = pa.Table.from_batches(_all(answer, figures := {}))
         assert rows.column("name").to_pylist() == [None if key % 2 else f"name {key}" for key in keys.tolist()]
         assert figures["announced_keys"] == 499

@@ -15,12 +15,13 @@ import msgspec
 import pytest
 from pyspark import TaskContext
 
-from millpond.errors import MillpondError, SettingError, StateDamagedError, TransientError
-from millpond.slot.process.client import SlotFinder, answered_batches, drain, start_slots
+from millpond.errors import FencedError, MillpondError, SettingError, StateDamagedError, TransientError
+from millpond.query.running.runs import release
+from millpond.slot.process.client import SlotFinder, drain, query_status, start_slots
 from millpond.slot.process.connection import Connection, PeerGone, accept
 from millpond.slot.process.identity import Process, identify
 from millpond.slot.process.lifecycle import SlotDirectory
-from millpond.slot.process.messages import Done, Run
+from millpond.slot.process.messages import Done, Drained, RunBatch
 from millpond.tasks.operator_task import OperatorTask
 from millpond.worker.slot_stage import SlotStage
 from tests.interleave import Interleaved, schedules
@@ -45,7 +46,7 @@ def test_rows_go_through_a_slot_that_is_started_on_demand(task):
     assert set(started) == {"template", "slot-1"}
     assert _run(task, batch) == [batch]
     assert SlotDirectory.of(task).running() == started
-    assert answered_batches(task) == {(0, 1): 3}
+    assert query_status(SlotDirectory.of(task), task.key, 15.0).answered == [(0, 1, 3)]
     assert drain(task, 5.0) == {(0, 1): 4}
 
 
@@ -203,7 +204,8 @@ def test_keys_that_could_not_be_looked_up_are_told_once(task, caplog, failed, ti
     looked_up = msgspec.structs.replace(task, query=f"fails {failed}", operator=1)
     connection = Mock(receive=lambda: (None, Done(3, {"failed_keys": failed})))
     for partition in range(2):
-        assert not list(SlotStage(looked_up)._converse(connection, Run(looked_up, partition, 3, 0), iter([rows(0)])))
+        run = RunBatch(looked_up, partition, 3, 0)
+        assert not list(SlotStage(looked_up)._converse(connection, run, iter([rows(0)])))
     said = "batch 3: 2 keys could not be looked up, and their rows came out with nulls"
     assert [one.startswith(said) for one in caplog.messages] == [True] * times
 
@@ -373,6 +375,22 @@ def test_a_slot_that_dies_when_it_is_asked_is_told_of(task, monkeypatch):
     monkeypatch.setattr(Connection, "expect", lambda *_: (_ for _ in ()).throw(PeerGone("the connection was closed")))
     with pytest.raises(TransientError, match=r"A slot does not answer \(the connection was closed\)"):
         drain(task, 5.0)
+
+
+@pytest.mark.parametrize(("other", "released"), [(Drained([]), True), (TransientError("The store is slow."), False)])
+def test_a_fenced_slot_does_not_hide_that_another_has_released_nothing(task, monkeypatch, other, released):
+    start_slots(task).join(60)
+    answers = iter([FencedError("A newer run has taken over."), other])
+
+    def expect(*_):
+        answer = next(answers)
+        if isinstance(answer, MillpondError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(Connection, "expect", expect)
+    assert release(task, 5.0) == released
+    assert next(answers, None) is None
 
 
 def test_paths_longer_than_a_socket_address_work(task, folder):

@@ -8,7 +8,7 @@ import pytest
 
 from millpond.slot.partition.partitions import PartitionServer
 from millpond.slot.process.connection import PeerGone
-from millpond.slot.process.messages import Run
+from millpond.slot.process.messages import RunBatch
 from millpond.spec.kinds.processor import ProcessorSpec, Variable
 from millpond.spec.operators import Field
 from millpond.tasks.operator_task import OperatorTask
@@ -34,12 +34,12 @@ def test_where_the_worker_was(task: OperatorTask, tmp_path: Path) -> None:
     begin(task)
     server = PartitionServer(tmp_path / "slot")
     try:
-        assert not server.lost_call(task.key)
+        assert not server.status(task.key).lost_calls
         with pytest.raises(OSError, match="closed"):
-            list(server.run(Run(task, 0, 0, 1), iter([grouped(0, [7], [1])]), caller=dies))
-        assert server.lost_call(task.key) == "operator 0, partition 0, batch 0, rows of (7,)"
+            list(server.run(RunBatch(task, 0, 0, 1), iter([grouped(0, [7], [1])]), caller=dies))
+        assert server.status(task.key).lost_calls == ["operator 0, partition 0, batch 0, rows of (7,)"]
         with pytest.raises(OSError, match="closed"):
-            list(server.run(Run(task, 0, 0, 2), iter([grouped(0, list(range(9)), [1] * 9)]), caller=dies))
-        assert server.lost_call(task.key).endswith(" and 4 more")
+            list(server.run(RunBatch(task, 0, 0, 2), iter([grouped(0, list(range(9)), [1] * 9)]), caller=dies))
+        assert server.status(task.key).lost_calls[0].endswith(" and 4 more")
     finally:
         server.close()

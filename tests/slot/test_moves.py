@@ -15,7 +15,7 @@ from millpond.checkpoint.forks.parents import open_state
 from millpond.checkpoint.formats.commit import commit_prefix, read_header
 from millpond.slot.partition import partitions
 from millpond.slot.partition.partitions import PartitionServer
-from millpond.slot.process.messages import Run
+from millpond.slot.process.messages import RunBatch
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.operators import AggregateCall, Field
 from millpond.tasks.operator_task import OperatorTask
@@ -44,7 +44,7 @@ def slots(tmp_path: Path) -> Iterator[list[PartitionServer]]:
 
 def run(slot: PartitionServer, task: OperatorTask, partition: int, batch: int) -> dict[int, tuple[int, ...]]:
     rows = grouped(partition, [2 * n + partition for n in range(50)], [batch] * 50, partitions=2)
-    return table_of(slot.run(Run(task, partition, batch, 0), iter([rows])))
+    return table_of(slot.run(RunBatch(task, partition, batch, 0), iter([rows])))
 
 
 def open_partitions(slot: PartitionServer, task: OperatorTask) -> set[int]:
@@ -124,7 +124,7 @@ FIRST = AggregateSpec(
 
 def give(slot: PartitionServer, task: OperatorTask, batch: int, values: list[int], attempt: int) -> dict[int, object]:
     rows = grouped(0, [2] * len(values), values, partitions=1)
-    return dict(table_of(slot.run(Run(task, 0, batch, attempt), iter([rows]))))
+    return dict(table_of(slot.run(RunBatch(task, 0, batch, attempt), iter([rows]))))
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Partitions driven in this process, without sockets and without Spark."""
 
+import errno
 import json
 import threading
 import time
@@ -9,12 +10,13 @@ import msgspec
 import pytest
 
 from millpond.checkpoint.recovery import Recovery
+from millpond.checkpoint.sealed import SealedFiles
 from millpond.errors import FencedError, MillpondError, TransientError
 from millpond.files.locations.opening import join_url, open_filesystem
 from millpond.slot.partition.attempt_lock import AttemptLock
 from millpond.slot.partition.partition import Partition
 from millpond.slot.partition.partitions import PartitionServer
-from millpond.slot.process.messages import Run
+from millpond.slot.process.messages import RunBatch
 
 from .conftest import TIME, begin, grouped, table_of
 
@@ -37,7 +39,7 @@ def servers(folder):
 
 def run(server, task, batch, *batches, partition=0, attempt=0):
     """Output by key, and what closes the batch."""
-    answer = server.run(Run(task, partition, batch, attempt), iter(batches))
+    answer = server.run(RunBatch(task, partition, batch, attempt), iter(batches))
     done = []
 
     def watched():
@@ -58,7 +60,7 @@ def test_state_grows_from_batch_to_batch(counting, servers):
     assert done.metrics["input_rows"] == 2
     assert done.metrics["output_rows"] == 2
     assert run(server, counting, 2, grouped(0, [], []))[0] == {}
-    assert server.answered(counting.key) == [(0, 0, 2)]
+    assert server.status(counting.key).answered == [(0, 0, 2)]
 
 
 def test_another_slot_goes_on_from_the_store(counting, servers):
@@ -66,7 +68,7 @@ def test_another_slot_goes_on_from_the_store(counting, servers):
     run(first, counting, 0, grouped(0, [1, 2], [10, 20]))
     run(first, counting, 1, grouped(0, [1], [1]))
     assert first.drain(counting.key, 10) == [(0, 0, 2)]
-    assert first.answered(counting.key) == []
+    assert first.status(counting.key).answered == []
     assert run(servers(), counting, 2, grouped(0, [2, 1], [5, 5]))[0] == {1: (3, 16), 2: (2, 25)}
 
 
@@ -169,14 +171,33 @@ def test_an_attempt_that_dies_in_mid_input_leaves_nothing_behind(counting, serve
     server = servers()
     run(server, counting, 0, grouped(0, [1], [1]))
     with pytest.raises(ConnectionError):
-        list(server.run(Run(counting, 0, 1, 0), _broken(grouped(0, [1, 2], [100, 100]))))
+        list(server.run(RunBatch(counting, 0, 1, 0), _broken(grouped(0, [1, 2], [100, 100]))))
     assert run(server, counting, 1, grouped(0, [1], [2]))[0] == {1: (2, 3)}
     assert run(server, counting, 2, grouped(0, [2], [2]))[0] == {2: (1, 2)}
 
 
+def test_a_batch_is_not_applied_twice_where_its_tables_cannot_be_closed(counting, servers, monkeypatch):
+    """A full disk fails the seal, and then the operator's `close`."""
+    server = servers()
+    run(server, counting, 0, grouped(0, [1], [1]))
+    (partition,) = server._query(counting.key).partitions.values()
+
+    def fail(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SealedFiles, "write", fail)
+        patch.setattr(partition._operator, "close", fail)
+        with pytest.raises(TransientError, match="No space left on device"):
+            run(server, counting, 1, grouped(0, [1], [10]))
+    assert partition.version is None
+    assert run(server, counting, 1, grouped(0, [1], [10]), attempt=1)[0] == {1: (2, 11)}
+    assert run(server, counting, 2, grouped(0, [1], [0]))[0] == {1: (3, 11)}
+
+
 def test_a_consumer_that_stops_early_leaves_nothing_half_done(counting, servers):
     server = servers()
-    answer = server.run(Run(counting, 0, 0, 0), iter([grouped(0, [1, 2, 3], [1, 2, 3])]))
+    answer = server.run(RunBatch(counting, 0, 0, 0), iter([grouped(0, [1, 2, 3], [1, 2, 3])]))
     next(answer)
     answer.close()
     assert run(server, counting, 1, grouped(0, [1], [1]))[0] == {1: (2, 2)}
@@ -185,7 +206,7 @@ def test_a_consumer_that_stops_early_leaves_nothing_half_done(counting, servers)
 def test_output_comes_after_the_version_that_was_read_is_durable(counting, servers):
     server = servers()
     run(server, counting, 0, grouped(0, [1], [1]))
-    answer = server.run(Run(counting, 0, 1, 0), iter([grouped(0, [1], [1])]))
+    answer = server.run(RunBatch(counting, 0, 1, 0), iter([grouped(0, [1], [1])]))
     next(answer)
     assert (0, 0) not in durable(counting).missing(1)
 
@@ -194,7 +215,7 @@ def test_in_sync_mode_output_comes_after_its_own_version_is_durable(counting, se
     counting = msgspec.structs.replace(
         counting, settings=msgspec.structs.replace(counting.settings, commit_mode="sync")
     )
-    answer = servers().run(Run(counting, 0, 0, 0), iter([grouped(0, [1], [1])]))
+    answer = servers().run(RunBatch(counting, 0, 0, 0), iter([grouped(0, [1], [1])]))
     next(answer)
     assert (0, 0) not in durable(counting).missing(1)
 
@@ -203,7 +224,7 @@ def test_a_batch_is_answered_only_when_what_it_waits_for_is_durable(counting, se
     """Else a reader that is cut off while it waits would let Spark's logs run ahead of the state."""
     server = servers()
     run(server, counting, 0, grouped(0, [1], [1]))
-    assert server.answered(counting.key) == [(0, 0, 0)]
+    assert server.status(counting.key).answered == [(0, 0, 0)]
 
     def cut_off(self, version):
         raise ConnectionError("the task was cancelled")
@@ -212,9 +233,9 @@ def test_a_batch_is_answered_only_when_what_it_waits_for_is_durable(counting, se
         patch.setattr(Partition, "_wait_durable", cut_off)
         with pytest.raises(ConnectionError):
             run(server, counting, 1, grouped(0, [1], [1]))
-    assert server.answered(counting.key) == [(0, 0, 0)]
+    assert server.status(counting.key).answered == [(0, 0, 0)]
     assert run(server, counting, 1, grouped(0, [1], [1]), attempt=1)[0] == {1: (2, 2)}
-    assert server.answered(counting.key) == [(0, 0, 1)]
+    assert server.status(counting.key).answered == [(0, 0, 1)]
 
 
 def test_an_attempt_whose_input_is_in_is_not_cut_off_by_another_reader_of_the_batch(counting, servers, monkeypatch):
@@ -233,7 +254,7 @@ def test_an_attempt_whose_input_is_in_is_not_cut_off_by_another_reader_of_the_ba
     outputs = []
     first = threading.Thread(
         target=lambda: outputs.append(
-            table_of(server.run(Run(counting, 0, 0, 0), iter([grouped(0, [1], [1])]), lambda: abandoned.append(1)))
+            table_of(server.run(RunBatch(counting, 0, 0, 0), iter([grouped(0, [1], [1])]), lambda: abandoned.append(1)))
         )
     )
     first.start()
@@ -269,11 +290,9 @@ class _Gate:
 def test_two_live_attempts_take_turns_and_agree(counting, servers):
     server = servers()
     gate = _Gate(grouped(0, [1], [1]), grouped(0, [2], [2]))
-    outputs = {}
+    slow, outputs = RunBatch(counting, 0, 0, 0), {}
     threads = [
-        threading.Thread(
-            target=lambda: outputs.update(slow=table_of(server.run(Run(counting, 0, 0, 0), iter(gate), gate.cancel)))
-        ),
+        threading.Thread(target=lambda: outputs.update(slow=table_of(server.run(slow, iter(gate), gate.cancel)))),
         threading.Thread(
             target=lambda: outputs.update(fast=run(server, counting, 0, grouped(0, [2, 1], [2, 1]), attempt=1)[0])
         ),
@@ -301,7 +320,7 @@ def test_an_attempt_that_was_given_up_is_cut_off(counting, servers, later):
 
     def slow():
         try:
-            list(server.run(Run(counting, 0, 0, 0), iter(gate), gate.cancel))
+            list(server.run(RunBatch(counting, 0, 0, 0), iter(gate), gate.cancel))
         except ConnectionError as error:
             failed.append(error)
 
@@ -336,7 +355,7 @@ def test_draining_cuts_off_an_attempt_under_way(counting, servers):
 
     def attempt():
         try:
-            list(server.run(Run(counting, 0, 1, 0), iter(gate), gate.cancel))
+            list(server.run(RunBatch(counting, 0, 1, 0), iter(gate), gate.cancel))
         except ConnectionError as error:
             failed.append(error)
 
@@ -371,7 +390,7 @@ def test_a_run_that_has_ended_leaves_nothing_behind(counting, servers):
     server = servers()
     run(server, counting, 0, grouped(0, [1], [1]))
     assert server.drain(counting.key, 10, counting.generation) == [(0, 0, 1)]
-    assert server.answered(counting.key) == []
+    assert server.status(counting.key).answered == []
     with pytest.raises(FencedError, match="has ended"):
         run(server, counting, 1, grouped(0, [1], [1]))
     later = msgspec.structs.replace(counting, generation=counting.generation + 1)
@@ -396,7 +415,7 @@ def test_what_still_works_when_its_run_ends_lets_go_when_it_can(counting, server
 
     def late():
         with pytest.raises(TransientError, match="its query has stopped") as error:
-            list(server.run(Run(counting, 0, 1, 0), rows()))
+            list(server.run(RunBatch(counting, 0, 1, 0), rows()))
         raised.append(error.value)
 
     thread = threading.Thread(target=late)
@@ -414,7 +433,7 @@ def test_what_still_works_when_its_run_ends_lets_go_when_it_can(counting, server
 def test_output_of_a_batch_ends_when_the_next_batch_begins(counting, servers):
     server = servers()
     many = list(range(70_000))
-    answer = server.run(Run(counting, 0, 0, 0), iter([grouped(0, many, many)]))
+    answer = server.run(RunBatch(counting, 0, 0, 0), iter([grouped(0, many, many)]))
     next(answer)
     run(server, counting, 1, grouped(0, [1], [1]))
     with pytest.raises(TransientError, match="overtaken"):
@@ -424,9 +443,9 @@ def test_output_of_a_batch_ends_when_the_next_batch_begins(counting, servers):
 def test_two_readers_of_one_batch_may_be_read_in_step(counting, servers):
     server = servers()
     many = list(range(70_000))
-    one = server.run(Run(counting, 0, 0, 0), iter([grouped(0, many, many)]))
+    one = server.run(RunBatch(counting, 0, 0, 0), iter([grouped(0, many, many)]))
     first = next(one)
-    two = server.run(Run(counting, 0, 0, 1), iter([grouped(0, many, many)]))
+    two = server.run(RunBatch(counting, 0, 0, 1), iter([grouped(0, many, many)]))
     assert next(two) == first
     assert sum(b.num_rows for b in one) == sum(b.num_rows for b in two) == 70_000 - first.num_rows
 
@@ -519,12 +538,13 @@ def test_a_thread_that_kept_the_id_of_an_earlier_batch_is_told(counting, servers
     run(server, counting, 0, grouped(0, [1], [1]))
 
     def stale(*rows):
-        return list(server.run(Run(counting, 0, 0, 1, verify_batch=True), iter([grouped(0, *rows, time=TIME + 1)])))
+        attempt = RunBatch(counting, 0, 0, 1, verify_batch=True)
+        return list(server.run(attempt, iter([grouped(0, *rows, time=TIME + 1)])))
 
     for rows in (([1, 2], [5, 5]), ([1], [1])):
         with pytest.raises(TransientError, match="not that of batch 0"):
             stale(*rows)
-    now = Run(counting, 0, 1, 2, verify_batch=True)
+    now = RunBatch(counting, 0, 1, 2, verify_batch=True)
     assert table_of(server.run(now, iter([grouped(0, [1, 2], [5, 5], time=TIME + 1)]))) == {1: (2, 6), 2: (1, 5)}
     with pytest.raises(TransientError, match="overtaken"):
         stale([1, 2], [5, 5])

@@ -25,7 +25,7 @@ from millpond.errors import StateDamagedError, UsageError
 from millpond.files.locations.opening import join_url, open_filesystem
 from millpond.files.refs import RunRef, TableManifest
 from millpond.operators.kinds.registry import state_tables
-from millpond.query.logs.ownership import Ownership
+from millpond.query.checkpoints.ownership import Ownership
 from millpond.query.schema.comparison import write_or_check_schema
 from millpond.spec.kinds.enrich import EnrichSpec
 from millpond.spec.kinds.group_state import STATE, GroupStateSpec
@@ -33,7 +33,7 @@ from millpond.spec.kinds.processor import ProcessorSpec, Variable
 from millpond.spec.operators import Field
 from millpond.state_reader.reader import StateOperator, StateReader
 from millpond.state_reader.tables import piece_rows
-from millpond.stores.rmw import flush
+from millpond.stores import delta_backlog
 from millpond.stores.rmw.eviction_buffer import EvictionBuffer
 from tests.checkpoint.rig import Slot, litter
 from tests.s3 import s3
@@ -419,7 +419,7 @@ def long_history(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs, with files; all of it two days old."""
     folder = tmp_path_factory.mktemp("long")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flush, "_MAX_DELTAS", 2)
+        patch.setattr(delta_backlog, "_MAX_DELTAS", 2)
         patch.setattr(EvictionBuffer, "adopt", adopt_all)
         for batches in (LONG - 3, LONG):
             Counts(folder).through(batches)

@@ -16,7 +16,7 @@ from pyspark import TaskContext
 from millpond.checkpoint.recovery import Recovery
 from millpond.errors import MillpondError, TransientError
 from millpond.files.locations.opening import join_url, open_filesystem
-from millpond.slot.process.client import answered_batches, drain
+from millpond.slot.process.client import drain, query_status
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.worker.slot_stage import SlotStage
 from tests.waiting import wait_until
@@ -102,10 +102,11 @@ def test_sigterm_leaves_everything_durable(counting, ask):
 def test_drain_leaves_everything_durable_and_nothing_held(counting, ask):
     slow = msgspec.structs.replace(counting, location=f"faults+{counting.location}?latency_ms=200")
     ask(slow, 0, grouped(0, [1], [1]))
-    assert answered_batches(slow) == {(0, 0): 0}
+    directory, silence = SlotDirectory.of(slow), slow.settings.silence_timeout
+    assert query_status(directory, slow.key, silence).answered == [(0, 0, 0)]
     assert drain(slow, 10) == {(0, 0): 1}
     assert durable(counting, 1)
-    assert answered_batches(slow) == {}
+    assert query_status(directory, slow.key, silence).answered == []
     newer = msgspec.structs.replace(slow, generation=2)
     begin(msgspec.structs.replace(counting, generation=2), (1,))
     assert ask(newer, 1, grouped(0, [1], [1])) == {1: (2, 2)}

@@ -12,9 +12,9 @@ from millpond.checkpoint.formats.manifest import seal
 from millpond.checkpoint.retention.collector import Collector
 from millpond.errors import UsageError
 from millpond.layout import HashRange
-from millpond.slot.process.messages import Run
+from millpond.slot.process.messages import RunBatch
 from millpond.state_reader.reader import StateReader, format_versions
-from millpond.stores.rmw import flush
+from millpond.stores import delta_backlog
 from tests.checkpoint.rig import Slot
 
 from .conftest import hashes_in, table_of
@@ -49,7 +49,7 @@ class Job(Counts):
                     "v": pa.array([None, *(rows[key] for key in own)], pa.int64()),
                 }
             )
-            for _ in self.server.run(Run(self.task, number, batch, 0), iter([piece])):
+            for _ in self.server.run(RunBatch(self.task, number, batch, 0), iter([piece])):
                 pass
         # Flushed files are written before the next batch, so that every run needs the deltas of the same versions.
         self.server._writers.submit(lambda: None).result()
@@ -85,7 +85,7 @@ def roll_back(folder: Path, last: int) -> None:
 
 
 def test_every_version_is_read_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flush, "_MAX_DELTAS", 2)
+    monkeypatch.setattr(delta_backlog, "_MAX_DELTAS", 2)
     for partitions, batches in ((2, 3), (5, 6), (1, 7), (3, 10)):
         Job(tmp_path, partitions).through(batches)
     reader = StateReader(str(tmp_path))
@@ -116,7 +116,7 @@ def test_what_was_taken_back_is_not_shown(tmp_path: Path) -> None:
 
 
 def test_a_collector_keeps_what_retained_versions_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flush, "_MAX_DELTAS", 2)
+    monkeypatch.setattr(delta_backlog, "_MAX_DELTAS", 2)
     for partitions, batches in ((2, 5), (4, 9), (3, 14)):
         Job(tmp_path, partitions).through(batches)
     reader = StateReader(str(tmp_path))

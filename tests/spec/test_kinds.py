@@ -35,7 +35,7 @@ ALLOWED = {
     "plan/spark_state/rows.py": 8,  # what Spark keeps of each kind
     # The filter that bounds a rank lets all of its rows pass, so that it is read together with the rank's limit.
     "plan/changelog/changes.py": 1,
-    "plan/decide.py": 1,  # the node above a processor says which of its columns is the event time
+    "plan/reconcile.py": 1,  # the node above a processor says which of its columns is the event time
 }
 """Where kinds are told apart outside their own rooms, how often, and why."""
 

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpond.errors import StateDamagedError, StateIncompatibleError
+from millpond.errors import StateDamagedError, StateIncompatibleError, TransientError
 from millpond.files.backends.filesystem import FileSystem
 from millpond.files.formats.append_file import ByteRange
 from millpond.files.locations.opening import open_filesystem
 from millpond.files.refs import TableManifest
+from millpond.files.tiers.local_copies import LocalCache
 from millpond.layout import HashRange, RowLayout, Rows
 from millpond.stores.aligned import hash_intervals
 from millpond.stores.aligned import table as aligned
@@ -177,7 +178,7 @@ def test_a_row_is_written_once_unless_segments_are_many(tmp_path: Path, pool: Th
         pool.submit(int).result()  # what was begun is done
     assert len(store.tables[0].manifest().runs) == 1
     assert store.tables[0].manifest().flushed == aligned._MAX_SMALL_SEGMENTS
-    assert sum(piece.count for piece in store.read(0)) == 100 * store.stats()["segments"] + 6300
+    assert sum(piece.count for piece in store.read(0)) == 100 * len(store.tables[0].files) + 6300
     store.close()
 
 
@@ -347,5 +348,56 @@ def test_memory_that_a_window_releases_is_for_others(tmp_path: Path) -> None:
     assert 0 < account.reserved < appended // 10
     store.drop(0)
     assert account.reserved == 0
+    store.close()
+    append_files.close()
+
+
+def test_copies_stay_until_the_window_has_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aligned, "_MAX_SMALL_SEGMENTS", 1)
+    copies = LocalCache(str(tmp_path / "copies"), 1 << 30)
+    append_files = AppendFiles(open_filesystem(f"memory:{tmp_path}"), str(tmp_path), copies=copies)
+
+    def open_store() -> WindowTables:
+        return WindowTables(WORDS.schema, append_files, MemoryBudget(8 << 20), Immediate())
+
+    store = open_store()
+    store.begin(0)
+    store.append(random_rows(100, WORDS, 1), np.zeros(100, np.int64))
+    store.seal()
+    store.begin(1)  # begins the merge
+    store.begin(2)
+    manifest = store.tables[0].manifest()
+    (ref,) = manifest.runs
+    store.close()
+    assert copies.has(ref.name)
+    again = open_store()
+    again.open(0, manifest)
+    again.drop(0)
+    assert not copies.has(ref.name)
+    again.close()
+    append_files.close()
+
+
+def test_a_merge_that_keeps_failing_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aligned, "_MAX_SMALL_SEGMENTS", 1)
+    append_files = AppendFiles(open_filesystem(str(tmp_path / "store")), str(tmp_path))
+    store = WindowTables(WORDS.schema, append_files, MemoryBudget(8 << 20), Immediate())
+    tries = 0
+
+    def fail(*_: object) -> None:
+        nonlocal tries
+        tries += 1
+        raise TransientError("the store is away")
+
+    monkeypatch.setattr(append_files, "write", fail)
+    store.begin(0)
+    store.append(random_rows(10, WORDS, 1), np.zeros(10, np.int64))
+    store.seal()
+    for version in range(1, 6):  # a try each, the first of which is taken over by the second batch
+        store.begin(version)
+        store.seal()
+    with pytest.raises(TransientError, match="away"):
+        store.begin(6)
+    assert tries == 5
     store.close()
     append_files.close()

@@ -123,7 +123,7 @@ class Rig:
             elif isinstance(step, Evict):
                 self.table._memory.evict(self.table._eviction_buffer, step.share)
             else:
-                self.table._flusher._flush_bytes = 0
+                self.table._flusher.backlog._flush_bytes = 0
         self.version += 1
         self.log.append((self.version, b"".join(bytes(piece) for piece in self.table.seal().pieces)))
 

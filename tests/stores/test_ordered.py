@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,10 +21,13 @@ from millpond.files.locations.opening import open_filesystem
 from millpond.files.refs import TableManifest
 from millpond.kernels.ordered.order import MATCHED
 from millpond.layout import META, NEVER, Column, RowLayout, Rows
+from millpond.stores import delta_backlog
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.ordered import parts as parts_module
+from millpond.stores.ordered import table as table_module
+from millpond.stores.ordered.expiry_index import ExpiryIndexBuilder
 from millpond.stores.ordered.layout import OrderedLayout, ordered_schema
-from millpond.stores.ordered.parts import BEGINNING
+from millpond.stores.ordered.parts import BEGINNING, Part
 from millpond.stores.ordered.table import OrderedTable
 from millpond.stores.ordered.time_buckets import TimeBuckets
 from millpond.stores.runs.run_store import RunStore
@@ -32,6 +36,12 @@ from tests.operators.join_rig import Immediate
 from tests.rows import Entry, Value, decode, encode
 
 SECOND = 1_000_000
+
+
+@pytest.fixture(autouse=True)
+def _few_deltas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are flushed to files after a few batches."""
+    monkeypatch.setattr(delta_backlog, "_MAX_DELTAS", 2)
 
 
 @dataclass
@@ -71,16 +81,13 @@ class Rig:
     def _open(self, manifest: TableManifest) -> OrderedTable:
         store = RunStore(self.files, str(self.folder / f"local{len(self.stores)}"), disk=0, memory=1 << 20)
         self.stores.append(store)
-        table = OrderedTable.open(
+        return OrderedTable.open(
             self.schema,
             manifest,
             store,
             TableResources(MemoryBudget(4 << 20), Immediate(), readers=Immediate()),
             drop_matched=self.drop_matched,
         )
-        assert table._files is not None
-        table._files.max_deltas = 2
-        return table
 
     def reopen(self, version: int | None = None) -> None:
         """Open the newest version, as after a restart."""
@@ -141,6 +148,8 @@ class Rig:
 
     def check(self) -> None:
         """The whole state, and interval reads of every key."""
+        for part in (*self.table.parts, *self.table.fresh):
+            assert part.marked == (0 if part.marks is None else np.bitwise_count(part.marks).sum())
         seen = [entry for rows in self.table.scan() for entry in self.entries(rows)]
         assert sorted(map(repr, seen)) == sorted(repr(self.entry(row)) for row in self.rows)
 
@@ -219,9 +228,12 @@ def test_a_table_equals_a_list(remote: bool, data: st.DataObject) -> None:
         rig.close()
 
 
-@pytest.mark.parametrize("remote", [False, True])
-def test_many_rows_through_files(remote: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("remote", "index_divisor"), [(False, 256), (True, 256), (True, 1 << 30)])
+def test_many_rows_through_files(
+    remote: bool, index_divisor: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A state several times larger than its memory, with expiry, marks, merges of files, restarts."""
+    monkeypatch.setattr(table_module, "_INDEX_DIVISOR", index_divisor)
     monkeypatch.setattr(parts_module, "_BLOCKS_PER_STEP", 3)
     rig = Rig(tmp_path, True, remote)
     rng = np.random.default_rng(5)
@@ -263,9 +275,7 @@ def test_many_rows_through_files(remote: bool, tmp_path: Path, monkeypatch: pyte
         until = base - 4 * SECOND
         table.expire(until)
         gone = [
-            n
-            for rows in table.expired_rows(unmatched=True)
-            for n in rows.words[:, rig.layout.rows.offsets[-1]].tolist()
+            n for rows in table.expired_unmatched_rows() for n in rows.words[:, rig.layout.rows.offsets[-1]].tolist()
         ]
         assert sorted(gone) == sorted(n for n, (at, flag) in live.items() if at <= until and not flag)
         live = {n: state for n, state in live.items() if state[0] > until}
@@ -286,6 +296,76 @@ def test_many_rows_through_files(remote: bool, tmp_path: Path, monkeypatch: pyte
     assert rig.manifests[-1].flushed > 15
 
     rig.close()
+
+
+@pytest.mark.parametrize("timeless", [False, True])
+def test_a_file_is_scanned_once_for_its_unmatched_rows(
+    timeless: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path, True, True)
+    table = rig.table
+    assert table._files is not None
+    count = 4000
+    table.begin(0)
+    words = np.zeros((count, rig.layout.rows.width), np.uint64)
+    words[:, 0] = np.arange(count, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    words[:, rig.layout.rows.offsets[0]] = np.arange(count)
+    words[:, rig.layout.rows.offsets[-1]] = np.arange(count)
+    times = np.arange(count) * SECOND
+    if timeless:
+        times[-1] = NEVER
+    table.append(Rows(words.copy(), np.empty(0, np.uint8)), times)
+    table.build_parts()
+    table._files.spill(table.fresh, lambda: False)
+    table.seal()
+    (part,) = table.fresh
+    assert part.run is not None
+    table.fresh = [Part.of_run(rig.layout, part.run, part.upto)]  # as after a restart
+    scans: list[Part] = []
+    chunks = Part.chunks
+
+    def counted(part: Part) -> Iterator[tuple[Rows, int]]:
+        scans.append(part)
+        return chunks(part)
+
+    monkeypatch.setattr(Part, "chunks", counted)
+
+    def expire(version: int, until: int) -> list[int]:
+        """Expire rows, after the batch has matched the last row that expires."""
+        table.begin(version)
+        key = int(np.flatnonzero(times <= until)[-1])
+        probe = Rows(words[key : key + 1, : rig._probe.rows.width].copy(), np.empty(0, np.uint8))
+        for part in table.parts:
+            for pairs in part.match(probe, rig._probe.shape, times[key : key + 1], times[key : key + 1], 10):
+                table.mark(part, pairs.rows_at, pairs.positions, np.ones(len(pairs.probes), np.uint8), once=False)
+        table.expire(until)
+        table.seal()
+        last = rig.layout.rows.offsets[-1]
+        return sorted(n for rows in table.expired_unmatched_rows() for n in rows.words[:, last].tolist())
+
+    first = 0
+    for version in range(1, 10):
+        assert expire(version, 100 * version * SECOND) == list(range(first, 100 * version))
+        first = 100 * version + 1
+    assert len(scans) == 1
+    assert expire(10, 900 * SECOND) == []  # the watermark stays
+    assert len(scans) == 1
+    rig.close()
+
+
+def test_an_expiry_index_has_the_earliest_rows() -> None:
+    builder = ExpiryIndexBuilder(10, 4)
+    builder.add(np.array([30, 12, 20, 11, 20]), np.arange(5))
+    assert builder.until == NEVER - 1
+    builder.add(np.array([20, 40, 13, 11]), np.arange(5, 9))
+    index = builder.build()
+    # The fifth earliest row is of the time 20, so no row of this time is in the index.
+    assert (index.times.tolist(), index.until) == ([11, 11, 12, 13], 19)
+    assert index.between(11, 15).tolist() == [1, 7]
+    assert index.between(10, 11).tolist() == [3, 8]
+    assert index.covers(12, 19)
+    assert not index.covers(12, 20)
+    assert not index.covers(9, 12)
 
 
 def test_blocks_of_announced_keys_are_there(tmp_path: Path) -> None:

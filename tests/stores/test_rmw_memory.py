@@ -1,5 +1,7 @@
 """Tables larger than their memory: batches, states, and what the process really takes."""
 
+import errno
+import mmap
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,13 +10,15 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from millpond.errors import TransientError, UsageError
+from millpond.errors import SettingError, TransientError, UsageError
 from millpond.files.formats.segment import decode_rows
 from millpond.files.locations.opening import open_filesystem
 from millpond.files.refs import TableManifest
 from millpond.kernels.hot_table.state import DIRTY
 from millpond.layout import HashRange, RowLayout, Rows
 from millpond.stores.memory.budget import MemoryBudget
+from millpond.stores.memory.reserved_mapping import ReservedMapping
+from millpond.stores.rmw.hot import table as hot_table
 from millpond.stores.rmw.policy import Policy, PrefetchShare
 from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.prefetcher import PrefetchFigures
@@ -484,6 +488,39 @@ def test_memory_for_what_is_read_ahead_goes_by_what_became_of_it() -> None:
     for _ in range(9):
         share.learn(PrefetchFigures(read=100, used=90, dropped=1))
     assert share.value == 0.125
+
+
+def test_a_table_reserves_address_space_by_the_memory_of_its_slot(pools) -> None:
+    memory = 1 << 30
+    table = RmwTable(TEXTS.schema, fresh(TEXTS), RunSet(TEXTS), TableResources(MemoryBudget(memory), *pools))
+    hot = table._hot
+    mappings = (hot._slab, hot._free, hot._touched, hot.heap._mapping)
+    assert sum(mapping.size for mapping in mappings) < 5.5 * memory
+    table.close()
+
+
+def test_values_beyond_the_address_space_are_an_error(pools, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hot_table, "_MIN_SPACE", 0)
+    shape = layout("b", "w")
+    table = RmwTable(shape.schema, fresh(shape), RunSet(shape), TableResources(MemoryBudget(1 << 20), *pools))
+    table.begin(0)
+    for number in range(15):
+        rows = encode([Entry(number << 58, (bytes([number]) * 100_000,), (0,))], shape)
+        table.upsert(Rows(rows.words[:, : shape.key_stop].copy(), rows.heap), 0)
+    assert table.heap.used <= table.heap.capacity < 2_200_000
+    rows = encode([Entry(1, (b"v" * 1_000_000,), (0,))], shape)
+    with pytest.raises(SettingError, match=r"slot\.memory"):
+        table.upsert(Rows(rows.words[:, : shape.key_stop].copy(), rows.heap), 0)
+    table.close()
+
+
+def test_a_process_without_address_space_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(mmap, "mmap", fail)
+    with pytest.raises(SettingError, match=r"3\.0 GiB of address space.*slot\.memory"):
+        ReservedMapping(3 << 30)
 
 
 def test_a_piece_of_evicted_rows_takes_no_more_than_the_values_there_are(pools) -> None:

@@ -215,7 +215,7 @@ class Rig:
             elif isinstance(step, Evict):
                 table._memory.evict(table._eviction_buffer, step.share)
             elif isinstance(step, Flush):
-                table._flusher._flush_bytes = 0
+                table._flusher.backlog._flush_bytes = 0
             elif isinstance(step, Announce):
                 self.prefetch(step)
             elif isinstance(step, Read):

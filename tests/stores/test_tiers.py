@@ -73,9 +73,8 @@ def test_a_table_of_which_next_to_nothing_is_cached(
         np.add.at(truth, numbers, 1)
         delta = table.seal()
         log.append((version + 1, b"".join(bytes(piece) for piece in delta.pieces)))
-        stats = stores[-1].stats()
-        assert stats["disk_bytes"] <= disk
-        assert stats["cache_bytes"] <= memory
+        assert stores[-1].copies.bytes <= disk
+        assert stores[-1].cache.bytes <= memory
     stats = stores[-1].stats()
     assert stats["remote_blocks"] > 0
     assert bool(stats["memory_blocks"]) <= bool(memory)

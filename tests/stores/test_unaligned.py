@@ -27,7 +27,7 @@ from millpond.stores.unaligned import segment as log_segment
 from millpond.stores.unaligned import table as unaligned
 from millpond.stores.unaligned.table import UnalignedTable
 from tests.rows import Entry, decode, encode, layout
-from tests.stores.test_rmw_model import Immediate
+from tests.stores.test_rmw_model import Immediate, Later
 
 WORDS = layout("ww", "ww")
 BYTES = layout("wbw", "bw")
@@ -126,9 +126,8 @@ class Rig:
         self.version += 1
         self.log.append((self.version, data))
         self.history.append((table.manifest(), copy.deepcopy(self.model)))
-        stats = table.stats()
-        assert stats["keys"] == len(self.model)
-        assert stats["live_rows"] <= sum(map(len, self.model.values()))
+        assert table.stats()["keys"] == len(self.model)
+        assert table._segments.live_rows <= sum(map(len, self.model.values()))
 
     def restart(self, version: int) -> None:
         manifest, model = self.history[version]
@@ -346,7 +345,7 @@ def test_a_state_of_ten_times_the_memory(tmp_path: Path, pool: ThreadPoolExecuto
         table.append(rows_of(keys, keys, np.full(len(keys), version)), 100 + keys)
         assert table.stats()["hot_bytes"] <= budget
         table.seal()
-    assert table.stats()["segment_rows"] * 72 > 9 * budget
+    assert table._segments.rows * 72 > 9 * budget
     table.begin(70)
     for part in np.array_split(np.arange(1000), 50):
         for piece in table.take(part.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15), part):
@@ -469,11 +468,31 @@ def test_compaction_keeps_what_is_open(tmp_path: Path, tiny: None) -> None:
         folds += rig.table.stats()["compactions"]
         if number % 7 == 0:
             rig.restart(rig.version)
-    stats = rig.table.stats()
     assert folds > 10
-    assert stats["segment_rows"] <= 2 * sum(map(len, rig.model.values())) + 60
+    assert rig.table._segments.rows <= 2 * sum(map(len, rig.model.values())) + 60
     rig.table.begin(rig.version)
     rig.take(sorted(rig.model))
+
+
+def test_a_compaction_that_keeps_failing_is_raised(tmp_path: Path, tiny: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(WORDS, open_filesystem(str(tmp_path / "store")), str(tmp_path), 0.0)
+    tries = 0
+
+    def fail(*_: object) -> None:
+        nonlocal tries
+        tries += 1
+        raise TransientError("the store is away")
+
+    monkeypatch.setattr(window_log, "compact", fail)
+    rig.batch([Append([(Entry(k << 32, (k, k), (1, 2)), k) for k in range(40)]), Freeze()])
+    rig.batch([Take(list(range(30)), False)])
+    for _ in range(5):  # a try each, the first of which is taken over by the second batch
+        rig.batch([])
+    with pytest.raises(TransientError, match="away"):
+        rig.batch([])
+    assert tries == 5
+    rig.table.close()
+    rig.append_files.close()
 
 
 @pytest.mark.parametrize("kept", [0, 1, 100])
@@ -495,6 +514,29 @@ def test_segments_do_not_pile_up(tmp_path: Path, kept: int) -> None:
     assert table.stats()["keys"] == kept
     assert len(table.manifest().runs) <= 66
     table.close()
+
+
+def test_a_reader_compacts_nothing(
+    source: tuple[AppendFiles, UnalignedTable], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, table = source
+    keys = np.arange(10)
+    for version in range(4):
+        table.begin(version)
+        table.append(appended(keys, version, 0), keys)
+        table._freeze()
+        table.seal()
+    table.begin(4)
+    table.seal()
+    manifest = table.manifest()
+    assert len(manifest.runs) == 4
+    monkeypatch.setattr(window_log, "_MAX_SEGMENTS", 2)
+    background = Later()
+    resources = TableResources(MemoryBudget(64 << 20), background)
+    reader = UnalignedTable(WIDE.schema, files, resources, manifest, directory=str(tmp_path), writable=False)
+    assert sum(rows.count for rows in reader.scan()) == 40
+    assert not background.waiting
+    reader.close()
 
 
 def appended(keys: np.ndarray, window: int, first: int) -> Rows:

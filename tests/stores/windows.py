@@ -47,7 +47,9 @@ class WindowTables:
 
     def drop(self, window: int) -> None:
         if window in self.tables:
-            self.tables.pop(window).close()
+            table = self.tables.pop(window)
+            table.drop_copies()
+            table.close()
         self._appended.discard(window)
 
     def seal(self) -> dict[int, TableDelta]:

@@ -23,9 +23,10 @@ from millpond.checkpoint.formats.commit import (
 )
 from millpond.checkpoint.formats.deltas import read_deltas
 from millpond.checkpoint.formats.documents import damaged_error
-from millpond.checkpoint.formats.manifest import DeltaRef, PartitionManifest, Sealed, checksum, latest_attempts
+from millpond.checkpoint.formats.manifest import DeltaRef, PartitionManifest, Sealed, checksum
 from millpond.checkpoint.generation import Base, BaseVersion, Generation, Tip, check_fence, read_base, read_claim
 from millpond.checkpoint.rescale import inherited
+from millpond.checkpoint.resolution import latest_attempts, uncertain_places
 from millpond.checkpoint.state_schema import StateSchema, read_schemas
 from millpond.errors import MillpondError, StateDamagedError, TransientError
 from millpond.files.backends.filesystem import AlreadyExistsError, Buffer, FileInfo, FileSystem, MissingFileError
@@ -94,9 +95,7 @@ class Checkpoint:
         fresh = False
         while True:
             own = latest_attempts(self._intact_manifests(operator, partition, self._listing(version, fresh)))
-            # Same lineage means same input, so such manifests are interchangeable; two lineages mean that the attempts
-            # of one batch read different rows.
-            if len({manifest.lineage for manifest in own}) > 1:
+            if uncertain_places(own):
                 raise NotDurableError(
                     "Two attempts of one batch saw different input, so its state is not certain.",
                     action="Restart the query: it repeats the batch. (A query whose input is not repeatable needs "
@@ -107,7 +106,7 @@ class Checkpoint:
                     file=self.files.locate(commit_prefix(version, self.generation)),
                 )
             if own:
-                return self._cache_manifest(own[0])
+                return self._cache_manifest(own[operator, partition][0])
             base = self.base.find_version(version)
             if base is not None or version == 0:
                 return self._cache_manifest(self._from_base(base, operator, partition, version))

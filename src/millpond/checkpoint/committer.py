@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, replace
 
 from millpond.checkpoint.checkpoint import Checkpoint
@@ -126,7 +127,7 @@ class Committer:
         """
         with self._changed:
             if self._fenced is not None:
-                raise self._fenced
+                raise copy(self._fenced)
             self._drop_earlier_attempt(sealed)
             self._pending[sealed.manifest.id] = sealed
             self._submitted_at[sealed.manifest.id] = time.monotonic()
@@ -155,7 +156,8 @@ class Committer:
             timeout: seconds; None waits until the committer has failed for `limit` seconds.
 
         Raises:
-            TransientError: the time is up, or the store has failed for too long (names the file and the failure).
+            TransientError: the time is up, or the store has failed for too long (names the file and the failure), or
+                the committer is closed.
             FencedError: a newer run has taken over.
         """
         key = (operator, partition, version)
@@ -200,7 +202,7 @@ class Committer:
                 self._fenced = error
                 self._changed.notify_all()
         except Exception as error:  # the committer survives every failure; waiters decide when to give up
-            self._back_off(error)
+            self._back_off(group, error)
         return True
 
     def _drop_earlier_attempt(self, sealed: Sealed) -> None:
@@ -332,9 +334,11 @@ class Committer:
             self._number = max(self._number, group.number + 1)
             group.number = self._number
 
-    def _back_off(self, error: Exception) -> None:
+    def _back_off(self, group: _Group, error: Exception) -> None:
         """Record a failed try, then wait for the backoff, or until the committer closes."""
         with self._changed:
+            if self._in_flight is not group:
+                return  # the thread was replaced and fails late: its successor has committed the group
             if not isinstance(error, MillpondError):
                 error = TransientError(f"The committer failed: {error!r}.", action="Try again.")
             self._failure = error
@@ -355,7 +359,7 @@ class Committer:
         identity = self._latest.get(key)
         if identity is not None:
             if identity in self._lost:
-                raise self._lost[identity]
+                raise copy(self._lost[identity])
             return identity not in self._pending
         if key[2] == 0 or self._durable.get(key[:2], 0) >= key[2]:
             return True
@@ -368,7 +372,9 @@ class Committer:
             failures_before = self.stats.retries + self.stats.restarts
             while not done():
                 if self._fenced is not None:
-                    raise self._fenced
+                    raise copy(self._fenced)  # callers add their place, and each raise adds to the traceback
+                if self._closed.is_set():
+                    raise TransientError("The committer is closed: its query has stopped.")
                 self.release(max(self._submitted_places, default=0) if version is None else version)
                 now = time.monotonic()
                 if deadline is not None and now >= deadline:

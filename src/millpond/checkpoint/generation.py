@@ -12,10 +12,10 @@ belongs to a run that died before it began; recovery skips it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 import msgspec
 
@@ -152,6 +152,70 @@ class Base(msgspec.Struct, frozen=True):
         return next((base for base in self.versions if base.version == version), None)
 
 
+@dataclass(frozen=True)
+class BegunGeneration:
+    """A generation that has a base: its run has begun, and slots can open it."""
+
+    claim: Generation
+    base: Base
+
+    def began_by(self, version: int) -> bool:
+        """Return whether the run began with a version or an older one.
+
+        A version belongs to the newest run that began by it.
+        """
+        return any(base.version <= version for base in self.base.versions)
+
+
+Item = TypeVar("Item")
+
+
+class NewestFirst(Generic[Item]):
+    """Items that are read from the claims or bases of generations, newest first; lazily, and each once.
+
+    An item is skipped if its claim or base is missing, cut short or altered. A run that dies while it begins leaves a
+    torn put, and no slot opens a generation without a base, so the run has no commits. `must_read` finds the
+    generations for which this cannot be the reason. There the error is raised: skipping a damaged base would silently
+    go back to the state of an earlier run. Later iterations raise it again.
+
+    Args:
+        numbers: the generations, ascending.
+        read: reads the item of a generation.
+        must_read: returns whether the error for a generation is raised; by default, all unreadable items are skipped.
+    """
+
+    def __init__(
+        self,
+        numbers: Sequence[int],
+        read: Callable[[int], Item],
+        must_read: Callable[[int, StateDamagedError], bool] = lambda number, error: False,
+    ) -> None:
+        self._unread = list(numbers)
+        self._read = read
+        self._must_read = must_read
+        self._items: list[Item] = []
+
+    def __iter__(self) -> Iterator[Item]:
+        index = 0
+        while index < len(self._items) or self._read_next():
+            yield self._items[index]
+            index += 1
+
+    def _read_next(self) -> bool:
+        """Read the next readable item; return False if there is none."""
+        while self._unread:
+            try:
+                self._items.append(self._read(self._unread[-1]))
+            except StateDamagedError as error:
+                if self._must_read(self._unread[-1], error):
+                    raise
+                self._unread.pop()
+            else:
+                self._unread.pop()
+                return True
+        return False
+
+
 def claim(
     files: FileSystem,
     *,
@@ -240,20 +304,23 @@ def read_base(files: FileSystem, number: int) -> Base:
     return read_document(files, base_name(number), Base)
 
 
-def newest_retain(files: FileSystem) -> int:
-    """Return the number of versions that the newest begun run keeps for readers; 0 if it does not say."""
-    for number in reversed(generations_with_base(files)):
-        with suppress(StateDamagedError):
-            return read_base(files, number).retain
-    return 0
+def read_begun(files: FileSystem, number: int) -> BegunGeneration:
+    """Read the claim and the base of a generation."""
+    return BegunGeneration(read_claim(files, number), read_base(files, number))
+
+
+def newest_base(files: FileSystem) -> Base | None:
+    """Return the newest readable base, or None.
+
+    An unreadable base is skipped even if its run has commits. Callers take settings of the last run from the base, not
+    state: recovery raises the error.
+    """
+    return next(iter(NewestFirst(generations_with_base(files), partial(read_base, files))), None)
 
 
 def newest_claim(files: FileSystem) -> Generation | None:
     """Return the newest readable claim, or None. A torn claim can be skipped: it was never returned to its run."""
-    for number in reversed(claimed_generations(files)):
-        with suppress(StateDamagedError):
-            return read_claim(files, number)
-    return None
+    return next(iter(NewestFirst(claimed_generations(files), partial(read_claim, files))), None)
 
 
 def claimed_generations(files: FileSystem, after: int = 0) -> list[int]:

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from millpond.checkpoint.formats.commit import CommitHeader, only_commits, parse_commit_name, read_header
 from millpond.checkpoint.formats.documents import damaged_error
@@ -28,20 +29,20 @@ from millpond.checkpoint.formats.manifest import PartitionManifest
 from millpond.checkpoint.generation import (
     Base,
     BaseVersion,
+    BegunGeneration,
     Generation,
     KeyGroups,
+    NewestFirst,
     Tip,
     base_name,
     claim_name,
     generations_with_base,
-    read_base,
-    read_claim,
+    read_begun,
     write_base,
 )
+from millpond.checkpoint.resolution import Place, latest_attempts, uncertain_places
 from millpond.errors import StateDamagedError, StateIncompatibleError
 from millpond.files.backends.filesystem import FileInfo, FileSystem, MissingFileError
-
-Place = tuple[int, int]
 
 
 class Recovery:
@@ -74,10 +75,13 @@ class Recovery:
         # One listing, after the claim: a commit that arrives later is of a fenced run, which does not acknowledge it.
         for info in only_commits(files.list("commits/")):
             self._commits[parse_commit_name(info.name)].append(info)
-        self._runs = _Runs(files, {number for _, number in self._commits}, generation)
+        committed = {number for _, number in self._commits}
+        begun = [number for number in generations_with_base(files) if generation is None or number < generation.number]
+        # A run with commits had a claim and a base, so both have to be readable, and a missing one is damage, too.
+        self._runs = NewestFirst(begun, partial(read_begun, files), lambda number, error: number in committed)
         if not from_scratch:
-            self._check_runs(generation)
-        newest = None if from_scratch else self._runs.newest()
+            self._check_runs(max(begun, default=0), generation)
+        newest = None if from_scratch else self._newest_run()
         self._from_scratch = from_scratch
         if newest and generation:
             self._check_key_groups(newest.claim, generation)
@@ -105,7 +109,7 @@ class Recovery:
 
     def newest(self) -> int:
         """Return the newest durable version; 0 if there is none."""
-        run = self._runs.newest()
+        run = self._newest_run()
         if run is None:
             return 0
         known = {version for version, number in self._commits if number == run.claim.number}
@@ -115,7 +119,7 @@ class Recovery:
     @property
     def plan(self) -> str | None:
         """Digest of the previous run's plan up to its operators (see `Base`); None if there was no run."""
-        run = self._runs.newest()
+        run = self._newest_run()
         return run.base.plan if run else None
 
     def schema_number(self, version: int) -> int:
@@ -182,6 +186,10 @@ class Recovery:
                 )
         return [held[tip.id] for tip in tips]
 
+    def _newest_run(self) -> BegunGeneration | None:
+        """Return the previous run, or None."""
+        return next(iter(self._runs), None)
+
     def _tips_of(self, version: int) -> _VersionTips:
         if version not in self._tips:
             self._tips[version] = self._find_tips(version)
@@ -191,40 +199,38 @@ class Recovery:
         return [(operator, partition) for operator in range(self.operators) for partition in range(len(ranges))]
 
     def _find_tips(self, version: int) -> _VersionTips:
-        run = self._runs.of(version)
+        run = next((begun for begun in self._runs if begun.began_by(version)), None)
         if run is None or version == 0 or self._from_scratch:
             return _VersionTips(self._ranges, dict.fromkeys(self._places(self._ranges)))
         ranges = run.claim.ranges
         places = self._places(ranges)
-        own: dict[Place, dict[int, Tip]] = defaultdict(dict)
-        latest: dict[Place, int] = defaultdict(int)
-        for info, header in self._headers(version, run.claim.number):
-            for manifest in header.manifests:
-                if manifest.attempt < latest[manifest.place]:
-                    continue
-                if manifest.attempt > latest[manifest.place]:
-                    latest[manifest.place] = manifest.attempt
-                    own[manifest.place].clear()
-                tip = Tip(*manifest.place, manifest.id, manifest.lineage, info.name, info.size, manifest.schema_number)
-                # Without an order, attempts with one lineage are interchangeable, so any of their tips will do.
-                own[manifest.place][manifest.lineage] = tip
-        if all(len(own[place]) == 1 for place in places):
-            return _VersionTips(ranges, {place: next(iter(own[place].values())) for place in places})
+        headers = list(self._headers(version, run.claim.number))
+        tips = {
+            manifest.id: Tip(
+                *manifest.place, manifest.id, manifest.lineage, info.name, info.size, manifest.schema_number
+            )
+            for info, header in headers
+            for manifest in header.manifests
+        }
+        latest = latest_attempts(manifest for _, header in headers for manifest in header.manifests)
+        # Where these have one lineage, they are interchangeable: any of their tips will do.
+        own = {place: tips[manifests[-1].id] for place, manifests in latest.items()}
+        uncertain = uncertain_places(latest)
+        if all(place in own and place not in uncertain for place in places):
+            return _VersionTips(ranges, {place: own[place] for place in places})
         base = run.base.find_version(version)
-        if base is not None and base.ranges != ranges and all(len(tips) < 2 for tips in own.values()):
+        if base is not None and base.ranges != ranges and not uncertain:
             # Partitions with other ranges cannot be combined with the run's own commits. The base is complete, so all
             # tips come from it.
             return _VersionTips(base.ranges, {place: base.tip(*place) for place in self._places(base.ranges)})
-        # The run did not commit this version in all partitions. Tips of its base count as well, where both agree.
+        # The run did not commit this version in all partitions. Tips of its base count as well, where both agree. An
+        # uncertain place counts as missing, and the batch is repeated.
+        inherited = base if base is not None and base.ranges == ranges else None
+        uncertain = uncertain_places(latest, inherited)
         chosen: dict[Place, Tip | None] = {}
         for place in places:
-            tips = dict(own[place])
-            inherited = base.tip(*place) if base is not None and base.ranges == ranges else None
-            if inherited is not None:
-                tips[inherited.lineage] = inherited
-            # With two lineages it is not certain which input counts: the place counts as missing, and the batch is
-            # repeated.
-            chosen[place] = next(iter(tips.values())) if len(tips) == 1 else None
+            tip = inherited.tip(*place) if inherited is not None else None
+            chosen[place] = None if place in uncertain else tip or own.get(place)
         return _VersionTips(ranges, chosen)
 
     def _headers(self, version: int, number: int) -> Iterator[tuple[FileInfo, CommitHeader]]:
@@ -236,13 +242,17 @@ class Recovery:
             except StateDamagedError:
                 self.damaged.add(self.files.locate(info.name))
 
-    def _check_runs(self, generation: Generation | None) -> None:
+    def _check_runs(self, last: int, generation: Generation | None) -> None:
         """Check that the run of the newest commits has its base file.
 
         If the base file is missing, recovery would silently go back to the commits of an earlier run.
+
+        Args:
+            last: the newest earlier generation with a base; 0 if there is none.
+            generation: the run's new claim, or None.
         """
         newest = max((n for _, n in self._commits if generation is None or n < generation.number), default=0)
-        if newest > self._runs.last:
+        if newest > last:
             name = base_name(newest)
             raise StateDamagedError(
                 f"The file {name}, which says what state the newest commits build on, is gone.",
@@ -266,47 +276,3 @@ class _VersionTips:
 
     ranges: KeyGroups
     tips: dict[Place, Tip | None]
-
-
-@dataclass(frozen=True)
-class _Run:
-    """A generation that has a base."""
-
-    claim: Generation
-    base: Base
-
-
-class _Runs:
-    """The earlier runs that wrote a base, newest first; read lazily."""
-
-    def __init__(self, files: FileSystem, committed: set[int], generation: Generation | None) -> None:
-        self._files = files
-        self._with_commits = committed
-        self._unread = [n for n in generations_with_base(files) if generation is None or n < generation.number]
-        self._read: list[_Run] = []
-        self.last = max(self._unread, default=0)
-        """Generation of the newest earlier run; 0 if there is none."""
-
-    def newest(self) -> _Run | None:
-        """Return the previous run, or None."""
-        return next(self._all(), None)
-
-    def of(self, version: int) -> _Run | None:
-        """Return the newest run that began at or before a version, or None."""
-        for run in self._all():
-            if any(base.version <= version for base in run.base.versions):
-                return run
-        return None
-
-    def _all(self) -> Iterator[_Run]:
-        yield from self._read
-        while self._unread:
-            number = self._unread.pop()
-            try:
-                run = _Run(read_claim(self._files, number), read_base(self._files, number))
-            except StateDamagedError:
-                if number in self._with_commits:
-                    raise
-                continue  # a torn put of a run that died before it began
-            self._read.append(run)
-            yield run

@@ -9,7 +9,6 @@ is recognised.
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import shutil
@@ -25,8 +24,8 @@ from millpond.checkpoint.formats.manifest import PartitionManifest, Sealed, Tabl
 from millpond.errors import StateDamagedError, StateIncompatibleError
 from millpond.files.backends.filesystem import Buffer, FileSystem
 from millpond.files.backends.local import LocalFiles
+from millpond.files.folder_lock import lock_folder
 
-_LOCK = "lock"
 _SUFFIX = ".sealed"
 _HIDDEN = "."
 """Name prefix of folders under construction, which no other process touches."""
@@ -113,9 +112,9 @@ class SealedFiles:
         os.makedirs(self.directory, exist_ok=True)
         path, hidden = (os.path.join(self.directory, mark + name) for mark in ("", _HIDDEN))
         os.mkdir(hidden)
-        lock = os.open(os.path.join(hidden, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = lock_folder(hidden, wait=False)
+        assert lock is not None  # no other process touches hidden folders
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.rename(hidden, path)
         except BaseException:
             os.close(lock)
@@ -126,19 +125,13 @@ class SealedFiles:
         """Lock an abandoned folder; return None if it is in use, or was just removed."""
         path = os.path.join(self.directory, name)
         try:
-            lock = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_CLOEXEC)
+            # The kernel releases the lock of a process that dies, so a free lock means an abandoned folder.
+            lock = lock_folder(path, wait=False, create=False)
         except FileNotFoundError:
             return None
-        try:
-            # The kernel releases the lock of a process that dies, so a free lock means an abandoned folder.
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Without a link, the lock file was deleted between `open` and `flock`: the folder is gone.
-            if os.fstat(lock).st_nlink:
-                return self._folders.setdefault(name, _Folder(name, path, lock, self._open_folder(path)))
-        except BlockingIOError:
-            pass
-        os.close(lock)
-        return None
+        if lock is None:
+            return None
+        return self._folders.setdefault(name, _Folder(name, path, lock, self._open_folder(path)))
 
     def _unlock(self, folder: _Folder) -> None:
         os.close(self._folders.pop(folder.name).lock)

@@ -11,14 +11,12 @@ schemas coexist, and an older version can be read with the schema that wrote it.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from millpond.checkpoint.formats.documents import FORMAT, digits, read_document, write_document
-from millpond.checkpoint.generation import generations_with_base, read_base
-from millpond.errors import StateDamagedError
+from millpond.checkpoint.generation import newest_base
 from millpond.files.backends.filesystem import FileSystem
 
 QUERY_FILE = "query.json"
@@ -51,12 +49,13 @@ class OperatorSchema(msgspec.Struct, frozen=True):
 
 
 class BetweenSchema(msgspec.Struct, frozen=True):
-    """The expressions that Spark evaluates on a changelog between two operators.
+    """The expressions that Spark evaluates on a changelog between two operators, or on a side of a join for its state.
 
-    They must stay the same: a deletion must produce exactly the row that the insertion produced.
+    They must stay the same: a deletion must produce exactly the row that the insertion produced, and rows of a join are
+    compared with those of earlier runs.
 
     Attributes:
-        below, above: names of the operators, for people.
+        below, above: names of the operators, for people; of a join, the side and the join.
         computes: SQL of each plan node, bottom up.
         functions: user-defined functions that they call: name, and digest of the code.
         time_zones: time zones of the expressions.
@@ -96,10 +95,8 @@ def overwrite_schema(files: FileSystem, query: StateSchema) -> None:
 def newest_schema(files: FileSystem) -> int:
     """Return the number of the last begun run's state schema; 0 (`query.json`) if there was no run."""
     # Not the newest file: a start that failed may have left one that no base names.
-    for number in reversed(generations_with_base(files)):
-        with suppress(StateDamagedError):  # a torn put of a run that died before it began; else recovery raises
-            return read_base(files, number).schema_number
-    return 0
+    base = newest_base(files)
+    return base.schema_number if base is not None else 0
 
 
 def schema_name(number: int) -> str:

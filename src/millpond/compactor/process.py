@@ -16,7 +16,7 @@ from millpond.compactor.worker import Worker
 from millpond.errors import MillpondError, UsageError
 from millpond.files.backends.filesystem import FileSystem
 from millpond.files.locations.opening import open_filesystem
-from millpond.query.logs.ownership import state_of_last_run
+from millpond.query.checkpoints.ownership import state_of_last_run
 
 log = logging.getLogger("millpond.compactor")
 

@@ -117,6 +117,8 @@ class Worker:
                 )
             except MillpondError as error:
                 _log.warning("%s: %s", files.url, error)
+            except Exception:  # an error at one location must not stop the work at the others
+                _log.exception("%s: an unexpected error", files.url)
         return worked
 
     def _free_requests(
@@ -169,8 +171,9 @@ class Worker:
         except TransientError as error:
             _log.warning("%s: request %s failed, and another worker may execute it: %s", files.url, identity, error)
             return False
-        except (MillpondError, OSError, ValueError, msgspec.MsgspecError) as error:
-            _log.warning("%s: request %s cannot be done: %s", files.url, identity, error)
+        except Exception as error:  # without an answer, the next worker would take the request and fail, too
+            defect = not isinstance(error, MillpondError)
+            _log.warning("%s: request %s cannot be done: %s", files.url, identity, error, exc_info=defect)
             done = CompactionResult(uuid.uuid4().hex, error=str(error) or repr(error))
         self._answer(files, request, done)
         return True

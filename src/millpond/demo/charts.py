@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from millpond.demo.figures import Figures, Report, Run, rounded, times
+from millpond.demo.figures import Figures, Measurement, Report, rounded, times
 from millpond.demo.jobs import LEFT_OUT
 from millpond.errors import SettingError
 
@@ -101,7 +101,7 @@ def picture(report: Report) -> str:
     return as_svg(figure, "picture")
 
 
-def _rate(run: Run) -> str:
+def _rate(run: Measurement) -> str:
     return f"{rounded(run.figures()['rows_per_second'])} rows/s"
 
 
@@ -115,7 +115,7 @@ def _batch_times(axis: Axes, report: Report) -> None:
     axis.set_title("Batch time (ms)")
 
 
-def _by_batch(axis: Axes, report: Report, y: Callable[[Figures], float], legend: Callable[[Run], str]) -> None:
+def _by_batch(axis: Axes, report: Report, y: Callable[[Figures], float], legend: Callable[[Measurement], str]) -> None:
     """Draw a line for each engine; equal x means equal rows."""
     for run in reversed(report.runs):
         before, label = len(run.before_kill()), f"{run.name}: {legend(run)}"

@@ -43,8 +43,8 @@ class Figures(msgspec.Struct, frozen=True):
         return self.start + self.ms / 1000
 
 
-class Run(msgspec.Struct):
-    """One engine's run: its batches, and the times at which its process was started and killed (since the epoch).
+class Measurement(msgspec.Struct):
+    """Measurement of one engine's run: its batches, and when its process was started and killed (since the epoch).
 
     `state_bytes` is the largest size of its state on disk; batches from the number `counted` on are not counted.
     """
@@ -135,8 +135,8 @@ class Report(msgspec.Struct, frozen=True):
 
     job: Job
     rows_per_batch: int
-    spark: Run
-    millpond: Run
+    spark: Measurement
+    millpond: Measurement
     before: Comparison
     after: Comparison
     machine: str
@@ -144,7 +144,7 @@ class Report(msgspec.Struct, frozen=True):
     explained: str
 
     @property
-    def runs(self) -> tuple[Run, Run]:
+    def runs(self) -> tuple[Measurement, Measurement]:
         """Both runs, Spark's first."""
         return self.spark, self.millpond
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
+from millpond.slot.process.identity import Process, descendants
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -53,7 +53,7 @@ class ProcessTree:
         self, command: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None
     ) -> None:
         become_subreaper()
-        self._before = {process.pid for process in psutil.Process().children(recursive=True)}
+        self._before = set(descendants())
         with log.open("ab") as out:
             self.process = subprocess.Popen(
                 list(command),
@@ -64,18 +64,17 @@ class ProcessTree:
                 start_new_session=True,
             )
 
-    def members(self) -> list[psutil.Process]:
+    def members(self) -> list[Process]:
         """Return the live processes, and reap orphans that have ended: as subreaper, this process has to."""
         alive = []
-        for process in psutil.Process().children(recursive=True):
-            with suppress(psutil.Error):
-                if process.pid in self._before:
-                    continue
-                if process.status() != psutil.STATUS_ZOMBIE:
-                    alive.append(process)
-                elif process.pid != self.process.pid:
-                    with suppress(ChildProcessError):
-                        os.waitpid(process.pid, os.WNOHANG)
+        for process in descendants():
+            if process in self._before:
+                continue
+            if process.alive():
+                alive.append(process)
+            elif process.pid != self.process.pid:
+                with suppress(ChildProcessError):
+                    os.waitpid(process.pid, os.WNOHANG)
         return alive
 
     def running(self) -> bool:
@@ -87,9 +86,9 @@ class ProcessTree:
         deadline = time.monotonic() + 30
         while (members := self.members()) and time.monotonic() < deadline:
             for member in members:
-                with suppress(psutil.Error):
-                    member.send_signal(signal.SIGKILL)
-            psutil.wait_procs(members, timeout=2)
+                with suppress(OSError):
+                    os.kill(member.pid, signal.SIGKILL)
+            time.sleep(0.02)
         self.close()
 
     def close(self, linger: float = 0.0) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from millpond.demo.engine import Plan
-from millpond.demo.figures import Figures, Run
+from millpond.demo.figures import Figures, Measurement
 from millpond.demo.processes import ProcessTree, tree_bytes
 from millpond.errors import MillpondError
 from millpond.state_reader.reader import StateReader
@@ -30,7 +30,7 @@ class Side:
 
     def __init__(self, plan: Plan, command: Sequence[str] = ENGINE) -> None:
         self.plan = plan
-        self.run = Run(plan.engine)
+        self.run = Measurement(plan.engine)
         self.status = "waiting"
         self.state_bytes = 0
         self.behind: int | None = None

@@ -36,7 +36,6 @@ class RunRef(msgspec.Struct, frozen=True):
         name: name of the file, below the state location.
         rows, bytes: number of rows, and length of the file.
         first, last: lowest and highest hash of its rows, both included.
-        flushed: this run and older ones cover the deltas up to this version, as far as its writer knew.
         oldest, newest: lowest access time (tombstones excluded) and highest of its rows.
         checksum: checksum of the file's footer, by which the rest can be checked.
         marks: whether its rows are matched bits for rows of the other runs instead of rows of the table (see
@@ -51,7 +50,6 @@ class RunRef(msgspec.Struct, frozen=True):
     bytes: int
     first: int
     last: int
-    flushed: int = 0
     oldest: int = 0
     newest: int = 0
     checksum: int = 0

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from millpond.layout import NEVER, HashRange
 from millpond.operators.columns.encode import and_masks, numbers, plain, validity
 from millpond.operators.protocol import Times
+from millpond.operators.slice_assigner import SliceAssigner
 from millpond.spec.operators import EventTime
 from millpond.spec.types import DataType
-from millpond.stores.event_time_slices import SliceAssigner
+from millpond.stores.aligned.table import AlignedTable
 from millpond.time_slices import SLICE, TimeSlice
 
 if TYPE_CHECKING:
@@ -94,6 +95,9 @@ class SlicedState(Generic[P]):
         """Start the batch that reads state `version`; close the parts that were over before it."""
         # Their output is read after `finish`, and may be read again, so they close only now.
         for part in self.dropped.values():
+            for table in part.tables.values():
+                if isinstance(table, AlignedTable):
+                    table.drop_copies()
             part.close()
         self.active, self.dropped, self.closing = {}, {}, {}
         self._version = version

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from millpond.humanize import counted
+from millpond.plan.decision.decision import Decision, Operator
 from millpond.plan.exchange.combining import Combination, combine
 from millpond.plan.lookahead.source import prefetch_sources
 from millpond.plan.lookahead.stages import stage_title
-from millpond.plan.reading.decision import Decision, Operator
 from millpond.plan.reading.processor import ProcessorReading
 from millpond.plan.reading.reading import Reading
 from millpond.plan.replay.repeatable import needs_sync

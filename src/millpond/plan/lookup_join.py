@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
 from millpond.errors import UsageError
@@ -15,12 +16,13 @@ from millpond.lookup.function import Lookup
 from millpond.lookup.redis import RedisTable, parse_key_pattern
 from millpond.lookup.table import LookupTable
 from millpond.plan.catalyst.nodes import WATERMARK_DELAY
+from millpond.plan.catalyst.session import is_on
 from millpond.plan.exchange.workers import map_in_arrow
 from millpond.spec.kinds.enrich import ERROR, EnrichSpec
 from millpond.spec.operators import Field
 from millpond.spec.types import DataType as Type
 from millpond.spec.types import holds_floats, parse_type
-from millpond.tasks.ddl import ddl
+from millpond.tasks.ddl import PLAIN_NAME, ddl, quoted
 
 How = Literal["left", "inner"]
 OnError = Literal["fail", "null", "side"]
@@ -68,7 +70,7 @@ def lookup_join(
     ttl = None if ttl is None else _number("ttl", ttl, 0)
     names = _key_names(on)
     schema = df.schema
-    sensitive = df.sparkSession.conf.get("spark.sql.caseSensitive", "false") == "true"
+    sensitive = is_on(df.sparkSession, "spark.sql.caseSensitive", False)
     fold: Callable[[str], str] = str if sensitive else str.lower
     keys = _key_positions(schema, names, fold)
     looked_up = _lookup_fields(schema, columns, on_error, fold)
@@ -96,11 +98,16 @@ def lookup_join(
     fields += [StructField(field.name, field.dataType) for field in looked_up]
     if on_error == "side":
         fields.append(StructField(ERROR.name, _ERROR_TYPE))
+    if any(not PLAIN_NAME.fullmatch(name) for name in df.columns):  # `mapInArrow` reads column names as paths
+        df = df.toDF(*(f"c{number}" for number in range(len(df.columns))))
     result = map_in_arrow(df, Lookup(spec), StructType(fields))
-    for field in schema.fields:
-        if WATERMARK_DELAY in field.metadata:  # keep the watermark: a lookup does not change the rows' event times
-            result = result.withMetadata(field.name, field.metadata)
-    return result
+    # The watermark is kept: a lookup does not change the rows' event times.
+    marked = {field.name: field.metadata for field in schema.fields if WATERMARK_DELAY in field.metadata}
+    if not marked:
+        return result
+    outputs = {name: F.col(quoted(name)) for name in result.columns}
+    outputs |= {name: outputs[name].alias(name, metadata=metadata) for name, metadata in marked.items()}
+    return result.select(*outputs.values())
 
 
 _ERROR_TYPE = StructType([StructField("kind", StringType()), StructField("message", StringType())])

@@ -5,12 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import count
 
+import msgspec
+
 from millpond.errors import UnsupportedError
+from millpond.plan.catalyst.nodes import Node
 from millpond.plan.changelog.changes import leave_updates_to_spark
+from millpond.plan.decision.decision import Decided, Operator
 from millpond.plan.reading.aggregate import MAPS
-from millpond.plan.reading.decision import Decided, Operator
 from millpond.plan.reading.join import JoinReading
+from millpond.plan.reading.processor import EVENT_TIME_NODE
 from millpond.plan.reading.reasons import Reason
+from millpond.spec.kinds.processor import ProcessorSpec
 from millpond.spec.operators import Pattern
 
 
@@ -25,7 +30,7 @@ def reconciled(root: Decided, output_mode: str, pattern: Pattern) -> Decided:
     Raises:
         UnsupportedError: an operator would be left to Spark, where it has another meaning.
     """
-    root = _in_complete_mode(root, output_mode)
+    root = _in_complete_mode(_with_emitted_times(root), output_mode)
     operators = list(root.operators())
     if any(operator.needs_no_data_batches for operator in operators) and any(
         operator.spec is None for operator in operators
@@ -34,6 +39,28 @@ def reconciled(root: Decided, output_mode: str, pattern: Pattern) -> Decided:
         root = root.with_ours(lambda operator: operator.left_to_spark(Reason("MP-BESIDE")))
     _check_whole_windows(root)
     return _with_lags(root.with_ours(lambda operator: _with_pattern(operator, pattern)))[0]
+
+
+def _with_emitted_times(decided: Decided) -> Decided:
+    """Set the output columns of processors whose event time closes state in operators above."""
+    children = tuple(_with_emitted_times(child) for child in decided.children)
+    if decided.node.kind == EVENT_TIME_NODE:
+        children = tuple(_with_emitted_time(decided.node, child) for child in children)
+    return replace(decided, children=children)
+
+
+def _with_emitted_time(node: Node, below: Decided) -> Decided:
+    """Set the processor's output column whose event time closes state in operators above."""
+    operator = below.operator
+    if operator is None or not isinstance(operator.spec, ProcessorSpec):
+        return below
+    if operator.spec.time_mode != "event":  # on Spark, no watermark passes the processor in other time modes
+        return replace(
+            below, operator=operator.left_to_spark(Reason("MP-PROCESSOR", "an event time in another time mode"))
+        )
+    column = node.expression("eventTime").expr_id
+    position = next(number for number, output in enumerate(below.node.output) if output.expr_id == column)
+    return replace(below, operator=replace(operator, spec=msgspec.structs.replace(operator.spec, emitted=position)))
 
 
 def with_indexes(root: Decided) -> Decided:

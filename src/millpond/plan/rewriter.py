@@ -19,17 +19,16 @@ from millpond.plan.catalyst.nodes import Expression, Node
 from millpond.plan.catalyst.optimiser.conditions import without_replaceables
 from millpond.plan.catalyst.session import in_session
 from millpond.plan.changelog.changes import CHANGE_COLUMN, may_split_updates
+from millpond.plan.decision.decision import Decided, Decision, Operator, Stage
 from millpond.plan.exchange.map_side import NO_SIDES, MapSides, exchanged
 from millpond.plan.exchange.workers import ArrowColumns, ArrowFunction, arrow_column, map_in_arrow, named_function
 from millpond.plan.lookahead.stages import stage_columns, stage_title, unmarked_columns
-from millpond.plan.lookup_reading import LookupReading
 from millpond.plan.reading.aggregate import MAPS, project_input, rewrite_expression
-from millpond.plan.reading.decision import Decided, Decision, Operator, Stage
 from millpond.plan.reading.functions import slot_result_type
 from millpond.plan.reading.join import JoinReading
 from millpond.plan.reading.join_input import side_projections
 from millpond.plan.reading.processor import EVENT_TIME_NODE, ProcessorReading
-from millpond.plan.reading.reading import InputColumn, Reading
+from millpond.plan.reading.reading import InputColumn, LookupReading, Reading
 from millpond.spec.operators import OP
 from millpond.tasks.operator_task import OperatorTask
 from millpond.worker.hints import PassingHints

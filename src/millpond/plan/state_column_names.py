@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from millpond.plan.catalyst.nodes import Expression, Node
-from millpond.plan.reading.decision import Decided, Operator
+from millpond.plan.decision.decision import Decided, Operator
 from millpond.plan.reading.join import JoinReading
 from millpond.plan.reading.processor import ProcessorReading
 from millpond.plan.reading.reading import Reading, calls_user_function, unique_name

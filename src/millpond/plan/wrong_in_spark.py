@@ -14,10 +14,10 @@ from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Expression, Node
 from millpond.plan.catalyst.optimiser.joins import EqualKeys, equal_keys, with_rest
 from millpond.plan.catalyst.text import nameless
+from millpond.plan.decision.decision import WrongShape, describe
 from millpond.plan.reading.aggregate import MAPS
-from millpond.plan.reading.decision import WrongShape, describe
 from millpond.plan.reading.join import event_time_column, expiries_of, watermarked_key
-from millpond.plan.reading.join_condition import LEFT, RIGHT, conjuncts
+from millpond.plan.reading.join_condition import LEFT, RIGHT
 from millpond.plan.reading.processor import GROUP_STATES, PROCESSORS, by_event_time
 
 _PRESERVED = {"LeftOuter": (LEFT,), "RightOuter": (RIGHT,), "FullOuter": (LEFT, RIGHT)}
@@ -205,7 +205,8 @@ def _by_other_time(query: _Query) -> Found:
         for side in sorted(join.removed if join.by_key is None else ()):
             late = join.late[side]
             assert late is not None
-            parts = [conjunct for conjunct in conjuncts(join.keys.rest) if late.expr_id in _references(conjunct)]
+            conjuncts = [] if join.keys.rest is None else join.keys.rest.conjuncts
+            parts = [conjunct for conjunct in conjuncts if late.expr_id in _references(conjunct)]
             # With only the conjuncts on this column, Spark should remove the same state; if not, another column did it.
             keys = with_rest(query.catalyst, join.keys, parts)
             if side not in query.expiring(join.node, keys, join.late)[0]:

@@ -10,7 +10,6 @@ has committed. So the new checkpoint looks as if Millpond had run that batch. Fi
 
 from __future__ import annotations
 
-import json
 import os
 import time
 import uuid
@@ -36,9 +35,9 @@ from millpond.files.locations.opening import join_url, open_filesystem
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.session import is_running, qualified, settings_of
 from millpond.plan.decide import decide
+from millpond.plan.decision.decision import Decided, Decision, Operator
 from millpond.plan.exchange.map_side import exchanged
 from millpond.plan.exchange.workers import map_in_arrow, named_function
-from millpond.plan.reading.decision import Decided, Decision, Operator
 from millpond.plan.replay.fingerprint import fingerprint
 from millpond.plan.spark_state.contradictions import Times
 from millpond.plan.spark_state.rows import (
@@ -57,6 +56,7 @@ from millpond.query.starting.operator_metadata import update_operator_metadata
 from millpond.query.starting.tasks import first_partitions, operator_task
 from millpond.slot.process.client import drain
 from millpond.tasks.ddl import quoted
+from millpond.tasks.offset_log import LogEntry
 from millpond.tasks.operator_task import OperatorTask
 from millpond.worker.slot_stage import SlotStage
 
@@ -116,7 +116,7 @@ def import_checkpoint(
     query_logs = QueryLogs(original)
     query = _check_original(spark, original, query_logs)
     check_free(target)
-    batch, planned = query_logs.last("commits"), query_logs.last("offsets")
+    batch, planned = query_logs.last_committed, query_logs.last_planned
     imported = _imported_rows(spark, catalyst, decision, origin, batch, _times(query_logs, batch))
     files = open_filesystem(join_url(target.url, "millpond"))
     write_document_once(files, PARENTS_FILE, Parents(files.url, (), making=uuid.uuid4().hex))
@@ -155,7 +155,7 @@ def import_checkpoint(
         # A batch that was planned runs again with the same offsets, as Spark would do.
         new_logs.put("offsets", batch + 1, entry)
     update_operator_metadata(target, decision.on_millpond)
-    if (query_logs.last("commits"), query_logs.last("offsets")) != (batch, planned):
+    if (query_logs.last_committed, query_logs.last_planned) != (batch, planned):
         raise UsageError(
             "The query has gone on while its state was taken over.",
             action="Stop it, wherever it runs, delete what there is at the new place, and import again.",
@@ -168,7 +168,7 @@ def import_checkpoint(
 def _check_original(spark: SparkSession, original: FileSystem, query_logs: QueryLogs) -> str:
     """Check that a location holds a native checkpoint that can be imported, and return the query's id."""
     query = query_logs.query_id()
-    committed, planned = query_logs.last("commits"), query_logs.last("offsets")
+    committed, planned = query_logs.last_committed, query_logs.last_planned
     if query is None or committed < 0:
         check_finished(original)
         query_logs.check_id()
@@ -244,8 +244,8 @@ def _times(query_logs: QueryLogs, batch: int) -> Times:
     ran, done = query_logs.read("offsets", batch), query_logs.read("commits", batch)
     if ran is None or done is None:
         raise not_retained_error(batch + 1)
-    watermark, following = (json.loads(entry.decode().splitlines()[1]) for entry in (ran, done))
-    return Times(int(watermark["batchWatermarkMs"]), int(following["nextBatchWatermarkMs"]))
+    watermark = LogEntry.parse(ran).metadata["batchWatermarkMs"]
+    return Times(int(watermark), int(LogEntry.parse(done).metadata["nextBatchWatermarkMs"]))
 
 
 def _no_rows(spark: SparkSession, operator: Operator) -> DataFrame:
@@ -304,8 +304,7 @@ def _as_batch(spark: SparkSession, batch: int) -> Iterator[None]:
 def _first_version(entry: bytes | None) -> bytes:
     """Convert a commit to version 1 of the commit log: the additions of version 2 name Spark's state."""
     assert entry is not None
-    version, *lines = entry.decode().splitlines()
-    if version == "v1":
+    commit = LogEntry.parse(entry)
+    if commit.version == "v1":
         return entry
-    record = msgspec.json.decode(lines[0])
-    return b"v1\n" + msgspec.json.encode({"nextBatchWatermarkMs": record.get("nextBatchWatermarkMs", 0)})
+    return b"v1\n" + msgspec.json.encode({"nextBatchWatermarkMs": commit.metadata.get("nextBatchWatermarkMs", 0)})

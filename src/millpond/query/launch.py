@@ -23,10 +23,10 @@ from millpond.plan.catalyst.cluster.pings import ExecutorPings
 from millpond.plan.catalyst.exchange.forms import ExchangeForms
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.session import qualified, settings_of
+from millpond.plan.decision.decision import Decision
 from millpond.plan.exchange.combining import Combination, Combinations
 from millpond.plan.exchange.map_side import MapSides
 from millpond.plan.exchange.workers import on_one_host
-from millpond.plan.reading.decision import Decision
 from millpond.plan.replay.repeatable import needs_sync
 from millpond.plan.rewriter import rewrite_plan
 from millpond.query.logs.query_logs import QueryLogs
@@ -121,11 +121,11 @@ class Launch:
         Supervisor(running, self._placement, pings, self.tasks, logs, self.run, restarts).start()
         return running
 
-    def run(self, restart: Restart | None = None) -> StreamingQuery:
-        """Start the query once, after lost hosts for the reason `restart`; raise the errors of `Start.run`."""
+    def run(self, restart: Restart | None = None, replaced: int = 0) -> StreamingQuery:
+        """Start the query once, after lost hosts as `restart` of the generation `replaced`; raise as `Start.run`."""
         with endpoint_of(self.settings) as endpoint:
             try:
-                query = self._start.run(self._start_rewritten, restart)
+                query = self._start.run(self._start_rewritten, restart, replaced)
             except BaseException:
                 if forms := self._forms():
                     remove_forms(forms, self.tasks)

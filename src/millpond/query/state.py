@@ -14,7 +14,7 @@ from millpond.errors import SettingError
 from millpond.files.locations.opening import open_filesystem
 from millpond.plan.catalyst.session import qualified
 from millpond.plan.exchange.workers import map_in_arrow
-from millpond.query.logs.finding import find_state
+from millpond.query.checkpoints.finding import find_state
 from millpond.query.running.runs import await_commits
 from millpond.query.starting.checks import check_spark
 from millpond.state_reader.reader import StateReader

@@ -21,8 +21,8 @@ from millpond.errors import UnsupportedError
 from millpond.plan.catalyst.exchange.forms import prepare
 from millpond.plan.catalyst.session import settings_of
 from millpond.plan.decide import decide
+from millpond.plan.decision.decision import Decision, Operator
 from millpond.plan.explain import as_text
-from millpond.plan.reading.decision import Decision, Operator
 from millpond.plan.reading.reasons import Reason
 from millpond.query.launch import Launch, WriterCall
 from millpond.query.starting.checks import (

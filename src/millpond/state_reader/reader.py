@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import pyarrow as pa
@@ -12,8 +13,16 @@ import pyarrow as pa
 from millpond.checkpoint.forks.parents import open_state
 from millpond.checkpoint.formats.commit import commit_prefix, only_commits, parse_commit_name, read_header
 from millpond.checkpoint.formats.manifest import PartitionManifest
-from millpond.checkpoint.generation import Base, BaseVersion, Generation, claimed_generations, read_base, read_claim
+from millpond.checkpoint.generation import (
+    BaseVersion,
+    BegunGeneration,
+    Generation,
+    NewestFirst,
+    claimed_generations,
+    read_begun,
+)
 from millpond.checkpoint.rescale import inherited
+from millpond.checkpoint.resolution import latest_attempts, uncertain_places
 from millpond.checkpoint.retention.needs import needs_of
 from millpond.checkpoint.state_schema import QUERY_FILE, read_schemas
 from millpond.errors import MillpondError, StateDamagedError, UsageError
@@ -91,14 +100,6 @@ class _Commits:
     damage: list[StateDamagedError]
 
 
-@dataclass(frozen=True)
-class _Run:
-    """A generation that has a base, so that it has begun."""
-
-    claim: Generation
-    base: Base
-
-
 class StateReader:
     """The state at one location, as its newest run left it, and older versions that still exist.
 
@@ -120,15 +121,15 @@ class StateReader:
         self.location = location
         self.files: FileSystem = open_state(location)
         claimed = claimed_generations(self.files) if generation is None else [generation]
-        self._unread = claimed
-        self._begun_runs: list[_Run] = []
-        newest = next(self._runs(), None)
+        self._runs = NewestFirst(claimed, partial(read_begun, self.files), partial(_is_damaged, self.files))
+        newest = next(iter(self._runs), None)
         if newest is None or not self.files.exists(QUERY_FILE):
             raise UsageError(
                 "There is no Millpond state here.",
                 action=action,
                 file=self.files.url,
             )
+        self._newest_run = newest
         self.claim, self.base = newest.claim, newest.base
         self._state_schemas = read_schemas(self.files, self.base.schema_number)
         self.operators = self._operators(self.base.schema_number)
@@ -207,7 +208,7 @@ class StateReader:
 
     def known(self) -> list[int]:
         """Return, in ascending order, the versions that the newest run committed or began with."""
-        return self._versions_of(self._begun_runs[:1])
+        return self._versions_of([self._newest_run])
 
     def versions(self) -> list[int]:
         """Return the readable versions in ascending order: every partition has them, and all their files exist.
@@ -215,7 +216,7 @@ class StateReader:
         Versions of older runs are included. A commit may outlive its version, because later versions refer to its
         contents.
         """
-        known = self._versions_of(list(self._runs()))
+        known = self._versions_of(list(self._runs))
         stored = self._stored_objects()
         return [version for version in known if self.is_complete(version) and self._has(version, stored)]
 
@@ -231,15 +232,13 @@ class StateReader:
             stored[name] = self.files.exists(name)
         return all(stored[name] for name in needs)
 
-    def _versions_of(self, runs: Sequence[_Run]) -> list[int]:
+    def _versions_of(self, runs: Sequence[BegunGeneration]) -> list[int]:
         """Return the versions for which the commits or bases of `runs` count, in ascending order."""
         known = {base.version for run in runs for base in run.base.versions}
         claimed = {run.claim.number for run in runs}
-        known |= {version for version, number in map(parse_commit_name, self._commit_names()) if number in claimed}
+        committed = [parse_commit_name(info.name) for info in only_commits(self.files.list("commits/"))]
+        known |= {version for version, number in committed if number in claimed}
         return sorted(version for version in known if version > 0 and self._run_of(version).claim.number in claimed)
-
-    def _commit_names(self) -> list[str]:
-        return [info.name for info in only_commits(self.files.list("commits/"))]
 
     def newest(self) -> int:
         """Return the newest version of the newest run that every partition has; 0 if there is none."""
@@ -352,23 +351,21 @@ class StateReader:
     def _read_commits(self, version: int) -> _Commits:
         if version not in self._commits:
             commits, run = _Commits({}, []), self._run_of(version)
-            uncertain = set()
-            for info in only_commits(self.files.list(commit_prefix(version, run.claim.number))):
-                for manifest in self._manifests_in(info.name, version, commits.damage):
-                    known = commits.manifests.get(manifest.place)
-                    if known is None or manifest.attempt > known.attempt:
-                        commits.manifests[manifest.place] = manifest
-                        uncertain.discard(manifest.place)
-                    elif manifest.attempt == known.attempt and manifest.lineage != known.lineage:
-                        uncertain.add(manifest.place)
+            latest = latest_attempts(
+                manifest
+                for info in only_commits(self.files.list(commit_prefix(version, run.claim.number)))
+                for manifest in self._manifests_in(info.name, version, commits.damage)
+            )
+            commits.manifests.update({place: own[0] for place, own in latest.items()})
+            uncertain = uncertain_places(latest)
             base = run.base.find_version(version)
+            # With a manifest in each place, the base cannot add any. An uncertain place stays uncertain.
             if base is not None and not self._has_all_partitions(run.claim, commits):
-                if base.ranges != run.claim.ranges and not uncertain:
+                if base.ranges == run.claim.ranges:
+                    uncertain = uncertain_places(latest, base)
+                elif not uncertain:
                     # The base has other hash ranges: its partitions cannot be combined with the run's own.
                     commits.manifests.clear()
-                if base.ranges == run.claim.ranges:
-                    tips = ((own, base.tip(*own.place)) for own in commits.manifests.values())
-                    uncertain |= {own.place for own, tip in tips if tip is not None and tip.lineage != own.lineage}
                 self._inherit(run.claim, base, commits)
             for place in uncertain:  # two attempts saw different input, and it is unknown which one counts
                 del commits.manifests[place]
@@ -404,25 +401,19 @@ class StateReader:
                     if manifest.id:
                         found.manifests[operator, partition] = manifest
 
-    def _run_of(self, version: int) -> _Run:
-        """Return the run to which a version belongs."""
-        for run in self._runs():
-            if any(base.version <= version for base in run.base.versions):
-                return run
-        return self._begun_runs[-1]
+    def _run_of(self, version: int) -> BegunGeneration:
+        """Return the run to which a version belongs; the oldest run if all began later."""
+        run = self._newest_run
+        for run in self._runs:
+            if run.began_by(version):
+                break
+        return run
 
-    def _runs(self) -> Iterator[_Run]:
-        """Yield the runs that have begun, newest first, reading their claims lazily."""
-        yield from self._begun_runs
-        while self._unread:
-            number = self._unread.pop()
-            try:
-                run = _Run(read_claim(self.files, number), read_base(self.files, number))
-            except MissingFileError:
-                continue  # the run died before it had a base
-            except StateDamagedError:
-                if any(parse_commit_name(name)[1] == number for name in self._commit_names()):
-                    raise
-                continue  # a truncated object of a run that died before it began
-            self._begun_runs.append(run)
-            yield run
+
+def _is_damaged(files: FileSystem, number: int, error: StateDamagedError) -> bool:
+    """Return whether an unreadable claim or base is damaged, and not left by a run that died before it began."""
+    # Unlike in `Recovery`, a missing one is skipped even if the run has commits. The reader lists claims, which need
+    # not have a base. It may also read while garbage is collected: old claims go, and commits of their runs may stay.
+    if isinstance(error, MissingFileError):
+        return False
+    return any(parse_commit_name(info.name)[1] == number for info in only_commits(files.list("commits/")))

@@ -173,7 +173,7 @@ class AppendFiles:
             return mapped if self._copies.admit(name, staged, written=written) else None
         except (MillpondError, OSError) as error:
             _log.debug("no local copy of %s: %s", name, error)
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 os.unlink(staged)
             return None
 

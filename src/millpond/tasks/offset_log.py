@@ -1,15 +1,39 @@
-"""Reads of Spark's offset log, for tasks to which Spark does not give their batch."""
+"""Entries of Spark's offset log and commit log, and the running batch for tasks to which Spark does not give it."""
 
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from millpond.errors import StateDamagedError, TransientError
 from millpond.files.backends.filesystem import FileSystem, MissingFileError
 from millpond.files.backends.retry import LONG_RETRY
 from millpond.files.locations.opening import open_filesystem
 from millpond.tasks.operator_task import OperatorTask
+
+
+class LogEntry(NamedTuple):
+    """An entry of Spark's offset log or commit log.
+
+    Attributes:
+        version: the version of the log's format, such as `v1`.
+        metadata: Spark's metadata of the batch, a JSON object.
+        offsets: the end offset of each source, as the source writes it; empty in the commit log.
+    """
+
+    version: str
+    metadata: dict[str, Any]
+    offsets: list[str]
+
+    @classmethod
+    def parse(cls, entry: bytes) -> LogEntry:
+        """Parse the lines of an entry.
+
+        Raises:
+            ValueError: the entry is truncated, or its metadata is no JSON.
+        """
+        version, metadata, *offsets = entry.decode().splitlines()
+        return cls(version, json.loads(metadata), offsets)
 
 
 class Planned(NamedTuple):
@@ -19,21 +43,26 @@ class Planned(NamedTuple):
     time: int
 
 
+def newest_batch(files: FileSystem, log: str) -> int:
+    """Return the newest batch in the log in a folder (`log`, empty or with a `/` at its end); −1 if it is empty."""
+    names = (info.name.rpartition("/")[2] for info in files.list(log))
+    return max((int(name) for name in names if name.isdigit()), default=-1)
+
+
 def latest_batch(task: OperatorTask) -> int:
     """Return the newest batch in the query's offset log, which is the running one.
 
     Raises:
         TransientError: the log is empty.
     """
-    names = [info.name.rpartition("/")[2] for info in _log(task).list("")]
-    numbers = [int(name) for name in names if name.isdigit()]
-    if not numbers:
+    batch = newest_batch(_log(task), "")
+    if batch < 0:
         raise TransientError(
             "No batch is planned, so this input belongs to none.",
             action="Use the batch DataFrame only inside foreachBatch.",
             file=task.offsets,
         )
-    return max(numbers)
+    return batch
 
 
 def planned(task: OperatorTask, batch: int) -> Planned:
@@ -45,10 +74,9 @@ def planned(task: OperatorTask, batch: int) -> Planned:
     if batch < 0:
         return Planned(0, 0)
     try:
-        # The second line of an entry is Spark's metadata of the batch; the first is the version of the format.
-        entry = json.loads(bytes(memoryview(_log(task).get(str(batch)))).decode().splitlines()[1])
-        return Planned(int(entry["batchWatermarkMs"]), int(entry["batchTimestampMs"]))
-    except (IndexError, KeyError, ValueError, MissingFileError) as error:
+        metadata = LogEntry.parse(_log(task).get(str(batch))).metadata
+        return Planned(int(metadata["batchWatermarkMs"]), int(metadata["batchTimestampMs"]))
+    except (KeyError, TypeError, ValueError, MissingFileError) as error:
         raise StateDamagedError(
             "An entry of Spark's offset log cannot be read.", file=f"{task.offsets}/{batch}"
         ) from error

@@ -17,7 +17,7 @@ from millpond.errors import MillpondError, TransientError
 from millpond.slot.process.client import SlotFinder
 from millpond.slot.process.connection import Connection, Kind, PeerGone, PeerSilent
 from millpond.slot.process.lifecycle import POLL_SECONDS
-from millpond.slot.process.messages import Call, Done, Run
+from millpond.slot.process.messages import Call, Done, RunBatch
 from millpond.spec.types import parse_type
 from millpond.tasks.metric_rows import metric_rows, with_metric_column
 from millpond.tasks.operator_task import OperatorTask
@@ -65,7 +65,7 @@ class Coverage(AccumulatorParam):  # type: ignore[misc]
 class _WaitWarning:
     """Logs the text of heartbeats while a task waits for its slot: at once, then at most every 30 s."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunBatch) -> None:
         self._run = run
         self._last_warning = -math.inf
 
@@ -81,7 +81,7 @@ _warned: set[tuple[str, int]] = set()
 """Operators, by query, for which this process has warned about failed lookups."""
 
 
-def _warn_failed_lookups(run: Run, metrics: Mapping[str, float]) -> None:
+def _warn_failed_lookups(run: RunBatch, metrics: Mapping[str, float]) -> None:
     """Warn once per operator about keys of a lookup join whose lookup failed without failing the batch."""
     failed, operator = metrics.get("failed_keys"), (run.task.query, run.task.operator)
     if not failed or operator in _warned:
@@ -152,7 +152,7 @@ class SlotStage:
             if not batch.column(MARK)[0].as_py():
                 raise misplaced_error().at(query=self.task.query, operator=str(self.task.operator))
             batches = located_rows(batches, *self.task.hash_range(partition))
-        run = Run(
+        run = RunBatch(
             self.task,
             partition,
             batch_of(context),
@@ -191,13 +191,13 @@ class SlotStage:
         finally:
             connection.close()
 
-    def _at_place(self, error: MillpondError, run: Run) -> MillpondError:
+    def _at_place(self, error: MillpondError, run: RunBatch) -> MillpondError:
         return error.at(
             query=self.task.query, operator=str(self.task.operator), partition=run.partition, version=run.batch
         )
 
     def _converse(
-        self, connection: Connection, run: Run, batches: Iterator[pa.RecordBatch]
+        self, connection: Connection, run: RunBatch, batches: Iterator[pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
         connection.send(run)
         # All input goes out first: the slot calls the processor, and answers, only when it has everything.
@@ -226,7 +226,7 @@ class SlotStage:
                 return
 
     def _call_processor(
-        self, connection: Connection, call: Call, running: RunningProcessor | None, run: Run
+        self, connection: Connection, call: Call, running: RunningProcessor | None, run: RunBatch
     ) -> RunningProcessor:
         """Call the user's processor for one `Call`; the same instance serves a whole batch."""
         from millpond.worker.processors.conversation import StateFetcher, answer
@@ -237,10 +237,10 @@ class SlotStage:
         answer(connection, call, running, self._place(self.processor.title, run))
         return running
 
-    def _place(self, title: str, run: Run) -> str:
+    def _place(self, title: str, run: RunBatch) -> str:
         return f"operator {self.task.operator} ({title}), partition {run.partition}, batch {run.batch}"
 
-    def _output_of(self, batch: pa.RecordBatch, run: Run) -> Iterator[pa.RecordBatch]:
+    def _output_of(self, batch: pa.RecordBatch, run: RunBatch) -> Iterator[pa.RecordBatch]:
         """Yield the output that a batch of the slot's rows becomes."""
         if self.functions is None:
             yield batch

@@ -18,7 +18,7 @@ from millpond.files.tiers.local_copies import CachedSource
 from millpond.layout import Rows
 from millpond.stores.runs.compactor import Compactor
 from millpond.stores.runs.pace import Pace
-from millpond.stores.runs.run import memory_run
+from millpond.stores.runs.run import discard_result, memory_run
 from millpond.stores.runs.run_set import RunSet
 from millpond.stores.runs.run_store import RunStore
 from tests.rows import FIXED, HASHES, MIXED, decode, encode, entries, in_order, random_rows
@@ -96,13 +96,12 @@ def test_runs_become_few_and_their_local_copies_go(store):
         for seed in range(12):
             runs.add(store.write(rows(seed), FIXED))
             compactor.step()
-            compactor.wait()
+            background.submit(int).result()  # the merge is done
         compactor.step()
-        compactor.wait()
+        background.submit(int).result()  # the merge is done
         compactor.step()
     assert len(runs.runs) <= 4
     assert len(contents(runs)) == 240
-    assert compactor.merged_bytes > 0
     assert len(store._files.list("files/")) > len(runs.runs)  # older versions may still name them
     copies = store.copies
     assert {run.ref.name.split("/")[1] for run in runs.runs} == set(os.listdir(copies.path))
@@ -177,6 +176,33 @@ def test_closing_ends_a_merge(store):
         compactor.close()
     assert len(runs.runs) == 5
     assert not compactor.running
+
+
+def test_a_merge_that_is_done_when_the_table_closes_is_closed(store):
+    runs = RunSet(FIXED, [store.write(rows(seed), FIXED) for seed in range(5)])
+    with ThreadPoolExecutor(1) as background:
+        compactor = Compactor(runs, store, background)
+        compactor.step()
+        merged = compactor._result.result()
+        assert not merged.source.closed
+        compactor.close()
+    assert merged.source.closed
+
+
+def test_runs_that_are_not_used_are_closed(store):
+    done, running, failed, waiting = Future(), Future(), Future(), Future()
+    written = [store.write(rows(seed), FIXED) for seed in range(3)]
+    done.set_result(written[0])
+    discard_result(done)
+    running.set_running_or_notify_cancel()
+    discard_result(running)
+    assert not written[1].source.closed
+    running.set_result(written[1:])
+    assert all(run.source.closed for run in written)
+    failed.set_exception(TransientError("the store is away"))
+    discard_result(failed)
+    discard_result(waiting)
+    assert waiting.cancelled()
 
 
 def test_the_pace_pauses_hurries_and_stops():

@@ -144,6 +144,22 @@ def test_memory_is_bounded_by_bytes(kind: str) -> None:
     assert not runs.prefetched_memory
 
 
+def test_nothing_is_read_once_the_limit_is_below_what_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers, limit = np.arange(1000), 1 << 20
+    runs, pool = RunSet(NUMBERS, [run_of(numbers)]), Later()
+    prefetcher = Prefetcher(runs, pool, lambda: limit)
+    prefetcher.prefetch(numbers[:100].astype(np.uint64), 1)
+    pool.work()
+    held = runs.prefetched_memory
+    prefetcher.prefetch(numbers[100:].astype(np.uint64), 1)
+    limit = held // 2
+    monkeypatch.setattr(runs, "start_prefetch", lambda *_: pytest.fail("keys are read without memory for them"))
+    pool.work()
+    assert runs.prefetched_memory == held
+    prefetcher.end_batch(2)
+    assert (prefetcher.latest.read, prefetcher.latest.dropped) == (100, 900)
+
+
 def test_the_filters_of_a_run_are_looked_at_again_whatever_two_threads_do() -> None:
     run = run_of(np.arange(0, 100_000, 2))
     looked: list[Any] = []

@@ -21,6 +21,7 @@ from millpond.files.tiers import local_copies, mapped, read_budget
 from millpond.files.tiers.local_copies import CachedSource
 from millpond.files.tiers.mapped import MappedSource
 from millpond.layout import HashRange, Rows
+from millpond.stores.runs import run_store
 from millpond.stores.runs.run import Run
 from millpond.stores.runs.run_set import RunSet
 from millpond.stores.runs.run_store import RunStore
@@ -170,7 +171,7 @@ def test_local_copies_keep_to_their_limit_and_are_replaced_by_reading_remotely(t
     first = store(tmp_path, disk=3_000_000)
     rows = sort_rows(random_rows(30_000, FIXED, 1), FIXED)
     made = [first.write(rows, FIXED) for _ in range(4)]
-    assert first.stats()["disk_bytes"] <= 3_000_000
+    assert first.copies.bytes <= 3_000_000
     assert [cached(one).mapped for one in made] == [False, False, True, True]
     for one in made:
         assert len(RunSet(FIXED, [one]).lookup(rows, np.arange(0, 30_000, 50)).positions) == 600
@@ -378,7 +379,7 @@ def test_reading_much_of_a_file_piece_by_piece_brings_it_here(tmp_path):
     stats = again.stats()
     assert stats["disk_blocks"] > 0
     assert stats["remote_blocks"] > 0
-    assert stats["copied_bytes"] == stats["disk_bytes"]
+    assert stats["copied_bytes"] == again.copies.bytes
     first.close()
     again.close()
 
@@ -394,9 +395,8 @@ def test_a_disk_that_holds_a_twentieth_is_not_copied_to_again_and_again(tmp_path
         for run_, each in zip(runs, rows, strict=True):
             assert len(RunSet(FIXED, [run_]).lookup(each, np.arange(0, 20_000, 20)).positions) == 1000
     again._hydrator.submit(int).result()
-    stats = again.stats()
-    assert stats["disk_bytes"] > 0
-    assert stats["copied_bytes"] < 3 * stats["disk_bytes"]
+    assert again.copies.bytes > 0
+    assert again.stats()["copied_bytes"] < 3 * again.copies.bytes
     assert sum(cached(run_).mapped for run_ in runs) == 1
     first.close()
     again.close()
@@ -435,7 +435,7 @@ def test_a_copy_of_a_run_that_is_forgotten_meanwhile_does_not_stay(tmp_path):
     opened = again.open(ref, FIXED, HashRange(0, 1 << 63))
     again.hydrate(cached(opened))
     assert os.listdir(tmp_path / "local2") == []
-    assert again.stats()["disk_bytes"] == 0
+    assert again.copies.bytes == 0
     first.close()
     again.close()
 
@@ -453,7 +453,7 @@ def test_partitions_that_share_a_file_share_its_copy(tmp_path):
         assert len(RunSet(FIXED, [high]).lookup(rows, above).positions) == len(above)
     assert cached(low).mapped
     assert cached(high).mapped
-    assert again.stats()["copied_bytes"] == again.stats()["disk_bytes"]
+    assert again.stats()["copied_bytes"] == again.copies.bytes
     cached(low).close()
     for _ in range(9):
         again.copies.read(other.name, 1.0)
@@ -491,6 +491,40 @@ def test_a_disk_that_is_too_small_for_a_copy_fails_nothing(tmp_path, monkeypatch
     assert os.listdir(tmp_path / "local2") == []
     assert len(RunSet(FIXED, [made]).lookup(rows, np.arange(0, 50_000, 50)).positions) == 1000
     large.close()
+
+
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), StateDamagedError("too short")])
+def test_a_copy_that_cannot_be_mapped_fails_nothing(tmp_path, monkeypatch, error):
+    made = store(tmp_path)
+    rows = sort_rows(random_rows(50_000, FIXED, 1), FIXED)
+    copied = made.write(rows, FIXED)
+
+    def fail(*_, **__):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_store, "MappedSource", fail)
+        patch.setattr(made.copies, "should_copy_on_open", lambda *_: False)
+        patch.setattr(made.copies, "should_copy", lambda *_: False)
+        written = made.write(rows, FIXED)
+        opened = made.open(copied.ref, FIXED)
+        runs = RunSet(FIXED, [written, opened])
+        assert len(runs.lookup(rows, np.arange(0, 50_000, 50)).positions) == 1000
+    made.close()
+    assert os.listdir(tmp_path / "local") == []
+
+
+def test_copies_that_cannot_be_deleted_fail_nothing(tmp_path, monkeypatch):
+    made = store(tmp_path)
+    written = made.write(sort_rows(random_rows(1000, FIXED, 1), FIXED), FIXED)
+
+    def fail(_):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("millpond.files.tiers.local_copies.os.unlink", fail)
+    made.drop(written)
+    assert not made.copies.has(written.ref.name)
+    made.close()
 
 
 def test_a_folder_of_copies_that_is_deleted_is_made_again(tmp_path, caplog):

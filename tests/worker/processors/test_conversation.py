@@ -16,7 +16,7 @@ from pyspark.sql.types import Row
 
 from millpond.errors import StateDamagedError
 from millpond.slot.process.connection import Connection, Kind, PeerGone
-from millpond.slot.process.messages import Call, Called, Done, Fetch, Run
+from millpond.slot.process.messages import Call, Called, Done, Fetch, RunBatch
 from millpond.tasks.operator_task import OperatorTask
 from millpond.worker.slot_stage import SlotStage
 from tests.worker.processors.mini_slot import Scripted, user_processor
@@ -65,7 +65,7 @@ def converse(task: OperatorTask, slot: Callable[[Connection], None], **functions
 
     def serve() -> None:
         try:
-            assert isinstance(other.receive()[1], Run)
+            assert isinstance(other.receive()[1], RunBatch)
             while other.receive()[0] is not Kind.END:
                 pass
             slot(other)
@@ -84,7 +84,7 @@ def converse(task: OperatorTask, slot: Callable[[Connection], None], **functions
     thread.start()
     pipe = SlotStage(task).with_processor(pickle.loads(pickle.dumps(user)))
     try:
-        batches = list(pipe._converse(connection, Run(task, 2, 7, 0), iter([INPUT])))
+        batches = list(pipe._converse(connection, RunBatch(task, 2, 7, 0), iter([INPUT])))
         return [row for batch in batches for row in batch.to_pylist()]
     finally:
         connection.close()

@@ -108,12 +108,6 @@ class Sealed:
         return self.manifest.operator, self.manifest.partition, self.manifest.version
 
 
-def latest_attempts(manifests: Sequence[PartitionManifest]) -> list[PartitionManifest]:
-    """Return those manifests of one place and version that no later attempt has replaced."""
-    latest = max((manifest.attempt for manifest in manifests), default=0)
-    return [manifest for manifest in manifests if manifest.attempt == latest]
-
-
 def seal(
     parent: PartitionManifest,
     tables: Mapping[str, tuple[TableManifest, Sequence[Buffer]]],

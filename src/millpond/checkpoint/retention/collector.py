@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 
 from millpond.checkpoint.compaction.requests import (
@@ -34,9 +33,15 @@ from millpond.checkpoint.forks.parents import Parent, Parents, read_parents
 from millpond.checkpoint.forks.pins import Pin, pinned, read_pins, release, unused_parents
 from millpond.checkpoint.formats.commit import only_commits, parse_commit_name
 from millpond.checkpoint.formats.documents import digits
-from millpond.checkpoint.generation import FOLDER, check_fence, claimed_generations, generations_with_base, read_base
+from millpond.checkpoint.generation import (
+    FOLDER,
+    NewestFirst,
+    check_fence,
+    claimed_generations,
+    generations_with_base,
+    read_base,
+)
 from millpond.checkpoint.retention.needs import IN_FLIGHT_BATCHES, read_needs
-from millpond.errors import StateDamagedError
 from millpond.files.backends.filesystem import FileInfo, FileSystem, MissingFileError
 from millpond.files.backends.local import STAGING
 from millpond.files.locations.forked import shared_name
@@ -215,13 +220,16 @@ class Collector:
 
         Generations before it are not needed to read the version.
         """
-        for number in reversed(generations_with_base(self.files)):
-            if number not in self._base_begin:
-                with suppress(StateDamagedError):  # a torn put of a run that died before it began
-                    self._base_begin[number] = min(base.version for base in read_base(self.files, number).versions)
-            if self._base_begin.get(number, version + 1) <= version:
-                return number
-        return 0
+        # Skipping an unreadable base is safe also if its run has commits: the result is an older generation, with which
+        # more claims stay.
+        begins = NewestFirst(generations_with_base(self.files), self._base_begin_of)
+        return next((number for number, begin in begins if begin <= version), 0)
+
+    def _base_begin_of(self, number: int) -> tuple[int, int]:
+        """Return a generation and the oldest version of its base; each base is read once."""
+        if number not in self._base_begin:
+            self._base_begin[number] = min(base.version for base in read_base(self.files, number).versions)
+        return number, self._base_begin[number]
 
     def _remove(self, infos: Iterable[FileInfo], before: Collected) -> Collected:
         infos = list(infos)

@@ -37,7 +37,7 @@ from millpond.checkpoint.compaction.requests import (
 from millpond.checkpoint.forks.parents import Parent, read_parents
 from millpond.checkpoint.forks.pins import Pin, pinned, read_pins, release, unused_parents
 from millpond.checkpoint.formats.commit import only_commits, parse_commit_name
-from millpond.checkpoint.generation import INITIAL, claimed_generations, newest_retain
+from millpond.checkpoint.generation import INITIAL, claimed_generations, newest_base
 from millpond.checkpoint.retention.needs import IN_FLIGHT_BATCHES, committed_at, read_needs
 from millpond.files.backends.filesystem import FileInfo, FileSystem, MissingFileError
 from millpond.files.backends.local import STAGING
@@ -96,7 +96,8 @@ def find_orphans(files: FileSystem, planned: Mapping[int, float], *, now: float 
     now = time.time() if now is None else now
     running = max(planned, default=-1)
     retained = max(running - min(planned, default=0), IN_FLIGHT_BATCHES)
-    kept = max(retained, newest_retain(files))
+    base = newest_base(files)
+    kept = max(retained, base.retain if base is not None else 0)
     oldest = max((batch for batch, written in planned.items() if written <= now - MIN_AGE_SECONDS), default=-1) - kept
     # The order of the listings is an invariant: files before commits, requests in between (see `Collector.collect`).
     runs = files.list("files/")

@@ -97,9 +97,6 @@ class FileSystem(Protocol):
     def list(self, prefix: str, *, after: str = "") -> list[FileInfo]:
         """List the objects whose names start with `prefix` (any string) and sort after `after`, sorted by name."""
 
-    def rename(self, src: str, dst: str) -> None:
-        """Move an object, replacing `dst`. Atomic on local disks and HDFS; in object stores a copy and a delete."""
-
     def delete(self, name: str) -> None:
         """Delete an object. Idempotent: a missing object is not an error."""
 

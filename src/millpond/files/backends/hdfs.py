@@ -146,10 +146,6 @@ class HdfsFiles:
         self._walk(folder, name_prefix, after, infos)
         return sorted(infos)
 
-    def rename(self, src: str, dst: str) -> None:
-        """See `FileSystem.rename`; atomic."""
-        self._move(src, dst, "OVERWRITE")
-
     def delete(self, name: str) -> None:
         """See `FileSystem.delete`."""
         self._with_retries(lambda: self._try("DELETE", "DELETE", name, recursive="false"))
@@ -174,7 +170,7 @@ class HdfsFiles:
             name: name of the object.
             created: contents of the object for put-if-absent; None to overwrite.
         """
-        moved = self._move(staged, name, "OVERWRITE" if created is None else "NONE", label=name)
+        moved = self._move(staged, name, "OVERWRITE" if created is None else "NONE")
         if moved or created is None:
             return
         # An earlier try has renamed the file, unless another process has emptied the staging folder.
@@ -187,7 +183,7 @@ class HdfsFiles:
             file=self.locate(name),
         )
 
-    def _move(self, src: str, dst: str, option: str, label: str | None = None) -> bool:
+    def _move(self, src: str, dst: str, option: str) -> bool:
         """Rename a file; return False if an earlier try whose answer was lost has renamed it.
 
         After such a try, the source is missing. Without one, a missing source is an error.
@@ -199,7 +195,7 @@ class HdfsFiles:
             self._make_folder(dst.rpartition("/")[0])
             target = self._path(dst)
             try:
-                self._try("PUT", "RENAME", src, label=label, destination=target, renameoptions=option)
+                self._try("PUT", "RENAME", src, label=dst, destination=target, renameoptions=option)
             except TransientError:
                 maybe_moved = True
                 raise

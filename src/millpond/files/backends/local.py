@@ -125,15 +125,6 @@ class LocalFiles:
             self._walk(folder, name_prefix, after, infos)
         return sorted(infos)
 
-    def rename(self, src: str, dst: str) -> None:
-        """See `FileSystem.rename`."""
-        source, target = self._path(src), self._path(dst)
-        with self._errors(src):
-            os.stat(source)
-            _with_folders(lambda: os.replace(source, target), target)
-            _sync_folder(os.path.dirname(target))
-            _sync_folder(os.path.dirname(source))
-
     def delete(self, name: str) -> None:
         """See `FileSystem.delete`."""
         with self._errors(name):

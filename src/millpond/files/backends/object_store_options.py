@@ -14,6 +14,7 @@ from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store, from_url
 
 from millpond.errors import SettingError, TransientError
 from millpond.files.backends.uploads import MIN_BYTES_PER_SECOND, PART_BYTES
+from millpond.humanize import first_line
 
 _METADATA = ("/latest/api/token", "/latest/meta-data/iam/")
 """Paths of EC2's metadata service, which obstore asks for a role's credentials if the environment has none."""
@@ -81,11 +82,6 @@ def quote_path(url: str) -> str:
         return url
     authority, slash, path = rest.partition("/")
     return scheme + mark + authority + slash + quote(path)
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, without the store's answer that follows."""
-    return str(error).partition("\n")[0].rstrip(".")
 
 
 @contextmanager

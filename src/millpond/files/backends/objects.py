@@ -25,9 +25,10 @@ from millpond.files.backends.filesystem import (
     truncated_error,
     views,
 )
-from millpond.files.backends.object_store_options import explain_environment, first_line, quote_path, store_for_create
+from millpond.files.backends.object_store_options import explain_environment, quote_path, store_for_create
 from millpond.files.backends.retry import with_retries
 from millpond.files.backends.uploads import PART_BYTES, upload_in_parts
+from millpond.humanize import first_line
 
 MAX_PARTS_IN_FLIGHT = 3
 """Parts of one object that are uploaded concurrently."""
@@ -164,11 +165,6 @@ class ObjectFiles:
         # breaks off, nor a delete whose connection breaks off.
         infos = with_retries(list_all)
         return sorted(info for info in infos if info.name.startswith(prefix) and info.name > after)
-
-    def rename(self, src: str, dst: str) -> None:
-        """See `FileSystem.rename`."""
-        with self._errors(src):
-            obstore.rename(self.store, self._prefix + src, self._prefix + dst)
 
     def delete(self, name: str) -> None:
         """See `FileSystem.delete`."""

@@ -175,10 +175,6 @@ class RemoteBytes:
         files: the state location.
         byte_range: range of the object.
         pool: runs requests concurrently; its threads must not wait for this object.
-
-    Attributes:
-        fetched: bytes read so far.
-        requests: number of requests so far.
     """
 
     remote = True
@@ -189,8 +185,6 @@ class RemoteBytes:
         self._pool = pool
         self.place = files.locate(byte_range.name)
         self.size = byte_range.length
-        self.fetched = 0
-        self.requests = 0
 
     def get(self, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
         """See `Bytes.get`."""
@@ -202,8 +196,6 @@ class RemoteBytes:
                 size = 0
             parts[-1].append((self._byte_range.offset + offset, length))
             size += length
-        self.fetched += sum(length for _, length in ranges)
-        self.requests += len(parts)
         if len(parts) == 1:
             return self._request(parts[0])
         return [data for part in self._pool.map(self._request, parts) for data in part]

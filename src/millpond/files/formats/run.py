@@ -49,7 +49,7 @@ class Footer(msgspec.Struct, frozen=True):
     Attributes:
         format: version of the format.
         schema: schema of the rows.
-        rows, tombstones: number of rows and of tombstones.
+        rows: number of rows, tombstones included.
         first, last: lowest and highest hash.
         oldest, newest: lowest and highest access time.
         fence: u64 per block, first hash.
@@ -64,7 +64,6 @@ class Footer(msgspec.Struct, frozen=True):
     format: int
     schema: TableSchema
     rows: int
-    tombstones: int
     first: int
     last: int
     oldest: int
@@ -151,7 +150,6 @@ class RunWriter:
         self._filters: list[NDArray[np.uint64]] = []
         self._last = 0
         self._access_times = (1 << 48, 0)
-        self._tombstones = 0
 
     def add(self, rows: Rows) -> None:
         """Write rows in hash order; they must not sort before rows written earlier.
@@ -165,7 +163,6 @@ class RunWriter:
             # Tombstones never expire, so they do not count as the oldest rows.
             oldest = int(meta.min(initial=_MAX_META, where=~removed)) >> 16
             self._access_times = min(self._access_times[0], oldest), max(self._access_times[1], int(meta.max()) >> 16)
-            self._tombstones += int(np.count_nonzero(removed))
         rows = rows.packed()
         words = rows.words
         cut = cut_run(words, self._layout)
@@ -206,7 +203,6 @@ class RunWriter:
                 format=FORMAT,
                 schema=self._layout.schema,
                 rows=sum(self._counts),
-                tombstones=self._tombstones,
                 first=self._fence[0] if self._fence else 0,
                 last=self._last,
                 oldest=min(self._access_times),

@@ -26,7 +26,7 @@ class CountedFiles:
         self._counts = dict.fromkeys(("puts", "put_bytes", "gets", "get_bytes", "lists", "heads", "deletes"), 0)
 
     def counts(self) -> dict[str, int]:
-        """Return the requests so far, by kind (copies are puts), and the bytes put and got."""
+        """Return the requests so far, by kind, and the bytes put and got."""
         with self._lock:
             return self._counts.copy()
 
@@ -86,11 +86,6 @@ class CountedFiles:
         infos = self.inner.list(prefix, after=after)
         self._count(lists=max(0, len(infos) - 1) // NAMES_PER_PAGE)
         return infos
-
-    def rename(self, src: str, dst: str) -> None:
-        """See `FileSystem.rename`."""
-        self._count(puts=1, deletes=1)
-        self.inner.rename(src, dst)
 
     def delete(self, name: str) -> None:
         """See `FileSystem.delete`."""

@@ -114,10 +114,6 @@ class FaultyFiles:
         """See `FileSystem.list`."""
         return self._request("list", prefix, lambda: self.inner.list(prefix, after=after))
 
-    def rename(self, src: str, dst: str) -> None:
-        """See `FileSystem.rename`."""
-        self._request("rename", src, lambda: self.inner.rename(src, dst))
-
     def delete(self, name: str) -> None:
         """See `FileSystem.delete`."""
         self._request("delete", name, lambda: self.inner.delete(name))

@@ -101,10 +101,6 @@ class ForkedFiles:
         """See `FileSystem.list`; objects of parents are not listed."""
         return self.own.list(prefix, after=after)
 
-    def rename(self, src: str, dst: str) -> None:
-        """See `FileSystem.rename`."""
-        self.own.rename(_writable(src), _writable(dst))
-
     def delete(self, name: str) -> None:
         """See `FileSystem.delete`."""
         self.own.delete(_writable(name))
@@ -137,10 +133,6 @@ class ForkedLocalFiles(LocalFiles):
     def upload(self, name: str) -> AbstractContextManager[Write]:
         """See `FileSystem.upload`."""
         return super().upload(_writable(name))
-
-    def rename(self, src: str, dst: str) -> None:
-        """See `FileSystem.rename`."""
-        super().rename(_writable(src), _writable(dst))
 
     def delete(self, name: str) -> None:
         """See `FileSystem.delete`."""

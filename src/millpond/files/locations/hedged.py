@@ -204,10 +204,6 @@ class HedgedFiles:
         """See `FileSystem.list`."""
         return self.inner.list(prefix, after=after)
 
-    def rename(self, src: str, dst: str) -> None:
-        """See `FileSystem.rename`."""
-        self.inner.rename(src, dst)
-
     def delete(self, name: str) -> None:
         """See `FileSystem.delete`."""
         self.inner.delete(name)

@@ -73,14 +73,14 @@ def join_url(url: str, name: str) -> str:
 
 
 def same_place(url: str, other: str) -> bool:
-    """Return whether two URLs mean the same location; `s3`, `s3a` and `s3n` are one scheme."""
+    """Return whether two URLs mean the same location. `s3`, `s3a` and `s3n` are one scheme; symlinks are followed."""
     return _place(url) == _place(other)
 
 
 def _place(url: str) -> str:
     scheme, colon, rest = url.partition(":")
     if on_disk(url):
-        return f"file:{os.path.abspath(_local_path(url, rest) if scheme == 'file' else url)}"
+        return f"file:{os.path.realpath(_local_path(url, rest) if scheme == 'file' else url)}"
     if scheme == "memory":
         return f"memory:{rest.strip('/')}"
     return ("s3" if scheme in ("s3a", "s3n") else scheme) + colon + rest.rstrip("/")

@@ -431,5 +431,6 @@ def _distinct(numbers: Numbers) -> int:
 
 
 def _unlink(path: str) -> None:
-    with suppress(FileNotFoundError):
+    # Copies are optional, so a disk that fails must not fail a batch.
+    with suppress(OSError):
         os.unlink(path)

@@ -12,14 +12,12 @@ from numpy.typing import NDArray
 
 from millpond.kernels.compiled import helper, kernel
 from millpond.kernels.memory import BYTES_IN, HALF, I64, INTS_IN, UINTS, WORDS, load64, load_up_to_8
+from millpond.kernels.mix import mix64
 from millpond.layout import INLINE, LENGTH
 
 Array = NDArray[Any]
 
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
-_FIRST = np.uint64(0xFF51AFD7ED558CCD)
-_SECOND = np.uint64(0xC4CEB9FE1A85EC53)
-_33 = np.uint64(33)
 
 
 @helper
@@ -55,9 +53,7 @@ def hash_entries(words: Array, heap: Array, start: int, stop: int, references: A
                 state = _step(state, load64(heap, position + k))
                 k += 8
             state = _step(state, load_up_to_8(heap, position + k, length - k))
-        state = (state ^ (state >> _33)) * _FIRST
-        state = (state ^ (state >> _33)) * _SECOND
-        words[i, 0] = state ^ (state >> _33)
+        words[i, 0] = mix64(state)
 
 
 @kernel(types.void(WORDS, INTS_IN, I64, UINTS))

@@ -14,14 +14,12 @@ from numpy.typing import NDArray
 
 from millpond.kernels.compiled import helper, kernel
 from millpond.kernels.memory import HALF, I64, LOW_HALF, U64, UINTS
+from millpond.kernels.mix import mix64
 from millpond.kernels.pointers import byte_at, word, word_at
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-_FIRST = np.uint64(0xFF51AFD7ED558CCD)
-_SECOND = np.uint64(0xC4CEB9FE1A85EC53)
 _NULL = np.uint64(0xA0761D6478BD642F)
 _ONE = np.uint64(1)
-_33 = np.uint64(33)
 _29 = np.uint64(29)
 _35 = np.uint64(35)
 
@@ -140,8 +138,5 @@ def total(state: NDArray[np.uint64]) -> np.uint64:
     """Sum the rows' digests, each scrambled first, so that the sum does not depend on row order."""
     result = np.uint64(0)
     for i in range(state.size):
-        value = state[i]
-        value = (value ^ (value >> _33)) * _FIRST
-        value = (value ^ (value >> _33)) * _SECOND
-        result += value ^ (value >> _33)
+        result += mix64(state[i])
     return result

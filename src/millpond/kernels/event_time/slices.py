@@ -12,12 +12,9 @@ from numpy.typing import NDArray
 
 from millpond.kernels.compiled import kernel
 from millpond.kernels.memory import I64, INTS, INTS_IN, SHORTS, SHORTS_IN
+from millpond.kernels.mix import mix64
 
 Array = NDArray[Any]
-
-_FIRST = np.uint64(0xFF51AFD7ED558CCD)
-_SECOND = np.uint64(0xC4CEB9FE1A85EC53)
-_33 = np.uint64(33)
 
 
 @kernel(I64(INTS_IN, INTS_IN, INTS_IN, SHORTS))
@@ -85,6 +82,4 @@ def spread(hashes: Array, times: Array, bits: int, out: Array) -> None:
     """
     mask = ~np.uint64(0) >> np.uint64(bits)
     for i in range(hashes.size):
-        mixed = (np.uint64(times[i]) ^ (np.uint64(times[i]) >> _33)) * _FIRST
-        mixed = (mixed ^ (mixed >> _33)) * _SECOND
-        out[i] = np.int64(np.uint64(hashes[i]) ^ ((mixed ^ (mixed >> _33)) & mask))
+        out[i] = np.int64(np.uint64(hashes[i]) ^ (mix64(np.uint64(times[i])) & mask))

@@ -69,9 +69,9 @@ def flag(rows: int, count: int, stride: int, positions: NDArray[np.int64]) -> No
 
 
 @kernel(
-    "int64(uint64, int64, int64, int64, uint64[::1], int64, int64, int64, boolean, uint64, uint64, int64[::1])",
+    "int64(uint64, int64, int64, int64, uint64[::1], int64, int64, int64, uint64, uint64, int64[::1])",
 )
-def between(
+def unmatched_between(
     rows: int,
     count: int,
     stride: int,
@@ -80,19 +80,17 @@ def between(
     base: int,
     after: int,
     until: int,
-    unmatched: bool,
     lowest: int,
     highest: int,
     out: NDArray[np.int64],
 ) -> int:
-    """Select the rows of a block with a time in (`after`, `until`].
+    """Select the rows of a block with a time in (`after`, `until`] that have not matched.
 
     Args:
         rows, count, stride, time_word: the block.
         marks: matched bits of the part; may be empty.
         base: position of the block's first row in the part.
         after, until: the time interval.
-        unmatched: select only rows that have not matched.
         lowest, highest: range of hashes, both included.
         out: filled with row numbers within the block.
 
@@ -107,12 +105,11 @@ def between(
             continue
         if word(row, 0) < lowest or word(row, 0) > highest:
             continue
-        if unmatched:
-            position = base + i
-            if word(row, 1) & np.uint64(MATCHED) != 0:
-                continue
-            if len(marks) and marks[position >> 6] >> np.uint64(position & 63) & np.uint64(1) != 0:
-                continue
+        position = base + i
+        if word(row, 1) & np.uint64(MATCHED) != 0:
+            continue
+        if len(marks) and marks[position >> 6] >> np.uint64(position & 63) & np.uint64(1) != 0:
+            continue
         out[selected] = i
         selected += 1
     return selected

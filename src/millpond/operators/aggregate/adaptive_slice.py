@@ -312,6 +312,8 @@ class AdaptiveSlice:
 
     def _close_retired(self) -> None:
         for table in self._retired:
+            if isinstance(table, AlignedTable):
+                table.drop_copies()
             table.close()
         self._retired = []
 

@@ -32,6 +32,7 @@ from millpond.operators.columns.encode import (
     Operand,
     and_masks,
     concatenate_masks,
+    normalised,
     order_key_operand,
 )
 from millpond.operators.columns.order_keys import ORDER_KEY
@@ -158,8 +159,9 @@ class Mode(OrderStatistic):
     """`mode`: the most frequent value."""
 
     def results(self, groups: NDArray[np.int64], count: int, operands: Sequence[Operand], counts: Mask) -> pa.Array:
-        values = operands[0]
-        order, codes, starts = sort_values(groups, count, values, self.inputs[0], and_masks(counts, values.valid))
+        counted = and_masks(counts, operands[0].valid)
+        order, codes, starts = sort_values(groups, count, operands[0], self.inputs[0], counted)
+        values = normalised(operands[0], self.inputs[0])  # of 0.0 and −0.0, which count as one value, Spark shows 0.0
         rows = np.empty(count, np.int64)
         kernels.mode(starts, codes, bool(self.call.options.get("greatest", False)), rows)
         picked = order[np.maximum(rows, 0)] if len(order) else np.zeros(count, np.int64)

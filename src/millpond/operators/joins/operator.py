@@ -26,8 +26,6 @@ from millpond.stores.ordered.table import OrderedTable
 if TYPE_CHECKING:
     from millpond.stores.protocol import TableDelta
 
-_TIME_LIMIT = 1 << 61  # microseconds; times are clipped here, so that sums with interval bounds do not overflow
-
 
 class _Side:
     """One side of the join: its table, and the encoding of its rows."""
@@ -274,9 +272,8 @@ class JoinOperator:
             return np.full(len(row_times), BEGINNING), np.full(len(row_times), NEVER)
         if probe is self._left:
             earliest, latest = (None if latest is None else -latest), (None if earliest is None else -earliest)
-        clipped = np.clip(row_times, -_TIME_LIMIT, _TIME_LIMIT)
-        lo = np.full(len(row_times), BEGINNING) if earliest is None else clipped + earliest
-        hi = np.full(len(row_times), NEVER - 1) if latest is None else clipped + latest
+        lo = np.full(len(row_times), BEGINNING) if earliest is None else _shifted(row_times, earliest)
+        hi = np.full(len(row_times), NEVER - 1) if latest is None else _shifted(row_times, latest)
         never = row_times == NEVER
         # A row without a time is in no interval: its bounds are crossed.
         lo[never], hi[never] = NEVER, BEGINNING
@@ -321,7 +318,7 @@ class JoinOperator:
                 for batch in side.unmatchable.read():
                     for start in range(0, batch.num_rows, MAX_OUTPUT_ROWS):
                         yield batch.slice(start, MAX_OUTPUT_ROWS)
-                for rows in side.table.expired_rows(unmatched=True):
+                for rows in side.table.expired_unmatched_rows():
                     for piece in side.rows.pieces(rows, self._max_bytes):
                         yield self._with_nulls(side, side.rows.columns(piece))
 
@@ -340,6 +337,12 @@ class JoinOperator:
 
     def _batch(self, columns: list[pa.Array]) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays(columns, names=self._names)
+
+
+def _shifted(times: NDArray[np.int64], micros: int) -> NDArray[np.int64]:
+    """Return times moved by an interval; beyond the ends of time, the ends."""
+    # Clipped before the addition, which would wrap around.
+    return np.clip(times, BEGINNING - min(micros, 0), NEVER - 1 - max(micros, 0)) + micros
 
 
 def _gather_pairs(matches: _Matches, max_bytes: int) -> Iterator[tuple[Rows, Rows]]:

@@ -9,25 +9,56 @@ from __future__ import annotations
 import dis
 import functools
 import hashlib
+import pickle
 import sys
 import sysconfig
+import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pyspark import cloudpickle
+from pyspark.core.broadcast import Broadcast, _broadcastRegistry
 
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
+_loading = threading.Lock()
 
-def code_digest(command: bytes) -> str | None:
-    """Return a digest of a function as pickled by Spark; None if it cannot be read (a large one is a broadcast)."""
+
+def load_function(command: bytes, broadcasts: Mapping[int, str]) -> Any:
+    """Unpickle a function as pickled by Spark. A large one is pickled as a broadcast variable.
+
+    Args:
+        command: the pickled function.
+        broadcasts: the id of each broadcast variable that it refers to → the file with its pickled value.
+    """
+    # PySpark looks them up by their ids in a table that only its workers fill.
+    variables: dict[int, Broadcast[Any]] = {number: Broadcast(path=path) for number, path in broadcasts.items()}
+    with _loading:
+        _broadcastRegistry.update(variables)
+        try:
+            return pickle.loads(command)
+        finally:
+            for number in variables:
+                del _broadcastRegistry[number]
+
+
+def code_digest(command: bytes, broadcasts: Mapping[int, str]) -> str | None:
+    """Return a digest of a function as pickled by Spark; None if it cannot be read.
+
+    Args:
+        command: see `load_function`.
+        broadcasts: see `load_function`. Their values are part of the digest.
+    """
     try:
-        loaded = cloudpickle.loads(command)
-    except Exception:  # any exception of the user's own code
+        loaded = load_function(command, broadcasts)
+        if isinstance(loaded, Broadcast):
+            loaded = load_function(loaded.value, broadcasts)
+        described = _Describer().describe(loaded)
+    except Exception:  # any exception of the user's own code; values of encrypted broadcasts cannot be read
         return None
     release = ".".join(map(str, sys.version_info[:2]))
-    return hashlib.sha256(f"{release} {_Describer().describe(loaded)}".encode()).hexdigest()[:32]
+    return hashlib.sha256(f"{release} {described}".encode()).hexdigest()[:32]
 
 
 class _Describer:
@@ -62,6 +93,8 @@ class _Describer:
             yield from (self.describe(content) for content in _contents(value))
         elif isinstance(value, types.MethodType):
             yield from (self.describe(value.__func__), self.describe(value.__self__))
+        elif isinstance(value, Broadcast):
+            yield self.describe(value.value)
         elif isinstance(value, functools.partial):
             yield from map(self.describe, (value.func, value.args, value.keywords))
         elif isinstance(value, types.FunctionType | type) or _is_users(type(value)):

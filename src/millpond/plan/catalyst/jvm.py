@@ -73,6 +73,16 @@ class Catalyst:
             return one or other
         return Expression(self.new(f"{_EXPRESSIONS}.And", one.java, other.java))
 
+    def conditional(self, condition: Expression, expression: Expression) -> Expression:
+        """Return `IF(condition, expression, NULL)`."""
+        null = self.null_of_type(expression)
+        return Expression(self.new(f"{_EXPRESSIONS}.If", condition.java, expression.java, null.java))
+
+    def is_aggregate_function(self, expression: Expression) -> bool:
+        """Whether an expression is an aggregate function, without the call around it."""
+        name = f"{_EXPRESSIONS}.aggregate.AggregateFunction"
+        return bool(self.object("py4j.reflection.TypeUtil").isInstanceOf(name, expression.java))
+
     def analyzed(self, df: DataFrame) -> Node:
         """Return the analysed plan, with common table expressions inlined where Spark's optimiser would."""
         plan = Node(df._jdf.queryExecution().analyzed())

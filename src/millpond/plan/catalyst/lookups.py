@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pickle
 
+from pyspark.core.broadcast import Broadcast
+
 from millpond.lookup.function import PREFIX, Lookup
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, Node
-from millpond.plan.catalyst.python import command
+from millpond.plan.catalyst.python import load
 from millpond.spec.kinds.enrich import EnrichSpec
 
 LOOKUP_NODE = "MapInArrow"
@@ -34,7 +36,12 @@ def why_not_repeatable(node: Node) -> str:
 
 def lookup_spec(catalyst: Catalyst, node: Node) -> EnrichSpec | None:
     """Return the spec of a lookup join; None if the function only has a name like one."""
-    loaded = pickle.loads(command(catalyst, _function(node)))
+    try:
+        loaded = load(catalyst, _function(node))
+        if isinstance(loaded, Broadcast):  # a table with much data
+            loaded = pickle.loads(loaded.value)
+    except Exception:  # any exception of the user's own code; an encrypted broadcast cannot be read
+        return None
     function = loaded[0] if isinstance(loaded, tuple) else None
     code = getattr(function, "__code__", None)
     if function is None or code is None or code.co_freevars != ("pickled",):  # not made by `workers.portable`

@@ -125,8 +125,9 @@ class Expression(_Tree):
 
     @cached_property
     def metadata(self) -> dict[str, Any]:
-        """Field metadata of a named expression."""
-        return dict(json.loads(self.java.metadata().json()))
+        """The metadata that Spark gives to the field of a named expression; empty for kinds that have none."""
+        named = self.kind in ("AttributeReference", "Alias", "GetStructField")
+        return dict(json.loads(self.java.metadata().json())) if named else {}
 
     @cached_property
     def canonical(self) -> Any:
@@ -190,6 +191,11 @@ class Expression(_Tree):
             sign = 1 if value >= 0 else -1
             return Interval(0, sign * days, sign * rest)
         return Interval(*(get_field(value, part) for part in Interval._fields))
+
+    @property
+    def conjuncts(self) -> list[Expression]:
+        """The conditions that a condition connects by `AND`; the expression itself if there is no `AND`."""
+        return [part for child in self.children for part in child.conjuncts] if self.kind == "And" else [self]
 
     def walk(self) -> Iterator[Expression]:
         """Yield this expression and all descendants, top down."""

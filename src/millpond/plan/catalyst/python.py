@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from millpond.plan.catalyst.function_code import code_digest
+from millpond.plan.catalyst.function_code import code_digest, load_function
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, items
 from millpond.tasks.limits import MAX_BYTES, MAX_RECORDS
@@ -39,11 +39,22 @@ def command(catalyst: Catalyst, function: Expression) -> bytes:
     return bytes(function.java.func().command().toArray(byte))
 
 
+def load(catalyst: Catalyst, function: Expression) -> Any:
+    """Return a copy of a user function, with its result type; a broadcast variable in place of a large function."""
+    return load_function(command(catalyst, function), _broadcast_files(function))
+
+
+def _broadcast_files(function: Expression) -> dict[int, str]:
+    """Return the id of each broadcast variable of a function → the driver's file with its pickled value."""
+    return {int(variable.id()): str(variable.value().path()) for variable in broadcasts(function)}
+
+
 def function_code(catalyst: Catalyst, expression: Expression) -> tuple[str, str] | None:
     """Return a user function's name and code digest (empty if unreadable); None for other expressions."""
     if expression.kind not in ("PythonUDF", "PythonUDAF"):
         return None
-    return str(expression.java.name()), code_digest(command(catalyst, expression)) or ""
+    digest = code_digest(command(catalyst, expression), _broadcast_files(expression))
+    return str(expression.java.name()), digest or ""
 
 
 def time_zone_seen(catalyst: Catalyst, function: Expression) -> str | None:

@@ -75,6 +75,11 @@ def settings_of(spark: SparkSession) -> dict[str, str]:
     return {name: value for name, _, value in name_and_value}
 
 
+def is_on(spark: SparkSession, name: str, default: bool) -> bool:
+    """Return a boolean setting of Spark, which takes `True` for `true`, too."""
+    return str(spark.conf.get(name, str(default))).strip().lower() == "true"
+
+
 def process_id(spark: SparkSession) -> int:
     """Return the process id of the JVM."""
     return int(java_class(spark, "java.lang.ProcessHandle").current().pid())
@@ -125,7 +130,7 @@ def stop_active_run(spark: SparkSession, query_id: str | None) -> None:
     running = None if query_id is None else _active_run(spark, query_id)
     if running is None:
         return
-    if spark.conf.get("spark.sql.streaming.stopActiveRunOnRestart", "true") != "true":
+    if not is_on(spark, "spark.sql.streaming.stopActiveRunOnRestart", True):
         raise UsageError(
             f"The query with id {query_id} is running in this application already.",
             action="Stop it first, or set spark.sql.streaming.stopActiveRunOnRestart to true.",

@@ -116,7 +116,9 @@ class Canonical:
         zoned = expression.kind != "Cast" or expression.java.needsTimeZone()
         for field in items(expression.java.productIterator().toSeq()):
             if isinstance(field, str | bool | int | float):
-                yield repr(field)
+                # PySpark numbers the variables of lambda functions in the order in which an application makes them.
+                if expression.kind != "NamedLambdaVariable" or not isinstance(field, str):
+                    yield repr(field)
                 continue
             name = field.getClass().getName() if field is not None else ""
             if name == "scala.Some":

@@ -12,22 +12,27 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from millpond.checkpoint.state_schema import BetweenSchema
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, Node
 from millpond.plan.catalyst.stable import unstable_part
 from millpond.plan.catalyst.text import Canonical, Cut, readable, semantic_settings
-from millpond.plan.reading.decision import Decision, describe
+from millpond.plan.decision.decision import Decision, describe
 from millpond.plan.reading.functions import resolve_replacement
+from millpond.plan.reading.join import JoinReading
+from millpond.plan.reading.join_condition import LEFT, RIGHT
 
 _CHANGELOG_NODES = frozenset({"Aggregate", "Distinct", "Window"})
 """Nodes that may emit rows that change, and may retract rows."""
 
+_ANSI = "spark.sql.ansi.enabled"
 _STATEFUL = _CHANGELOG_NODES | {"Deduplicate", "DeduplicateWithinWatermark", "Join"}
 
 
 @dataclass(frozen=True)
-class Segment:
+class ChangelogPath:
     """The path from one operator up to the next.
 
     Attributes:
@@ -49,23 +54,23 @@ class Segment:
             yield self.consumer, _inputs(self.consumer), _no_cut
 
 
-def segments(plan: Node) -> list[Segment]:
+def paths(plan: Node) -> list[ChangelogPath]:
     """Return every path from an operator whose rows may change to the next above, or to the top; bottom up."""
-    return list(_segments(plan, None, ()))
+    return list(_paths(plan, None, ()))
 
 
-def _segments(node: Node, consumer: Node | None, above: tuple[Node, ...]) -> Iterator[Segment]:
+def _paths(node: Node, consumer: Node | None, above: tuple[Node, ...]) -> Iterator[ChangelogPath]:
     if not node.streaming:
         return
     if node.kind in _STATEFUL and (node.kind != "Join" or all(child.streaming for child in node.children)):
         for child in node.children:
-            yield from _segments(child, node, ())
+            yield from _paths(child, node, ())
         # Only these consumers take rows back; before others, no expression is evaluated a second time.
         if node.kind in _CHANGELOG_NODES and (consumer is None or consumer.kind in _CHANGELOG_NODES):
-            yield Segment(node, tuple(reversed(above)), consumer)
+            yield ChangelogPath(node, tuple(reversed(above)), consumer)
         return
     for child in node.children:
-        yield from _segments(child, consumer, (*above, node))
+        yield from _paths(child, consumer, (*above, node))
 
 
 def unstable_between(plan: Node, *, top: bool = False) -> str | None:
@@ -75,10 +80,10 @@ def unstable_between(plan: Node, *, top: bool = False) -> str | None:
         plan: the plan as the user wrote it.
         top: whether to look above the last operator instead.
     """
-    for segment in segments(plan):
-        if (segment.consumer is None) != top:
+    for path in paths(plan):
+        if (path.consumer is None) != top:
             continue
-        for _, expressions, cut in segment.parts():
+        for _, expressions, cut in path.parts():
             part = unstable_part(expressions, cut)
             if part is not None:
                 return part
@@ -86,21 +91,44 @@ def unstable_between(plan: Node, *, top: bool = False) -> str | None:
 
 
 def between_schemas(catalyst: Catalyst, decision: Decision) -> tuple[BetweenSchema, ...]:
-    """Return the expressions that must not change between runs, since rows of earlier runs may be retracted."""
+    """Return the expressions that must not change between runs: rows of earlier runs may be retracted or matched."""
     retracts = any(spec.retracts for spec in decision.specs)
     wanted = [
-        segment
-        for segment in segments(decision.analyzed)
+        path
+        for path in paths(decision.analyzed)
         # Above the last operator, rows are evaluated again only if the query shows deletions.
-        if (decision.all_changes if segment.consumer is None else retracts)
+        if (decision.all_changes if path.consumer is None else retracts)
     ]
-    return tuple(_between_schema(catalyst, segment) for segment in wanted)
+    return (*(_between_schema(catalyst, path) for path in wanted), *_stored_by_joins(catalyst, decision))
 
 
-def _between_schema(catalyst: Catalyst, segment: Segment) -> BetweenSchema:
-    canonical = Canonical(catalyst, segment.producer.output)
+def _stored_by_joins(catalyst: Catalyst, decision: Decision) -> Iterator[BetweenSchema]:
+    """Yield what joins store of their rows besides columns: the keys and the operands of conditions that are computed.
+
+    Rows of earlier runs keep the values that these had then.
+    """
+    for decided in decision.root.walk():
+        operator = decided.operator
+        if operator is None or not isinstance(operator.reading, JoinReading):
+            continue
+        sides = (LEFT, operator.reading.left), (RIGHT, operator.reading.right)
+        for (name, side), child in zip(sides, decided.children, strict=True):
+            computed = [value for value in (*side.keys, *side.values) if value.kind != "AttributeReference"]
+            if computed:
+                canonical = Canonical(catalyst, child.node.output)
+                described = ", ".join(canonical.expression(expression, _no_cut) for expression in computed)
+                shown = [readable(expression) for expression in computed]
+                ends = f"the {name} side", operator.title
+                # With its name, so that both sides of a self-join have digests of their own.
+                schema = _schema(catalyst, canonical, ends, shown, [f"{name}[{described}]"])
+                settings = {name: value for name, value in schema.settings.items() if name != _ANSI}
+                yield replace(schema, settings=settings)  # whether errors are nulls changes no row that came through
+
+
+def _between_schema(catalyst: Catalyst, path: ChangelogPath) -> BetweenSchema:
+    canonical = Canonical(catalyst, path.producer.output)
     shown, exact = [], []
-    for node, expressions, cut in segment.parts():
+    for node, expressions, cut in path.parts():
         computed = [
             # Renaming a column is no change: `passes` gives the new name the label of the column below.
             expression
@@ -110,15 +138,21 @@ def _between_schema(catalyst: Catalyst, segment: Segment) -> BetweenSchema:
         exact.append(f"{node.kind}[{', '.join(canonical.expression(expression, cut) for expression in computed)}]")
         shown_parts = (
             _functions(node)
-            if node is segment.consumer
+            if node is path.consumer
             else [expression for expression in expressions if not _is_passed_on(expression, cut)]
         )
         if shown_parts:
             shown.append(f"{node.kind}: {', '.join(readable(expression) for expression in shown_parts)}")
-    exact += [f"{column.name} = {canonical.column(column)}" for column in _passed_columns(segment)]
+    exact += [f"{column.name} = {canonical.column(column)}" for column in _passed_columns(path)]
+    ends = describe(path.producer), "the sink" if path.consumer is None else describe(path.consumer)
+    return _schema(catalyst, canonical, ends, shown, exact)
+
+
+def _schema(
+    catalyst: Catalyst, canonical: Canonical, ends: tuple[str, str], shown: list[str], exact: list[str]
+) -> BetweenSchema:
     return BetweenSchema(
-        below=describe(segment.producer),
-        above="the sink" if segment.consumer is None else describe(segment.consumer),
+        *ends,
         computes=tuple(shown),
         functions=tuple(sorted(canonical.functions)),
         time_zones=tuple(sorted(canonical.zones)),
@@ -175,11 +209,11 @@ def _inputs(consumer: Node) -> list[Expression]:
     return []
 
 
-def _passed_columns(segment: Segment) -> list[Expression]:
+def _passed_columns(path: ChangelogPath) -> list[Expression]:
     """Return the columns passed up unchanged: rows of a window, of `DISTINCT`, columns that the query shows."""
-    if segment.consumer is not None and segment.consumer.kind == "Aggregate":
+    if path.consumer is not None and path.consumer.kind == "Aggregate":
         return []
-    return (segment.nodes[-1] if segment.nodes else segment.producer).output
+    return (path.nodes[-1] if path.nodes else path.producer).output
 
 
 def _arguments(results: list[Expression]) -> Iterator[Expression]:

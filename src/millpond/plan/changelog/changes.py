@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from millpond.plan.catalyst.nodes import Expression
-from millpond.plan.reading.decision import Decided, Operator
-from millpond.plan.reading.ranking import conjuncts, lets_pass
+from millpond.errors import UnsupportedError
+from millpond.plan.catalyst.nodes import Expression, Node
+from millpond.plan.changelog.between import unstable_between
+from millpond.plan.decision.decision import Decided, Operator
+from millpond.plan.reading.ranking import lets_pass
 from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.spec.kinds.rank import RankSpec
 from millpond.spec.kinds.union import OperatorSpec
@@ -38,7 +40,54 @@ def changelog_source(decided: Decided) -> OperatorSpec | None:
     return None
 
 
-def refuse_updates_of_spark(decided: Decided, output_mode: str) -> None:
+def connected(
+    operator: Operator, children: tuple[Decided, ...], output_mode: str, unstable: Callable[[], str | None]
+) -> tuple[Operator, tuple[Decided, ...]]:
+    """Connect an operator with those below: where their rows change, by changelogs.
+
+    Args:
+        operator: an operator, here or on Spark.
+        children: the plans below.
+        output_mode: `append`, `update` or `complete`.
+        unstable: returns an expression between two operators that may give a retracted row another value, or None.
+
+    Returns:
+        The operator and the plans below. Where changes cannot be passed on, the operator is left to Spark, and with it
+        all below whose updates it would count as new rows.
+    """
+    if operator.spec is not None:
+        passing = operator.spec.over_updates()
+        if passing is not None:  # a lookup join passes changes through, row by row
+            return (replace(operator, spec=passing) if any(map(emits_updates, children)) else operator), children
+        try:
+            return _by_changelogs(operator, operator.spec, children, output_mode, unstable)
+        except Unsupported as unsupported:
+            operator = operator.left_to_spark(unsupported.reason)
+    return operator, tuple(map(leave_updates_to_spark, children))
+
+
+def _by_changelogs(
+    operator: Operator,
+    spec: OperatorSpec,
+    children: tuple[Decided, ...],
+    output_mode: str,
+    unstable: Callable[[], str | None],
+) -> tuple[Operator, tuple[Decided, ...]]:
+    # Raises where rows change below a node that cannot pass changes on, such as a union.
+    changing = [below for child in children if (below := changelog_source(child)) is not None]
+    # As in Spark, deduplication takes an aggregate's updates as further rows.
+    if spec.facts.reads_updates_as_rows and not any(below.facts.beyond_spark for below in changing):
+        return operator, children
+    if not changing:
+        for child in children:
+            _refuse_updates_of_spark(child, output_mode)
+        return operator, children
+    if (part := unstable()) is not None:
+        raise Unsupported(Reason("MP-BETWEEN", part))
+    return replace(operator, spec=_over_changelog(spec)), tuple(map(with_changelog_output, children))
+
+
+def _refuse_updates_of_spark(decided: Decided, output_mode: str) -> None:
     """Refuse a plan whose rows change, but come from an aggregate that stays on Spark.
 
     Spark emits new versions of rows without the old ones, or in complete mode all rows again.
@@ -49,12 +98,12 @@ def refuse_updates_of_spark(decided: Decided, output_mode: str) -> None:
     operator = decided.operator
     if operator is None or (operator.spec is not None and not operator.spec.facts.stateful):
         for child in decided.children:
-            refuse_updates_of_spark(child, output_mode)
+            _refuse_updates_of_spark(child, output_mode)
     elif operator.spec is None and decided.node.kind in ("Aggregate", "Distinct") and output_mode != "append":
         raise Unsupported(Reason("MP-BELOW", operator.title))
 
 
-def over_changelog(spec: OperatorSpec) -> OperatorSpec:
+def _over_changelog(spec: OperatorSpec) -> OperatorSpec:
     """Return the operator's spec over a changelog as input.
 
     Raises:
@@ -109,6 +158,35 @@ def _topmost(decided: Decided, change: Callable[[Operator], Operator]) -> Decide
     return replace(decided, children=tuple(_topmost(child, change) for child in decided.children))
 
 
+def shows_changes(root: Decided, analyzed: Node) -> bool:
+    """Whether rows that the query has shown may change later.
+
+    Args:
+        root: the decided plan.
+        analyzed: the plan as the user wrote it.
+
+    Raises:
+        UnsupportedError: they may change, but the query cannot show all changes.
+    """
+    try:
+        if changelog_source(root) is None:
+            return False
+        unstable = unstable_between(analyzed, top=True)
+        if unstable is not None:
+            raise Unsupported(Reason("MP-BETWEEN", unstable))
+        if any(column.name.lower() == CHANGE_COLUMN for column in analyzed.output):
+            raise UnsupportedError(
+                f"The query has a column {CHANGE_COLUMN}, the name of the column with the kind of each change.",
+                action="Give the query's column another name.",
+            )
+        return True
+    except Unsupported as error:
+        raise UnsupportedError(
+            f"The query cannot show all changes. {error.reason}.",
+            action="Set spark.millpond.changes to 'upsert', or show the rows of the operator whose changes are wanted.",
+        ) from None
+
+
 def may_split_updates(decided: Decided) -> bool:
     """Whether a filter above the topmost operator may drop one row of an update and keep the other.
 
@@ -134,7 +212,7 @@ def _bounds_rank_only(decided: Decided) -> bool:
     ranks = {below.node.list("windowExpressions")[0].expr_id}
     for projection in reversed(projections):  # the rank may be renamed below the filter
         ranks |= {result.expr_id for result in projection.list("projectList") if _renames(result, ranks)}
-    parts = conjuncts(decided.node.expression("condition"))
+    parts = decided.node.expression("condition").conjuncts
     return all(any(lets_pass(part, rank, spec.limit) for rank in ranks) for part in parts)
 
 

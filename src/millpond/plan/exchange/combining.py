@@ -18,8 +18,8 @@ from typing import NamedTuple
 from millpond.plan.catalyst.buffers import bound, buffer_types
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression
+from millpond.plan.decision.decision import Decided
 from millpond.plan.reading.aggregate import rewrite_expression
-from millpond.plan.reading.decision import Decided
 from millpond.plan.reading.join import JoinReading
 from millpond.plan.reading.reading import Reading, calls_user_function
 from millpond.plan.spark_state.buffers import StateColumn, state_columns

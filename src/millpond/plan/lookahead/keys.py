@@ -11,9 +11,9 @@ from pyspark.sql import functions as F
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, Node
 from millpond.plan.catalyst.text import readable, subquery
+from millpond.plan.decision.decision import Decided, Operator, Stage, StageHints
 from millpond.plan.lookahead.stages import stage_columns, stage_title
 from millpond.plan.reading.aggregate import MAPS, project_input, rewrite_expression
-from millpond.plan.reading.decision import Decided, Operator, Stage, StageHints
 from millpond.plan.reading.join import JoinReading
 from millpond.plan.reading.join_input import hint_columns, side_projections
 from millpond.plan.reading.processor import GROUP_STATES, PROCESSORS

@@ -13,8 +13,8 @@ from pyspark.sql import functions as F
 
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Node
+from millpond.plan.decision.decision import Decided, Decision
 from millpond.plan.reading.aggregate import MAPS, project_input
-from millpond.plan.reading.decision import Decided, Decision
 from millpond.plan.reading.join import JoinReading
 from millpond.plan.reading.join_input import hint_columns, side_projections
 from millpond.plan.reading.reading import Reading

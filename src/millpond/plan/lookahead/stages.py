@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 from millpond.errors import UsageError
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, Node
+from millpond.plan.catalyst.session import is_on
 
 _MARK = "millpond.lookahead"
 
@@ -28,7 +29,7 @@ def lookahead_stage(df: DataFrame, columns: Sequence[str]) -> DataFrame:
     """
     if not columns:
         raise UsageError("There is no column to look at.", action="Name the columns of a key: lookahead(df, 'key').")
-    sensitive = df.sparkSession.conf.get("spark.sql.caseSensitive", "false") == "true"
+    sensitive = is_on(df.sparkSession, "spark.sql.caseSensitive", False)
     names = []
     for name in columns:
         if not isinstance(name, str):

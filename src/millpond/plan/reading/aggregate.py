@@ -7,7 +7,6 @@ calls them in each micro-batch with the group's rows of this batch. So a setting
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -17,10 +16,16 @@ from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import SESSION_WINDOW, WATERMARK_DELAY, Expression, Node
 from millpond.plan.catalyst.text import subquery
 from millpond.plan.reading.functions import read_function
-from millpond.plan.reading.reading import InputColumn, Reading, calls_user_function, unique_name
+from millpond.plan.reading.reading import (
+    InputColumn,
+    Reading,
+    calls_user_function,
+    check_key,
+    check_one_time,
+    unique_name,
+)
 from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.plan.reading.windows import Session, constant_gap, reads_windows, window_assignment
-from millpond.spec.functions import unsupported_key
 from millpond.spec.kinds.aggregate import PANE_TYPE
 from millpond.spec.operators import EventTime, Field
 from millpond.tasks.ddl import quoted
@@ -88,22 +93,22 @@ def read_groupings(
         Unsupported: it stays on Spark, for the given reason.
     """
     if closing:
-        check_one_time([grouping for _, grouping in groupings if WATERMARK_DELAY in metadata(grouping)])
+        check_one_time([grouping for _, grouping in groupings if WATERMARK_DELAY in grouping.metadata])
     names: set[str] = set()
     hashed: list[str] = []
     for position, (label, grouping) in enumerate(groupings):
         check_key(grouping)
         name = unique_name(label, names)
-        if SESSION_WINDOW in metadata(grouping):
+        if SESSION_WINDOW in grouping.metadata:
             if grouping.kind == "GetStructField":
                 raise Unsupported(Reason("MP-OPERATOR", "a session window in a struct"))
-            marked = WATERMARK_DELAY in metadata(grouping)
+            marked = WATERMARK_DELAY in grouping.metadata
             reading.session = Session(position, Field(name, grouping.type), marked, constant_gap(node, grouping))
             raw = (reading.add_raw(grouping),)
             # Each row travels with its own window; the operator merges windows that touch.
             reading.bounds = [InputColumn(bound, raw, sql) for bound, sql in reading.session.bounds]
             continue
-        if not (closing and WATERMARK_DELAY in metadata(grouping)):
+        if not (closing and WATERMARK_DELAY in grouping.metadata):
             reading.keys.append(InputColumn(Field(name, grouping.type), (reading.add_raw(grouping),), "{0}"))
             hashed.append(name)
             continue
@@ -169,25 +174,6 @@ def _label(node: Node, grouping: Expression) -> str:
         if result.kind == "Alias" and result.children[0].semantic_equals(grouping):
             return result.name
     return grouping.name
-
-
-def check_key(expression: Expression) -> None:
-    """Refuse a key of a type that operators cannot compare."""
-    reason = unsupported_key(expression.type)
-    if reason is not None:
-        raise Unsupported(Reason(reason, f"{expression.name} ({expression.type})"))
-
-
-def check_one_time(marked: list[Expression]) -> None:
-    """Refuse several columns with a watermark, as Spark does: it would be unclear which one closes the state."""
-    if len({column.semantic_hash if column.kind == "GetStructField" else column.expr_id for column in marked}) > 1:
-        names = " and ".join(column.name for column in marked)
-        raise Unsupported(Reason("MP-EVENT-TIME", f"{names}, of which Spark takes one only"))
-
-
-def metadata(expression: Expression) -> dict[str, Any]:
-    """Return the metadata that Spark gives to an expression when it names it; only these kinds have any."""
-    return expression.metadata if expression.kind in ("AttributeReference", "Alias", "GetStructField") else {}
 
 
 def _read_call(catalyst: Catalyst, reading: Reading, expression: Expression) -> None:

@@ -11,10 +11,10 @@ from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Expression, Node
 from millpond.plan.catalyst.optimiser.joins import EqualKeys, equal_keys, state_watermarks
 from millpond.plan.catalyst.versions import semi_join_has_right_first, semi_join_is_one_sided
-from millpond.plan.reading.join_condition import LEFT, RIGHT, Sides, TimeRange, compile_condition, conjuncts
-from millpond.plan.reading.reading import unique_name
+from millpond.plan.reading.join_condition import LEFT, RIGHT, Sides, TimeRange, compile_condition
+from millpond.plan.reading.reading import check_key, check_value, unique_name
 from millpond.plan.reading.reasons import Reason, Unsupported
-from millpond.spec.functions import KEY_COLUMNS, MAX_KEY_COLUMNS, key_width, unsupported_key, unsupported_value
+from millpond.spec.functions import KEY_COLUMNS, MAX_KEY_COLUMNS, key_width
 from millpond.spec.kinds.join import FROM_TIME, JoinSide, JoinSpec
 from millpond.spec.operators import Field
 from millpond.spec.types import holds_floats, parse_type
@@ -65,9 +65,7 @@ class SideReading:
         for number, known in enumerate(self.values):
             if known.semantic_equals(expression):
                 return number
-        reason = unsupported_value(expression.type)
-        if reason is not None:
-            raise Unsupported(Reason(reason, f"{expression.name} ({expression.type})"))
+        check_value(expression)
         self.values.append(expression)
         return len(self.values) - 1
 
@@ -103,9 +101,7 @@ def read_join(catalyst: Catalyst, node: Node) -> JoinReading:
     if equal is None or not equal.left:
         raise Unsupported(Reason("MP-OPERATOR", "a join of streams without equal keys"))
     for key in equal.left:
-        reason = unsupported_key(key.type)
-        if reason is not None:
-            raise Unsupported(Reason(reason, f"{key.name} ({key.type})"))
+        check_key(key)
     children = dict(zip((LEFT, RIGHT), node.children, strict=True))
     readings = {LEFT: SideReading(equal.left), RIGHT: SideReading(equal.right)}
     expiries = expiries_of(catalyst, node, equal)
@@ -203,7 +199,7 @@ def _split_condition(
     Returns:
         The conjuncts that Spark evaluates above the join; the condition that the slot evaluates; the time range.
     """
-    parts = list(conjuncts(rest))
+    parts = [] if rest is None else rest.conjuncts
     fixed_days = str(catalyst.spark.conf.get("spark.sql.session.timeZone")).lower() in _FIXED_ZONES
     _choose_times(parts, sides, readings)
     times = [readings[name].time for name in (LEFT, RIGHT)]

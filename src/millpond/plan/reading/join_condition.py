@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,17 +17,6 @@ _COMPARISONS = {**_ORDER, "EqualTo": "=", "EqualNullSafe": "<=>"}
 _MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 LEFT, RIGHT = "left", "right"
-
-
-def conjuncts(condition: Expression | None) -> Iterator[Expression]:
-    """Yield the conjuncts of a condition."""
-    if condition is None:
-        return
-    if condition.kind == "And":
-        for child in condition.children:
-            yield from conjuncts(child)
-    else:
-        yield condition
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,20 @@ def _side(
         aliases.append(catalyst.alias(expression, name))
         return name
 
+    able: Expression | None = None
+    for conjunct in reading.match_conditions:
+        able = catalyst.conjunction(able, conjunct)
+
+    def stored(value: Expression) -> str:
+        # As on Spark, what a condition computes of rows that have no match is not evaluated: it may fail.
+        guarded = value if able is None or value.kind == "AttributeReference" else catalyst.conditional(able, value)
+        return raw(guarded)
+
     header = {
         "__right": str(right).lower(),
         "__time": _micros(reading.time, raw),
         "__late": _micros(reading.late, raw) if side.late == "late" else "cast(null as bigint)",
-        "__able": " and ".join(f"coalesce({raw(conjunct)}, false)" for conjunct in reading.match_conditions) or "true",
+        "__able": "true" if able is None else f"coalesce({raw(able)}, false)",
     }
     columns = [f"{header[field.name]} as {field.name}" for field in spec.header]
     keys = [raw(key) for key in reading.keys]
@@ -48,7 +57,7 @@ def _side(
         if other:
             columns += [_named(f"cast(null as {field.type})", field) for field in fields]
         else:
-            columns += [_named(raw(value), field) for value, field in zip(reading.values, fields, strict=True)]
+            columns += [_named(stored(value), field) for value, field in zip(reading.values, fields, strict=True)]
     return aliases, [*columns, f"xxhash64({', '.join(keys)}) as __hash"]
 
 

@@ -7,7 +7,6 @@ driver.
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,11 +17,10 @@ from pyspark.sql.types import StructField, StructType
 from millpond.conf import read_settings
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Expression, Node
-from millpond.plan.catalyst.python import broadcasts, command, worker_settings
+from millpond.plan.catalyst.python import broadcasts, command, load, worker_settings
 from millpond.plan.catalyst.session import settings_of
 from millpond.plan.catalyst.versions import calls_user_code
-from millpond.plan.reading.aggregate import check_key, check_one_time
-from millpond.plan.reading.reading import InputColumn, Reading, unique_name
+from millpond.plan.reading.reading import InputColumn, Reading, check_key, check_one_time, unique_name
 from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.spec.kinds.group_state import STATE, GroupStateSpec
 from millpond.spec.kinds.processor import InitialState, ProcessorSpec, TimeMode, Variable
@@ -108,7 +106,7 @@ def read_processor(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, Pr
     # These modules use private names of PySpark that only supported versions have.
     from millpond.tasks.user_processor import InitialColumns, UserProcessor
     from millpond.worker.processors.asynchronous.base import check_asynchronous
-    from millpond.worker.processors.declaration import declare_state
+    from millpond.worker.processors.declaration import run_init
 
     mode = str(node.java.outputMode().toString()).lower()
     evolves = str(catalyst.spark.conf.get(_ENCODING, "unsaferow")).lower() == "avro"
@@ -119,8 +117,7 @@ def read_processor(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, Pr
     keys = _read_columns(reading, node.children[0].output, _grouping_count(node))
     reading.initial = initial = _read_initial(node, keys) if node.java.hasInitialState() else None
     function = node.expression("functionExpr")
-    pickled = command(catalyst, function)
-    processor = _unpickle_processor(pickled)
+    processor = _load_processor(catalyst, function)
     asynchronous = check_asynchronous(processor, pandas=_uses_pandas(node))
     marked = [item for item in node.children[0].output if WATERMARK_DELAY in item.metadata]
     if time_mode == "event":
@@ -129,7 +126,7 @@ def read_processor(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, Pr
         if marked:
             reading.time = EventTime(ids.index(marked[0].expr_id))
     names: set[str] = set()
-    declared = declare_state(processor, time_mode)
+    declared = run_init(processor, time_mode)
     spec = ProcessorSpec(
         columns=tuple(column.field for column in reading.inputs),
         keys=keys,
@@ -145,7 +142,7 @@ def read_processor(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, Pr
     )
     reading.processor = UserProcessor(
         title=processor_title(node),
-        command=pickled,
+        command=command(catalyst, function),
         pandas=_uses_pandas(node),
         columns=_struct(reading.raw),
         values=tuple(range(len(reading.raw) - _data_columns(node), len(reading.raw))),
@@ -168,9 +165,7 @@ def is_asynchronous(catalyst: Catalyst, node: Node) -> bool:
     from millpond.worker.processors.asynchronous.base import AsyncStatefulProcessor
 
     try:
-        return isinstance(
-            _unpickle_processor(command(catalyst, node.expression("functionExpr"))), AsyncStatefulProcessor
-        )
+        return isinstance(_load_processor(catalyst, node.expression("functionExpr")), AsyncStatefulProcessor)
     except Unsupported:
         return False
 
@@ -210,8 +205,7 @@ def read_group_state(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, 
     if str(catalyst.spark.conf.get(_FORMAT, "2")) == "1":
         raise Unsupported(Reason("MP-PROCESSOR", "state format 1, in which a removed state has no timeout"))
     function = node.expression("functionExpr")
-    pickled = command(catalyst, function)
-    if not isinstance(pickle.loads(pickled), tuple):
+    if not isinstance(load(catalyst, function), tuple):
         raise Unsupported(Reason("MP-PROCESSOR", "a function that is so large that Spark sends it as a broadcast"))
     reading = ProcessorReading()
     names: set[str] = set()
@@ -248,7 +242,7 @@ def read_group_state(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, 
     )
     reading.processor = UserGroups(
         title=group_state_title(node),
-        command=pickled,
+        command=command(catalyst, function),
         pandas=True,
         columns=_struct(reading.raw),
         values=tuple(range(len(reading.raw))),
@@ -308,9 +302,9 @@ def _struct(columns: list[Any]) -> StructType:
     return StructType([StructField(column.name, column.data_type) for column in columns])
 
 
-def _unpickle_processor(pickled: bytes) -> Any:
-    """Unpickle a copy of the user's processor."""
-    loaded = pickle.loads(pickled)
+def _load_processor(catalyst: Catalyst, function: Expression) -> Any:
+    """Return a copy of the user's processor."""
+    loaded = load(catalyst, function)
     if not isinstance(loaded, tuple):
         raise Unsupported(Reason("MP-PROCESSOR", "a processor that is so large that Spark sends it as a broadcast"))
     return loaded[0].__self__._stateful_processor

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import INTEGERS, WATERMARK_DELAY, Expression, Node
 from millpond.plan.catalyst.optimiser.windows import Needed
-from millpond.plan.reading.aggregate import check_key
 from millpond.plan.reading.functions import read_function
-from millpond.plan.reading.reading import InputColumn, Reading, unique_name
+from millpond.plan.reading.reading import InputColumn, Reading, check_key, check_value, unique_name
 from millpond.plan.reading.reasons import Reason, Unsupported
-from millpond.spec.functions import FUNCTIONS, unsupported_key, unsupported_value
+from millpond.spec.functions import FUNCTIONS, unsupported_key
 from millpond.spec.kinds.over import OverSpec
 from millpond.spec.kinds.rank import RankSpec
 from millpond.spec.operators import AggregateCall, Field, Order
@@ -36,8 +35,7 @@ def limits_of(node: Node, known: Limits) -> dict[int, int]:
     """Return the limits that hold below a node: those from above, and those of the node itself."""
     if node.kind == "Filter":
         limits = dict(known)
-        condition = node.expression("condition")
-        for part in conjuncts(condition):
+        for part in node.expression("condition").conjuncts:
             bound = bound_of(part)
             if bound is not None:
                 column, most = bound
@@ -52,15 +50,6 @@ def limits_of(node: Node, known: Limits) -> dict[int, int]:
         return below
     # Other nodes may merge or multiply rows, so a bound above them says nothing about rows below.
     return dict(known) if node.kind in ("SubqueryAlias", "View") else {}
-
-
-def conjuncts(condition: Expression | None) -> list[Expression]:
-    """Return the conjuncts of a condition."""
-    if condition is None:
-        return []
-    if condition.kind == "And":
-        return [part for child in condition.children for part in conjuncts(child)]
-    return [condition]
 
 
 def bound_of(condition: Expression) -> tuple[int, int] | None:
@@ -180,7 +169,7 @@ def _read_rows(node: Node, needed: Needed) -> tuple[Reading, tuple[Field, ...], 
         reading.raw.append(attribute)
         column = Field(unique_name(attribute.name, names), attribute.type)
         reading.inputs.append(InputColumn(column, (len(reading.raw) - 1,), "{0}"))
-        check_value_type(attribute)
+        check_value(attribute)
     keys = []
     for key in partitioned_by(node):
         check_key(key)
@@ -224,10 +213,3 @@ def _position(columns: Sequence[Expression], column: Expression) -> int:
         if column.kind == "AttributeReference" and attribute.expr_id == column.expr_id:
             return position
     raise Unsupported(Reason("MP-WINDOW", column.name))
-
-
-def check_value_type(attribute: Expression) -> None:
-    """Refuse a row's column that cannot be stored as state."""
-    reason = unsupported_value(attribute.type)
-    if reason:
-        raise Unsupported(Reason(reason, f"{attribute.name} ({attribute.type})"))

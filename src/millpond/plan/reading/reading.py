@@ -6,12 +6,21 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from millpond.plan.catalyst.nodes import Expression
+from millpond.plan.catalyst.nodes import Expression, Node
 from millpond.plan.reading.reasons import Reason, Unsupported
 from millpond.plan.reading.user_functions import USER_AGGREGATE, UserCalls
 from millpond.plan.reading.windows import Session, WindowAssignment
-from millpond.spec.functions import FUNCTIONS, KEY_COLUMNS, MAX_KEY_COLUMNS, is_distinct, key_width
+from millpond.spec.functions import (
+    FUNCTIONS,
+    KEY_COLUMNS,
+    MAX_KEY_COLUMNS,
+    is_distinct,
+    key_width,
+    unsupported_key,
+    unsupported_value,
+)
 from millpond.spec.kinds.aggregate import AggregateSpec
+from millpond.spec.kinds.enrich import EnrichSpec
 from millpond.spec.kinds.session import SessionSpec
 from millpond.spec.operators import GLOBAL_HASH, AggregateCall, EventTime, Field
 from millpond.tasks.ddl import quoted
@@ -132,6 +141,28 @@ class Reading:
         return len(self.inputs) - 1
 
 
+class LookupReading(Reading):
+    """The reading of a lookup join."""
+
+    @classmethod
+    def of(cls, node: Node, spec: EnrichSpec) -> LookupReading:
+        """Read a lookup join.
+
+        Raises:
+            Unsupported: it stays on Spark.
+        """
+        reading = cls()
+        names: set[str] = set()
+        for column, attribute in zip(spec.columns, node.children[0].output, strict=True):
+            reading.raw.append(attribute)
+            field = Field(unique_name(column.name, names), attribute.type)
+            reading.inputs.append(InputColumn(field, (len(reading.raw) - 1,), "{0}"))
+        for position in spec.keys:
+            check_key(reading.raw[position])
+        reading.set_hash([reading.inputs[position].field.name for position in spec.keys])
+        return reading
+
+
 def unique_name(name: str, taken: set[str]) -> str:
     """Return `name`, numbered if taken; case is ignored, as by default in Spark's resolution.
 
@@ -144,6 +175,27 @@ def unique_name(name: str, taken: set[str]) -> str:
         fresh = f"{name.lstrip('_')}_{number}"
     taken.add(fresh.lower())
     return fresh
+
+
+def check_key(expression: Expression) -> None:
+    """Refuse a key of a type that operators cannot compare."""
+    reason = unsupported_key(expression.type)
+    if reason is not None:
+        raise Unsupported(Reason(reason, f"{expression.name} ({expression.type})"))
+
+
+def check_value(expression: Expression) -> None:
+    """Refuse a column of a type that cannot be stored as state."""
+    reason = unsupported_value(expression.type)
+    if reason is not None:
+        raise Unsupported(Reason(reason, f"{expression.name} ({expression.type})"))
+
+
+def check_one_time(marked: list[Expression]) -> None:
+    """Refuse several columns with a watermark, as Spark does: it would be unclear which one closes the state."""
+    if len({column.semantic_hash if column.kind == "GetStructField" else column.expr_id for column in marked}) > 1:
+        names = " and ".join(column.name for column in marked)
+        raise Unsupported(Reason("MP-EVENT-TIME", f"{names}, of which Spark takes one only"))
 
 
 def calls_user_function(expression: Expression) -> bool:

@@ -15,7 +15,7 @@ from py4j.protocol import Py4JJavaError
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, Node
 from millpond.plan.catalyst.python import function_code, time_zone_seen
-from millpond.plan.reading.decision import Decided, Decision
+from millpond.plan.decision.decision import Decided, Decision
 
 _IDENTITY = re.compile(r"(?<!none)#-?\d+")  # identities given by the session; numbers after "none" are positions
 _ZONE = re.compile(r'"timeZoneId":"([^"]*)"')

@@ -8,7 +8,7 @@ from millpond.plan.catalyst.lookups import is_lookup_join, why_not_repeatable
 from millpond.plan.catalyst.nodes import BATCH_TIMES, CLOCKS, Expression, Node
 from millpond.plan.catalyst.stable import is_special_time
 from millpond.plan.catalyst.text import readable, subquery
-from millpond.plan.reading.decision import Decided, Decision
+from millpond.plan.decision.decision import Decided, Decision
 from millpond.plan.reading.join import JoinReading
 from millpond.plan.reading.processor import ProcessorReading
 

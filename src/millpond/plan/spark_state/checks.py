@@ -12,8 +12,7 @@ from millpond.errors import StateIncompatibleError
 from millpond.humanize import duration
 from millpond.plan.catalyst.buffers import Buffers
 from millpond.plan.catalyst.nodes import SESSION_WINDOW, TIME_WINDOW, WATERMARK_DELAY, Expression, Node
-from millpond.plan.reading.aggregate import metadata
-from millpond.plan.reading.decision import Operator
+from millpond.plan.decision.decision import Operator
 from millpond.plan.reading.reading import Reading
 from millpond.plan.reading.windows import window_assignment, windows_of
 from millpond.plan.spark_state.contradictions import (
@@ -67,7 +66,7 @@ def check_groups(
     closed = times.watermark - spec.lag if spec.lag is not None and spec.needs_no_data_batches else None
     groupings = node.output if node.kind == "Distinct" else node.list("groupingExpressions")
     for number, grouping in enumerate(groupings):
-        column, marked = f"{place}{number}", WATERMARK_DELAY in metadata(grouping)
+        column, marked = f"{place}{number}", WATERMARK_DELAY in grouping.metadata
         end, own = end_and_checks(node, grouping, column)
         checks += own
         if reading.session is not None and number == reading.session.position and reading.session.gap is not None:
@@ -100,10 +99,10 @@ def end_and_checks(node: Node, key: Expression, column: str) -> tuple[tuple[str,
     dtype = parse_type(key.type)
     if dtype.name in _TIMES:
         return (micros(column, dtype.name), column), []
-    if not metadata(key).keys() & {TIME_WINDOW, SESSION_WINDOW} or dtype.name != "struct":
+    if not key.metadata.keys() & {TIME_WINDOW, SESSION_WINDOW} or dtype.name != "struct":
         return None, []
     span = _span(key, column)
-    windows = windows_of(node, key) if TIME_WINDOW in metadata(key) else None
+    windows = windows_of(node, key) if TIME_WINDOW in key.metadata else None
     return (span.stop, span.end), [] if windows is None else window_checks(windows, span)
 
 

@@ -19,8 +19,7 @@ from millpond.humanize import counted
 from millpond.plan.catalyst.buffers import Buffers, buffers_of
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Node
-from millpond.plan.reading.aggregate import metadata
-from millpond.plan.reading.decision import Decided, Operator
+from millpond.plan.decision.decision import Decided, Operator
 from millpond.plan.reading.join import JoinReading
 from millpond.plan.reading.join_input import side_projections
 from millpond.plan.reading.reading import Reading
@@ -176,7 +175,7 @@ def _aggregated(
     if node.kind == "Distinct":
         buffers = Buffers(
             [Field(column.name, column.type) for column in node.output],
-            [metadata(column) for column in node.output],
+            [column.metadata for column in node.output],
             [],
             [],
             [],
@@ -296,13 +295,13 @@ def _deduplicated(
         _compare(operator, "keeps of each key", [Field("expiresAtMicros", "bigint")], values)
     flat = _flat(state, values, keys=held)
     fields = [Field(column.name, column.type) for column in expected]
-    compare_times(operator, fields, list(map(metadata, expected)), _metadata(state, "key"), times)
+    compare_times(operator, fields, [column.metadata for column in expected], _metadata(state, "key"), times)
     closed = None if spec.lag is None else times.watermark - spec.lag
     checks: list[Check] = []
     for number, key in enumerate(expected):
         end, own = end_and_checks(node, key, f"k{number}")
         checks += own
-        if end is not None and closed is not None and not within and WATERMARK_DELAY in metadata(key):
+        if end is not None and closed is not None and not within and WATERMARK_DELAY in key.metadata:
             checks += closed_checks(*end, "keys", closed)
     if within and closed is not None:
         checks += closed_checks("v0", "timestamp_micros(v0)", "keys", closed)
@@ -381,7 +380,7 @@ def _joined(
                     f"the query reads {column.name} {column.type} on its {side} side; its checkpoint has "
                     f"{_field_list(rows)} there",
                 )
-        ours = [metadata(column) for column, _ in matched_columns]
+        ours = [column.metadata for column, _ in matched_columns]
         fields = [Field(column.name, column.type) for column, _ in matched_columns]
         compare_times(operator, fields, ours, [theirs for _, theirs in matched_columns], times)
         check_rows(operator, flat, checks)

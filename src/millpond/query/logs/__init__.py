@@ -1,1 +1,1 @@
-"""Spark's offset log and commit log beside the state: progress, ownership, forks and garbage collection."""
+"""Spark's offset log and commit log: reading them, running a batch again, copying them to another checkpoint."""

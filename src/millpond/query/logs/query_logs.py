@@ -18,9 +18,10 @@ import msgspec
 from millpond.checkpoint.formats.documents import FORMAT, digits, read_document, write_document
 from millpond.checkpoint.generation import check_fence
 from millpond.errors import StateDamagedError
-from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem
+from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem, MissingFileError
 from millpond.files.backends.local import LocalFiles
 from millpond.files.backends.retry import with_retries
+from millpond.tasks.offset_log import LogEntry, newest_batch
 
 Log = Literal["offsets", "commits"]
 
@@ -70,7 +71,7 @@ class QueryLogs:
         """
         if self._files.exists(METADATA):
             return
-        last = max(map(self.last, LOGS))
+        last = max(self.last_planned, self.last_committed)
         if last >= 0:
             raise StateDamagedError(
                 f"[STREAMING_CHECKPOINT_MISSING_METADATA_FILE] offsets/ and commits/ have batches up to {last}, and "
@@ -87,7 +88,7 @@ class QueryLogs:
         Raises:
             StateDamagedError: entries of `offsets/` are missing.
         """
-        planned, committed = self.last("offsets"), self.last("commits")
+        planned, committed = self.last_planned, self.last_committed
         if planned < committed:
             offsets = f"offsets/ has batches up to {planned} only" if planned >= 0 else "offsets/ is empty or gone"
             raise StateDamagedError(
@@ -116,12 +117,17 @@ class QueryLogs:
     @property
     def next_batch(self) -> int:
         """The batch that Spark runs next. A planned batch implies that the batch before it is committed."""
-        return max(self.last("commits") + 1, self.last("offsets"), 0)
+        return max(self.last_committed + 1, self.last_planned, 0)
 
-    def last(self, log: Log) -> int:
-        """Return the newest batch in a log; −1 if it is empty."""
-        names = (info.name.rpartition("/")[2] for info in self._files.list(f"{log}/"))
-        return max((int(name) for name in names if name.isdigit()), default=-1)
+    @property
+    def last_planned(self) -> int:
+        """The newest batch in the offset log; −1 if it is empty."""
+        return newest_batch(self._files, "offsets/")
+
+    @property
+    def last_committed(self) -> int:
+        """The newest batch in the commit log; −1 if it is empty."""
+        return newest_batch(self._files, "commits/")
 
     def store_partitions(self) -> int | None:
         """Return the number of partitions of Spark's state stores in its offset log; None before the first batch.
@@ -129,13 +135,13 @@ class QueryLogs:
         Raises:
             StateDamagedError: the newest entry cannot be read.
         """
-        last = self.last("offsets")
+        last = self.last_planned
         if last < 0:
             return None
         try:
-            entry = json.loads(bytes(memoryview(self._files.get(f"offsets/{last}"))).decode().splitlines()[1])
-            return int(entry["conf"]["spark.sql.shuffle.partitions"])
-        except (IndexError, KeyError, TypeError, ValueError) as error:
+            entry = LogEntry.parse(self._files.get(f"offsets/{last}"))
+            return int(entry.metadata["conf"]["spark.sql.shuffle.partitions"])
+        except (KeyError, TypeError, ValueError) as error:
             raise StateDamagedError(
                 "An entry of Spark's offset log cannot be read.",
                 action="Restore it from a backup, or start with a new checkpointLocation.",
@@ -162,7 +168,7 @@ class QueryLogs:
         Spark writes to a temporary file, then renames it. Before batch 0, it refuses a checkpoint with any file in its
         logs. So a query whose driver died while it wrote the first entry could never be started again.
         """
-        if self.last("offsets") >= 0:
+        if self.last_planned >= 0:
             return
         for log in LOGS:
             for info in self._files.list(f"{log}/"):
@@ -171,9 +177,10 @@ class QueryLogs:
 
     def read(self, log: Log, batch: int) -> bytes | None:
         """Return the bytes of one entry; None if it does not exist."""
-        if not any(info.name == f"{log}/{batch}" for info in self._files.list(f"{log}/")):
+        try:
+            return self._files.get(f"{log}/{batch}")
+        except MissingFileError:
             return None
-        return self._files.get(f"{log}/{batch}")
 
     def put(self, log: Log, batch: int, entry: bytes) -> None:
         """Write one entry."""
@@ -183,12 +190,12 @@ class QueryLogs:
     def remove(self, log: Log, batch: int) -> None:
         """Remove one entry, if it exists."""
         self._delete_checksum(log, batch)
-        if any(info.name == f"{log}/{batch}" for info in self._files.list(f"{log}/")):
+        if self._files.exists(f"{log}/{batch}"):
             self._files.delete(f"{log}/{batch}")
 
     def _delete_checksum(self, log: Log, batch: int) -> None:
         # Hadoop's local file system keeps a checksum beside each file, and refuses a file with another checksum.
-        if any(info.name == f"{log}/.{batch}.crc" for info in self._files.list(f"{log}/")):
+        if self._files.exists(f"{log}/.{batch}.crc"):
             self._files.delete(f"{log}/.{batch}.crc")
 
 

@@ -18,13 +18,14 @@ from millpond.files.backends.filesystem import FileSystem
 from millpond.files.locations.opening import on_disk
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.session import copied_session
+from millpond.plan.decision.decision import Decision
 from millpond.plan.exchange.workers import map_in_arrow
 from millpond.plan.lookahead.source import fed_by_source, key_hashes, prefetch_sources, source_of
-from millpond.plan.reading.decision import Decision
 from millpond.query.logs.query_logs import QueryLogs
 from millpond.query.lookahead.sources import UpcomingRows, upcoming_rows
 from millpond.slot.prefetch.switch import requested_hints
 from millpond.slot.process.lifecycle import SlotDirectory
+from millpond.tasks.offset_log import LogEntry
 from millpond.tasks.operator_task import Lookahead, OperatorTask
 from millpond.worker.hints import SourceHints
 
@@ -132,7 +133,7 @@ class _Runner:
         return any("source" in lookaheads for lookaheads in requested_hints(self._directory, task).values())
 
     def _send_hints(self, tasks_wanting_hints: Sequence[OperatorTask]) -> None:
-        batch = self._logs.last("offsets")
+        batch = self._logs.last_planned
         if batch != self._batch:
             entry = self._logs.read("offsets", batch) if batch >= 0 else None
             self._batch, self._offset = batch, None if entry is None else _only_offset(entry)
@@ -151,11 +152,11 @@ class _Runner:
 
 def _only_offset(entry: bytes) -> str | None:
     """Return the end offset of a planned batch, if the query has one source."""
-    lines = entry.decode().splitlines()[2:]
-    if len(lines) != 1:
+    offsets = LogEntry.parse(entry).offsets
+    if len(offsets) != 1:
         return None
     try:
-        json.loads(lines[0])
+        json.loads(offsets[0])
     except ValueError:
         return None
-    return lines[0]
+    return offsets[0]

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -23,8 +23,10 @@ from millpond.conf import Settings
 from millpond.errors import MillpondError, SettingError
 from millpond.query.progress.counts import CountingListener, Counts
 from millpond.query.progress.reader import Progress, ProgressReader
-from millpond.slot.process.client import CommitHealth, commit_health
+from millpond.query.running.companion import after
+from millpond.slot.process.client import query_status
 from millpond.slot.process.lifecycle import SlotDirectory
+from millpond.slot.process.messages import QueryStatus
 from millpond.tasks.operator_task import OperatorTask
 
 if TYPE_CHECKING:
@@ -58,9 +60,9 @@ class _Query:
             return self._reader.read()
         return None
 
-    def health(self) -> CommitHealth | None:
+    def status(self) -> QueryStatus | None:
         with suppress(MillpondError):
-            return commit_health(SlotDirectory.of(self.task), self.task.key, _SILENCE_SECONDS)
+            return query_status(SlotDirectory.of(self.task), self.task.key, _SILENCE_SECONDS)
         return None
 
 
@@ -87,7 +89,7 @@ class Endpoint:
 
         with self._scraping:
             queries = [
-                ScrapedQuery(q.labels, q.titles, q.counts, q.progress(), q.health()) for q in tuple(self._queries)
+                ScrapedQuery(q.labels, q.titles, q.counts, q.progress(), q.status()) for q in tuple(self._queries)
             ]
         return families(queries)
 
@@ -120,20 +122,16 @@ class Endpoint:
         self._queries.append(shown)
         with _lock:
             self.users += 1
-        threading.Thread(
-            target=self._remove_at_end, args=(query, spark, shown, listener), name="millpond-prometheus", daemon=True
-        ).start()
 
-    def _remove_at_end(self, query: StreamingQuery, spark: SparkSession, shown: _Query, listener: Any) -> None:
-        try:
+        def remove(error: Exception | None) -> None:
             try:
-                query.awaitTermination()
-            finally:
                 spark.streams.removeListener(listener)
-        except Exception as error:  # the query failed, or the JVM is gone; either is reported elsewhere
-            log.debug("a query that Prometheus was shown has ended: %s", error)
-        self._queries.remove(shown)
-        _release(self)
+            except Exception as failure:  # the JVM is gone
+                log.debug("the listener of a query that has ended was not removed: %s", failure)
+            self._queries.remove(shown)
+            _release(self)
+
+        after(query, "millpond-prometheus", remove).start()
 
     def close(self) -> None:
         """Stop the server."""

@@ -12,7 +12,7 @@ from millpond.checkpoint.generation import RestartReason
 from millpond.metrics import ADDED_METRICS, MOVED, REQUEST_PRICES, WAITING, description
 from millpond.query.progress.counts import Counts
 from millpond.query.progress.reader import Progress
-from millpond.slot.process.client import CommitHealth
+from millpond.slot.process.messages import QueryStatus
 
 _QUERY = ("query_id", "query_name")
 _OPERATOR = (*_QUERY, "operator")
@@ -27,14 +27,14 @@ class ScrapedQuery:
         titles: the titles of its operators.
         counts: its counts since its start.
         progress: its progress from its checkpoint; None if that could not be read.
-        health: the commit health of its slots on this host; None if they did not answer.
+        status: its status in its slots on this host; None if they did not answer.
     """
 
     labels: tuple[str, str]
     titles: Sequence[str]
     counts: Counts
     progress: Progress | None
-    health: CommitHealth | None
+    status: QueryStatus | None
 
 
 def families(queries: Sequence[ScrapedQuery]) -> Iterator[Metric]:
@@ -115,8 +115,8 @@ def families(queries: Sequence[ScrapedQuery]) -> Iterator[Metric]:
             lag.add_metric(query.labels, query.progress.commit_lag)
             for host, partitions in query.progress.hosts.items():
                 hosts.add_metric((*query.labels, host), partitions)
-        if query.health is not None:
-            failed.add_metric(query.labels, query.health.failed)
+        if query.status is not None:
+            failed.add_metric(query.labels, query.status.failed_commits)
     yield from (batches, last, lag, failed, requests, sent, hedges, blocks, copied)
     yield from (waiting, compactions, compacted, compacting, moved, hosts, restarts)
     yield from _of_operators(queries)

@@ -25,7 +25,7 @@ from millpond.metrics import (
     TIER_METRICS,
     reducer,
 )
-from millpond.query.logs.finding import find_state
+from millpond.query.checkpoints.finding import find_state
 from millpond.query.logs.query_logs import QueryLogs
 from millpond.state_reader.reader import StateOperator, StateReader
 

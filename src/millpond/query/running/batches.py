@@ -18,7 +18,8 @@ from pyspark.sql import DataFrame
 
 from millpond.errors import UsageError
 from millpond.query.running.session_settings import changed_settings
-from millpond.slot.process.client import answered_batches
+from millpond.slot.process.client import query_status
+from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.tasks.operator_task import OperatorTask
 from millpond.worker.slot_stage import PartitionDone
 
@@ -118,5 +119,7 @@ class CompleteBatch:
         # A slot stage cannot report if its consumer stops early, as isEmpty() does; this host's slots know what ran.
         # A slot counts a batch as answered once the state that the batch waits for is durable. A reader that stopped
         # before may not have waited for that, and Spark's commit log must not run ahead of the state.
-        answered = answered_batches(self.tasks[0])
+        task = self.tasks[0]
+        status = query_status(SlotDirectory.of(task), task.key, task.settings.silence_timeout)
+        answered = {(operator, partition): last for operator, partition, last in status.answered}
         return {place for place in missing if answered.get(place, -1) < batch}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -12,6 +11,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.metrics import observation_name
 from millpond.plan.catalyst.exchange.forms import ExchangeForms, Form
+from millpond.query.running.companion import after, beside
 from millpond.tasks.operator_task import OperatorTask
 
 log = logging.getLogger("millpond")
@@ -137,34 +137,33 @@ def watch_forms(
     """
     parallelism = int(spark.sparkContext.defaultParallelism)
     choices = [(task, _choice(task, always=always, parallelism=parallelism)) for task in tasks]
-    threading.Thread(target=_watch, args=(query, forms, choices), name="millpond-forms", daemon=True).start()
+    latest = -1
+
+    def choose_next() -> None:
+        nonlocal latest
+        java = query._jsq.lastProgress()  # cheap check first: PySpark's own copy takes dozens of calls
+        if java is None or java.batchId() == latest:
+            return
+        latest = java.batchId()
+        progress = query.lastProgress
+        for task, choice in choices:
+            metrics = None if progress is None else progress.observedMetrics.get(observation_name(task.operator))
+            before = choice.form
+            if metrics is not None and choice.choose(metrics.asDict()) != before:
+                log.debug("operator %d: the exchange goes from %s to %s", task.operator, before, choice.form)
+                forms.choose(exchange_id(task), choice.form)
+
+    def remove(error: Exception | None) -> None:
+        try:
+            remove_forms(forms, [task for task, _ in choices])
+        except Exception as failure:
+            log.debug("the JVM is gone: %s", failure)
+
+    if all(choice.fixed for _, choice in choices):
+        after(query, "millpond-forms", remove).start()
+    else:
+        beside(query, "millpond-forms", choose_next, _POLL_SECONDS, remove).start()
 
 
 def _choice(task: OperatorTask, *, always: bool = False, parallelism: int = 1) -> FormChoice:
     return FormChoice(bool(task.combined), task.exchange == "local", always, parallelism)
-
-
-def _watch(query: StreamingQuery, forms: ExchangeForms, choices: Sequence[tuple[OperatorTask, FormChoice]]) -> None:
-    try:
-        if all(choice.fixed for _, choice in choices):
-            query.awaitTermination()
-        latest = -1
-        while not query.awaitTermination(_POLL_SECONDS):
-            java = query._jsq.lastProgress()  # cheap check first: PySpark's own copy takes dozens of calls
-            if java is None or java.batchId() == latest:
-                continue
-            latest = java.batchId()
-            progress = query.lastProgress
-            for task, choice in choices:
-                metrics = None if progress is None else progress.observedMetrics.get(observation_name(task.operator))
-                before = choice.form
-                if metrics is not None and choice.choose(metrics.asDict()) != before:
-                    log.debug("operator %d: the exchange goes from %s to %s", task.operator, before, choice.form)
-                    forms.choose(exchange_id(task), choice.form)
-    except Exception as error:  # the query failed, or the JVM is gone; either is reported elsewhere
-        log.debug("forms are not chosen any more: %s", error)
-    finally:
-        try:
-            remove_forms(forms, [task for task, _ in choices])
-        except Exception as error:
-            log.debug("the JVM is gone: %s", error)

@@ -12,10 +12,12 @@ from pyspark import SparkContext
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.errors import FencedError, MillpondError, SettingError, TransientError
-from millpond.slot.process.client import DRAIN_SECONDS, commit_failures, drain
+from millpond.files.locations.opening import same_place
+from millpond.query.running.companion import after
+from millpond.slot.process.client import DRAIN_SECONDS, drain, query_status
 from millpond.slot.process.identity import Process, owner
 from millpond.slot.process.lifecycle import POLL_SECONDS, SlotDirectory
-from millpond.slot.process.queries import QueryRecord, canonical, record_query, remove_query
+from millpond.slot.process.queries import QueryRecord, record_query, remove_query
 from millpond.tasks.block_references import delete_generations
 from millpond.tasks.operator_task import OperatorTask
 
@@ -28,16 +30,16 @@ _RELEASE_PAUSE_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
-class _Run:
-    """A run that this process has started, and the thread that waits for its end."""
+class _Execution:
+    """An execution of a query that this process has started, and the thread that waits for its end."""
 
     query: StreamingQuery
     task: OperatorTask
     watcher: threading.Thread
 
 
-_runs: dict[str, _Run] = {}
-"""Runs by `OperatorTask.run`, until their pending commits are durable."""
+_executions: dict[str, _Execution] = {}
+"""Executions by `OperatorTask.run`, until their pending commits are durable."""
 
 _applications: set[str] = set()
 """Applications with a thread that waits for their end."""
@@ -56,22 +58,19 @@ def watch_run(query: StreamingQuery, task: OperatorTask) -> None:
         record_query(directory, QueryRecord(task.key, task.run, task.location, user))
     except (OSError, SettingError, TransientError) as error:
         log.debug("that the query runs was not noted: %s", error)
-    watcher = threading.Thread(target=_watch, args=(query, directory, task), name="millpond-running", daemon=True)
-    _runs[task.run] = _Run(query, task, watcher)
+    watcher = after(query, "millpond-running", lambda error: _finish(directory, task))
+    _executions[task.run] = _Execution(query, task, watcher)
     watcher.start()
 
 
-def _watch(query: StreamingQuery, directory: SlotDirectory, task: OperatorTask) -> None:
-    try:
-        query.awaitTermination()
-    except Exception as error:  # the query failed, or the JVM is gone; either is reported elsewhere
-        log.debug("the query has ended: %s", error)
+def _finish(directory: SlotDirectory, task: OperatorTask) -> None:
+    """Release a run that has ended, once its commits are durable, and remove its record."""
     try:
         # The store may be away: the slots try until the commits are durable or the run is fenced.
         while not release(task, _RELEASE_TIMEOUT_SECONDS):
             time.sleep(_RELEASE_PAUSE_SECONDS)
     finally:
-        _runs.pop(task.run, None)
+        _executions.pop(task.run, None)
         with suppress(OSError):
             remove_query(directory, task.key, task.run)
 
@@ -108,16 +107,18 @@ def await_commits(location: str) -> None:
     Raises:
         TransientError: the commits are not durable within the commit timeout of a batch.
     """
-    for run in list(_runs.values()):
-        if canonical(run.task.location) == canonical(location) and not run.query.isActive:
-            timeout = run.task.settings.commit_timeout
-            run.watcher.join(timeout)
-            if run.watcher.is_alive():
-                why = "".join(f" ({trouble})" for trouble in commit_failures(run.task))
+    for execution in list(_executions.values()):
+        task = execution.task
+        if same_place(task.location, location) and not execution.query.isActive:
+            timeout = task.settings.commit_timeout
+            execution.watcher.join(timeout)
+            if execution.watcher.is_alive():
+                status = query_status(SlotDirectory.of(task), task.key, task.settings.silence_timeout)
+                why = "".join(f" ({failure})" for failure in status.commit_failures)
                 raise TransientError(
                     f"The last batches of the query, which has ended, are not durable after {timeout:.0f} s{why}.",
                     action="Read the state again when the store can be reached, or an older version of it.",
-                    query=run.task.query,
+                    query=task.query,
                     file=location,
                 )
 

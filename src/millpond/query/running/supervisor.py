@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from py4j.protocol import Py4JError
@@ -23,10 +23,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.checkpoint.checkpoint import Checkpoint, NotDurableError
 from millpond.checkpoint.forks.parents import open_state
-from millpond.checkpoint.generation import Restart, RestartReason, newest_claim
-from millpond.errors import FencedError, MillpondError, TransientError
+from millpond.checkpoint.generation import Restart, RestartReason, claimed_generations, read_claim
+from millpond.errors import FencedError, MillpondError, StateDamagedError, TransientError
+from millpond.files.backends.filesystem import FileSystem
 from millpond.files.backends.retry import SHORT_RETRY
-from millpond.humanize import counted
+from millpond.humanize import counted, first_line
 from millpond.plan.catalyst.cluster.pings import ExecutorPings
 from millpond.query.logs.query_logs import QueryLogs
 from millpond.query.running.handle import RunningQuery
@@ -90,7 +91,8 @@ class Supervisor:
         pings: to the application's executors; None if only Spark looks for those that hang.
         tasks: the operators of the run that goes on; `restart` changes them.
         query_logs: Spark's logs of the query.
-        restart: starts the query again, for this reason, and returns Spark's new query.
+        restart: starts the query again, for this reason, in place of the run of this generation; returns Spark's new
+            query, or raises `FencedError` if a newer run has taken over.
         limit: restarts within ten minutes.
     """
 
@@ -101,7 +103,7 @@ class Supervisor:
         pings: ExecutorPings | None,
         tasks: Sequence[OperatorTask],
         query_logs: QueryLogs,
-        restart: Callable[[Restart], StreamingQuery],
+        restart: Callable[[Restart, int], StreamingQuery],
         limit: int,
     ) -> None:
         self._query = query
@@ -216,8 +218,8 @@ class Supervisor:
 
     def _is_over(self, loss: Loss, running: StreamingQuery) -> bool:
         """Return whether all batches that need state of the lost hosts have found it, or will find it."""
-        version = self._query_logs.last("commits") + 1
-        in_batch = self._query_logs.last("offsets") >= version
+        version = self._query_logs.last_committed + 1
+        in_batch = self._query_logs.last_planned >= version
         if loss.last is None:
             loss.last = version + 1
             if loss.hung and in_batch:
@@ -284,10 +286,11 @@ class Supervisor:
                 "query %s: %s; the query is started again, and repeats the batch", self._tasks[0].query, restart
             )
             try:
-                self._check_overtaken(own, restart)
+                files = open_state(self._tasks[0].location, retry_config=SHORT_RETRY)
+                check_overtaken(files, own, restart, self._tasks[0].query)
                 self._stop()  # a start refuses to, if spark.sql.streaming.stopActiveRunOnRestart is false
                 with self._pinging():
-                    running = self._restart(restart)
+                    running = self._restart(restart, own)
                 self._restarts = restart.number
                 return running
             except TransientError as error:
@@ -296,7 +299,7 @@ class Supervisor:
                 raise
             except Exception as error:
                 raise TransientError(
-                    f"A host was lost, and the query could not be started again: {_first_line(error)}.",
+                    f"A host was lost, and the query could not be started again: {first_line(error)}.",
                     action="Start the query again: it repeats the last batch.",
                     query=self._tasks[0].query,
                 ) from error
@@ -304,24 +307,32 @@ class Supervisor:
             pause *= 4
         return None
 
-    def _check_overtaken(self, own: int, restart: Restart) -> None:
-        """Check that only failed tries of this restart have claimed the query since its own run.
-
-        Raises:
-            FencedError: the user, or another application, has started the query.
-        """
-        newest = newest_claim(open_state(self._tasks[0].location, retry_config=SHORT_RETRY))
-        if newest is not None and newest.number > own and newest.restart != restart:
-            raise FencedError(
-                "A newer run of the query has taken over while hosts were lost.",
-                action="None is needed: the newer run goes on.",
-                query=self._tasks[0].query,
-            )
-
     def _stop(self) -> None:
         running = StreamingQuery(self._query._jsq)
         if running.isActive:
             running.stop()
+
+
+def check_overtaken(files: FileSystem, replaced: int, restart: Restart, query: str) -> None:
+    """Check that only tries of this restart have claimed the query since the run that it replaces.
+
+    Args:
+        files: the location's `millpond/` folder.
+        replaced: generation of that run.
+        restart: the restart; its failed tries have claimed generations, too.
+        query: the query's id.
+
+    Raises:
+        FencedError: the user, or another application, has started the query.
+    """
+    for number in claimed_generations(files, after=replaced):
+        with suppress(StateDamagedError):  # a torn claim was never returned to its run
+            if read_claim(files, number).restart != restart:
+                raise FencedError(
+                    "A newer run of the query has taken over while hosts were lost.",
+                    action="None is needed: the newer run goes on.",
+                    query=query,
+                )
 
 
 def _longest_batch(running: StreamingQuery) -> float:
@@ -336,7 +347,3 @@ def _application_runs() -> bool:
         return context is not None and not context._jsc.sc().isStopped()
     except Exception:  # the JVM is gone
         return False
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0].removesuffix(".")

@@ -99,7 +99,10 @@ def _lasting(spec: OperatorSpec) -> Any:
 def _between(before: list[Plain], now: list[Plain]) -> Iterator[str]:
     """Describe the differences in the expressions that Spark evaluates on a changelog between operators."""
     if len(before) != len(now):
-        yield "the query has its operators whose rows change at other places than its checkpoint"
+        yield (
+            "the query has operators whose rows change, or joins by computed keys or conditions, at other places than "
+            "its checkpoint"
+        )
         return
     for old, new in zip(before, now, strict=True):
         if old == new:

@@ -29,7 +29,7 @@ from millpond.key_groups import KEY_GROUPS
 from millpond.operators.kinds.registry import state_tables
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.changelog.between import between_schemas
-from millpond.plan.reading.decision import Decision
+from millpond.plan.decision.decision import Decision
 from millpond.plan.state_column_names import state_column_names
 from millpond.query.logs.query_logs import QueryLogs, is_rolled_back
 from millpond.query.schema.comparison import (
@@ -119,7 +119,7 @@ def check_schema(
         StateDamagedError: the state, or part of it, is missing.
     """
     # A start that was interrupted in a replay has removed the commit of a batch that is done.
-    nothing_done = query_logs.last("commits") < 0 and not is_rolled_back(checkpoint_files)
+    nothing_done = query_logs.last_committed < 0 and not is_rolled_back(checkpoint_files)
     try:
         number, query = _match_or_write(
             files, query_logs, checkpoint_files, query, specs, "error" if nothing_done else changed, on_spark
@@ -131,7 +131,7 @@ def check_schema(
         log.warning("another query was started on this checkpoint and committed nothing: this one takes its place")
         return StartSchema(query, from_scratch=True)
     # With a planned batch, state of that batch may be durable and is used.
-    from_scratch = nothing_done and query_logs.last("offsets") < 0
+    from_scratch = nothing_done and query_logs.last_planned < 0
     if from_scratch:
         _check_nothing_committed(files, checkpoint_files)
     return StartSchema(query, number, from_scratch)
@@ -243,7 +243,7 @@ def _match_or_write(
                     tries[0], files.locate(schema_name(number)), follows=may_evolve(before, query)
                 )
             return None, query
-    if not files.exists(QUERY_FILE) and query_logs.last("commits") >= 0:
+    if not files.exists(QUERY_FILE) and query_logs.last_committed >= 0:
         raise missing_state_error(
             files, query_logs, checkpoint_files, query, on_spark if any(spec.facts.stateful for spec in specs) else None
         )

@@ -11,7 +11,7 @@ from millpond.errors import MillpondError, StateDamagedError, StateIncompatibleE
 from millpond.files.backends.filesystem import FileSystem
 from millpond.files.locations.opening import join_url, open_filesystem, same_place
 from millpond.humanize import counted
-from millpond.query.logs.ownership import state_of_last_run
+from millpond.query.checkpoints.ownership import state_of_last_run
 from millpond.query.logs.query_logs import QueryLogs
 
 _FOLDER = "millpond/"
@@ -33,7 +33,7 @@ def missing_state_error(
         on_spark: the number of operators with state on Spark; None if no operator of the query has state.
     """
     operators = ", ".join(repr(operator.name) for operator in query.operators)
-    done = f"Spark has committed {counted(query_logs.last('commits') + 1, 'batch', 'batches')} ({checkpoint_files.url})"
+    done = f"Spark has committed {counted(query_logs.last_committed + 1, 'batch', 'batches')} ({checkpoint_files.url})"
     # The last run may have had its state at another place, which the checkpoint records.
     elsewhere = state_of_last_run(checkpoint_files)
     if elsewhere is not None and not same_place(join_url(elsewhere, _FOLDER), files.url):
@@ -66,7 +66,7 @@ def missing_state_error(
             "spark.millpond.enabled=false.",
             file=files.locate(QUERY_FILE),
         )
-    last = query_logs.last("commits")
+    last = query_logs.last_committed
     moved = "if it was moved, set spark.millpond.state.location to the folder above it; " if elsewhere else ""
     return StateDamagedError(
         f"{done}, and the state of {operators} that they made is gone: there is nothing at {files.url}.",

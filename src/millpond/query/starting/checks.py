@@ -14,12 +14,16 @@ from millpond.conf import OnWrongInSpark
 from millpond.errors import SettingError, UnsupportedError, UsageError, WrongInSparkError
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Node
+from millpond.plan.catalyst.session import is_on
 from millpond.plan.catalyst.versions import TESTED, is_tested
-from millpond.plan.reading.decision import Decided, Decision, Operator
+from millpond.plan.decision.decision import Decided, Decision, Operator
+from millpond.plan.decision.reader import ALLOW_MULTIPLE
 from millpond.plan.reading.processor import is_asynchronous
 from millpond.plan.reading.user_functions import USER_AGGREGATE
 
 log = logging.getLogger("millpond")
+
+_CHECK = "spark.sql.streaming.unsupportedOperationCheck"
 
 _warned: set[str] = set()  # applications that were warned that failed tasks are not retried
 
@@ -62,10 +66,10 @@ def check_stream(df: DataFrame, decision: Decision) -> None:
     Where Millpond runs them, it allows more than Spark: DISTINCT in aggregates, top-N, aggregates over each key's last
     rows, and operators above others that produce a changelog.
     """
-    if df.sparkSession.conf.get("spark.sql.streaming.unsupportedOperationCheck", "true") == "false":
+    if not is_on(df.sparkSession, _CHECK, True):
         return
     catalyst = Catalyst(df.sparkSession)
-    if df.sparkSession.conf.get("spark.sql.streaming.statefulOperator.allowMultiple", "true") != "false":
+    if is_on(df.sparkSession, ALLOW_MULTIPLE, True):
         _check_watermarks(decision.analyzed)
     plan = _checkable_plan(catalyst, decision.root, decision.analyzed)
     catalyst.check_streaming(plan, decision.output_mode)
@@ -136,7 +140,7 @@ def unsupported_anywhere(df: DataFrame, decision: Decision) -> list[Operator]:
     on_spark = [
         decided for decided in decision.root.walk() if decided.operator is not None and decided.operator.spec is None
     ]
-    checked = df.sparkSession.conf.get("spark.sql.streaming.unsupportedOperationCheck", "true") == "true"
+    checked = is_on(df.sparkSession, _CHECK, True)
     mode = decision.output_mode
     if not on_spark or (checked and _passes_spark_check(catalyst, decision.root, decision.analyzed, mode)):
         return []
@@ -249,7 +253,7 @@ def check_speculation(context: SparkContext) -> None:
     Raises:
         SettingError: Spark may use the output of another one.
     """
-    if not context._jsc.sc().isLocal() and context.getConf().get("spark.speculation", "false") == "true":
+    if not context._jsc.sc().isLocal() and str(context.getConf().get("spark.speculation", "false")).lower() == "true":
         raise SettingError(
             "With spark.speculation, Spark runs two attempts of a task at once, and this query may give other rows in "
             "each.",

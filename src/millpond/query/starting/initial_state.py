@@ -1,4 +1,7 @@
-"""Initial state of processors: written before the first batch, removed once that batch is committed."""
+"""Initial state of processors: written before the first batch, removed once that batch is committed.
+
+While the query runs, a thread removes it. If the run ends before that, the next start does.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from millpond.errors import MillpondError
 from millpond.files.backends.filesystem import FileSystem
 from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.decision.decision import Decision
 from millpond.plan.exchange.initial_state import initial_state
 from millpond.plan.exchange.workers import map_in_arrow, named_function
-from millpond.plan.reading.decision import Decision
 from millpond.plan.reading.processor import InitialReading, ProcessorReading
 from millpond.query.logs.query_logs import QueryLogs
 from millpond.tasks.initial_state import Portion, delete_initial_state, write_list
@@ -71,7 +74,7 @@ def _initial(reading: object) -> InitialReading | None:
 def remove_initial_when_committed(
     query: StreamingQuery, task: OperatorTask, files: FileSystem, query_logs: QueryLogs
 ) -> None:
-    """Remove the initial state in a thread once the first batch is committed; otherwise, the next start removes it.
+    """Remove the initial state in a thread once the first batch is committed, if the query runs until then.
 
     Args:
         query: the running query.
@@ -86,14 +89,31 @@ def remove_initial_when_committed(
 
 def _remove_when_committed(query: StreamingQuery, task: OperatorTask, files: FileSystem, query_logs: QueryLogs) -> None:
     ended = False
-    try:
-        while query_logs.last("commits") < 0:
-            if ended:
+    while True:
+        try:
+            if query_logs.last_committed >= 0:
+                delete_initial_state(files, task.initial)
                 return
-            try:
-                ended = query.awaitTermination(_POLL_SECONDS)
-            except Exception:  # the query failed, which is reported elsewhere, or the JVM is gone
-                ended = True
-        delete_initial_state(files, task.initial)
+        except MillpondError as error:  # tried again while the query runs
+            log.debug("the initial state was not removed: %s", error)
+        if ended:
+            return
+        try:
+            ended = query.awaitTermination(_POLL_SECONDS)
+        except Exception:  # the query failed, which is reported elsewhere, or the JVM is gone
+            ended = True
+
+
+def remove_left_initial(files: FileSystem) -> None:
+    """Remove the initial state that earlier runs have left, in a start after the query's first batch.
+
+    The start has claimed its generation: the earlier runs are fenced, and a later start does not run the first batch
+    again. On an error of the store, the files stay until the next start.
+
+    Args:
+        files: the location's `millpond/` folder.
+    """
+    try:
+        delete_initial_state(files)
     except MillpondError as error:
-        log.debug("the initial state was not removed: %s", error)
+        log.debug("the initial state of earlier runs was not removed: %s", error)

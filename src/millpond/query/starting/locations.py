@@ -6,7 +6,6 @@ import logging
 import re
 import shutil
 import tempfile
-import threading
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +15,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.errors import MillpondError
 from millpond.files.locations.opening import open_filesystem
-from millpond.plan.catalyst.session import delete_at_exit, qualified
+from millpond.plan.catalyst.session import delete_at_exit, is_on, qualified
+from millpond.query.running.companion import after
 from millpond.slot.process.client import drain
 from millpond.tasks.operator_task import OperatorTask
 
@@ -35,24 +35,27 @@ _SINKS_WITH_LOG = frozenset({"parquet", "orc", "json", "csv", "text"})
 _SINK_LOG_ENTRY = re.compile(r"_spark_metadata/(\d+)(\.compact)?")
 
 
-def runs_planned(spark: SparkSession, sink: str, path: str | None, batch: int) -> bool:
-    """Return whether the sink certainly runs a batch that was planned and not committed, and does not skip it.
+def runs_planned(spark: SparkSession, sink: str, path: str | None, batch: int) -> bool | None:
+    """Return whether the sink runs a batch that was planned and not committed.
 
     Args:
         spark: the query's session.
         sink: the sink's format, or `foreach`/`foreachBatch`.
         path: where a file sink writes.
         batch: the planned batch.
+
+    Returns:
+        True if the sink certainly runs it, False if the sink has it and skips it, None if the sink may do either.
     """
     if sink in _SINKS_WITHOUT_LOG:
         return True
     if sink not in _SINKS_WITH_LOG or path is None:
-        return False
+        return None
     try:
         # A file sink skips batches that its own log has, so whether it runs a batch depends on that log.
         names = [info.name for info in open_filesystem(qualified(spark, path)).list("_spark_metadata/")]
     except (MillpondError, OSError):  # a path that only Spark can read
-        return False
+        return None
     return max((int(found[1]) for name in names if (found := _SINK_LOG_ENTRY.fullmatch(name))), default=-1) < batch
 
 
@@ -115,19 +118,14 @@ def delete_when_stopped(query: StreamingQuery, spark: SparkSession, path: str, t
         path: the checkpoint, a local folder.
         task: any operator of the query; its slots have to release the checkpoint first.
     """
-    forced = spark.conf.get("spark.sql.streaming.forceDeleteTempCheckpointLocation", "false") == "true"
-    threading.Thread(
-        target=_delete_when_stopped, args=(query, path, task, forced), name="millpond-temporary", daemon=True
-    ).start()
+    forced = is_on(spark, "spark.sql.streaming.forceDeleteTempCheckpointLocation", False)
 
-
-def _delete_when_stopped(query: StreamingQuery, path: str, task: OperatorTask, forced: bool) -> None:
-    try:
-        query.awaitTermination()
-    except Exception as error:  # reported by the query itself
-        if not forced:
+    def delete(error: Exception | None) -> None:
+        if error is not None and not forced:
             log.debug("the temporary checkpoint %s stays until the application ends: %s", path, error)
             return
-    with suppress(MillpondError, OSError):  # commits to a checkpoint that is being deleted may fail
-        drain(task)
-    shutil.rmtree(path, ignore_errors=True)
+        with suppress(MillpondError, OSError):  # commits to a checkpoint that is being deleted may fail
+            drain(task)
+        shutil.rmtree(path, ignore_errors=True)
+
+    after(query, "millpond-temporary", delete).start()

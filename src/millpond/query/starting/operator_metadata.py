@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from millpond.files.backends.filesystem import FileSystem
-from millpond.plan.reading.decision import Operator
+from millpond.plan.decision.decision import Operator
 
 _FOLDER = "state/0/_metadata/"
 _METADATA = f"{_FOLDER}metadata"

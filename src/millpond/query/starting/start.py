@@ -18,11 +18,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.checkpoint.forks.parents import open_state
-from millpond.checkpoint.generation import Restart, claim, newest_claim
+from millpond.checkpoint.generation import Restart, claim, claim_name, newest_claim
 from millpond.checkpoint.recovery import Recovery
 from millpond.checkpoint.state_schema import QUERY_FILE, overwrite_schema
 from millpond.conf import Settings
 from millpond.errors import (
+    FencedError,
     MillpondError,
     StateIncompatibleError,
     TransientError,
@@ -30,21 +31,22 @@ from millpond.errors import (
 from millpond.files.backends.retry import SHORT_RETRY
 from millpond.files.locations.opening import join_url, open_filesystem
 from millpond.plan.catalyst.jvm import Catalyst
-from millpond.plan.catalyst.session import check_sink, is_running, qualified, stop_active_run
+from millpond.plan.catalyst.session import check_sink, is_on, is_running, qualified, stop_active_run
+from millpond.plan.decision.decision import Decision
 from millpond.plan.exchange.combining import Combination, Combinations
 from millpond.plan.exchange.workers import on_one_host, preload_workers, runs_driver_python
-from millpond.plan.reading.decision import Decision
 from millpond.plan.replay.fingerprint import fingerprint
-from millpond.query.logs.fork import check_fork
-from millpond.query.logs.garbage import collect_garbage
-from millpond.query.logs.ownership import Ownership, state_of_last_run
+from millpond.query.checkpoints.fork import check_fork
+from millpond.query.checkpoints.garbage import collect_garbage
+from millpond.query.checkpoints.ownership import Ownership, state_of_last_run
 from millpond.query.logs.query_logs import QueryLogs, RollBack
 from millpond.query.lookahead.runner import lookaheads, start_source_lookahead
 from millpond.query.running.commits import watch_commits
 from millpond.query.running.runs import end_slots_with_application, release, watch_run
+from millpond.query.running.supervisor import check_overtaken
 from millpond.query.schema.matching import StartSchema, check_schema, state_schema_of, write_evolved_schema
 from millpond.query.starting.checks import check_speculation
-from millpond.query.starting.initial_state import remove_initial_when_committed, write_initial
+from millpond.query.starting.initial_state import remove_initial_when_committed, remove_left_initial, write_initial
 from millpond.query.starting.operator_metadata import update_operator_metadata
 from millpond.query.starting.recovery_point import concurrent_run_error, recovery_version, write_base_and_find_replays
 from millpond.query.starting.tasks import first_partitions, operator_task
@@ -75,7 +77,8 @@ class Start:
             the combinations of rows before the exchanges.
         combinations: the possible combinations.
         session_settings: session settings with which the rewritten query is planned and started.
-        runs_planned: whether the sink certainly runs this batch, planned and not committed, when the query starts.
+        runs_planned: whether the sink runs this batch, planned and not committed, when the query starts; None if it is
+            not known.
         located: whether the rewritten query has markers with preferred hosts.
     """
 
@@ -88,22 +91,26 @@ class Start:
     rewrite: Rewrite
     combinations: Combinations
     session_settings: dict[str, str]
-    runs_planned: Callable[[int], bool]
+    runs_planned: Callable[[int], bool | None]
     located: bool = False
 
-    def run(self, launch: Callable[[DataFrame], StreamingQuery], restart: Restart | None = None) -> StreamingQuery:
+    def run(
+        self, launch: Callable[[DataFrame], StreamingQuery], restart: Restart | None = None, replaced: int = 0
+    ) -> StreamingQuery:
         """Recover, then start the rewritten query with `launch`.
 
         Args:
             launch: starts Spark's query.
             restart: why the application starts the query again; None for a start by the user.
+            replaced: generation of the run that a restart replaces.
 
         Raises:
+            FencedError: the user, or another application, has started the query since the run that a restart replaces.
             StateIncompatibleError: the checkpoint belongs to another query, or to Spark's own state store.
             StateDamagedError: state that Spark's offset log and commit log require is missing.
         """
         with ExitStack() as undo:
-            startup = _Startup(self, undo, restart)
+            startup = _Startup(self, undo, restart, replaced)
             startup.end_earlier_run()
             startup.claim()
             startup.recover()
@@ -121,10 +128,11 @@ class _Startup:
         start: the start.
         undo: callbacks that run if a step fails.
         restart: why the application starts the query again.
+        replaced: generation of the run that a restart replaces.
     """
 
-    def __init__(self, start: Start, undo: ExitStack, restart: Restart | None) -> None:
-        self.start, self.undo, self.restart = start, undo, restart
+    def __init__(self, start: Start, undo: ExitStack, restart: Restart | None, replaced: int) -> None:
+        self.start, self.undo, self.restart, self.replaced = start, undo, restart, replaced
         self.spark, self.decision, self.settings = start.spark, start.decision, start.settings
         self.context = self.spark.sparkContext
         self.catalyst = Catalyst(self.spark)
@@ -133,7 +141,7 @@ class _Startup:
         # All refusals come before `identify`, which writes the query's id into the checkpoint.
         check_fork(self.checkpoint, self.checkpoint_files)
         self.query_logs = QueryLogs(self.checkpoint_files)
-        if self.spark.conf.get(VERIFY_METADATA, "true") == "true":
+        if is_on(self.spark, VERIFY_METADATA, True):
             self.query_logs.check_id()
         self.query_logs.check_offsets()
         self.query_id = self.query_logs.identify()
@@ -149,11 +157,12 @@ class _Startup:
 
     def end_earlier_run(self) -> None:
         """Stop a run of the query in this application, wait for its commits, and pin the state schema."""
-        if is_running(self.spark, self.query_id) and self.query_logs.last("commits") >= 0:
+        if is_running(self.spark, self.query_id) and self.query_logs.last_committed >= 0:
             # Check first: a query that is refused must not stop the active run.
             self._check_schema()
             check_sink(self.spark, self.start.sink)
         self.task = self._first_task()
+        self._check_overtaken()
         stop_active_run(self.spark, self.query_id)
         try:
             # Commits that the run before has begun become durable here, so that fewer batches have to run again.
@@ -205,6 +214,7 @@ class _Startup:
             self.query_logs,
             self.plan_digest,
             even_if_changed=self.settings.on_changed_replay == "run",
+            evolves=self.settings.on_changed_state == "evolve",
             runs_planned=start.runs_planned,
             schema_number=self.schema_number,
             retain=self.settings.state_retain,
@@ -223,6 +233,8 @@ class _Startup:
         # Only the query's first batch reads the initial state.
         if first == 0:
             self.task = write_initial(self.catalyst, self.decision, self.task, self.files, self.start.session_settings)
+        else:
+            remove_left_initial(self.files)
         self._open_ahead(first)
         for batch in self.replays:
             log.info("state lags behind Spark's commit log: batch %d runs again, without the sink", batch)
@@ -248,7 +260,9 @@ class _Startup:
                 )
                 self._open_ahead(self.query_logs.next_batch)
         self.tasks = self._tasks(self.task)
-        return launch(self._rewritten(self.tasks))
+        frame = self._rewritten(self.tasks)
+        self._check_overtaken()  # Spark would stop the newer run
+        return launch(frame)
 
     def attach(self, query: StreamingQuery) -> None:
         """Start the threads that accompany the query: hints, commit checks, garbage collection."""
@@ -273,7 +287,12 @@ class _Startup:
             on_spark=len(self.decision.on_spark),
         )
 
+    def _check_overtaken(self) -> None:
+        if self.restart is not None:
+            check_overtaken(self.files, self.replaced, self.restart, self.query_id)
+
     def _claim(self, *, from_scratch: bool = False) -> None:
+        self._check_overtaken()
         generation = claim(
             self.files,
             run=self.task.run,
@@ -281,6 +300,13 @@ class _Startup:
             minimum=time.time_ns() // 1_000_000,  # the time also fences runs whose checkpoint was deleted
             restart=self.restart,
         )
+        try:
+            self._check_overtaken()
+        except FencedError:
+            # The newer run was fenced by this claim, and goes on without it (see `check_fence`).
+            with suppress(MillpondError):
+                self.files.delete(claim_name(generation.number))
+            raise
         if self.owner is not None:
             # Before the generation has a base: see `Ownership`.
             self.owner.note(generation.number)
@@ -291,7 +317,7 @@ class _Startup:
 
     def _logged(self) -> tuple[int, int]:
         """Return the last batches of Spark's commit log and offset log."""
-        return self.query_logs.last("commits"), self.query_logs.last("offsets")
+        return self.query_logs.last_committed, self.query_logs.last_planned
 
     def _open_ahead(self, version: int) -> None:
         """Make the slots open the state of the first batch while Spark plans it."""
@@ -326,7 +352,7 @@ class _Startup:
             return self.settings.partitions
         claimed = newest_claim(self.files)
         # As in Spark, `spark.sql.shuffle.partitions` applies only until the first batch is planned.
-        if claimed is not None and self.query_logs.last("offsets") >= 0:
+        if claimed is not None and self.query_logs.last_planned >= 0:
             return claimed.partitions
         return first_partitions(self.spark, self.settings)
 

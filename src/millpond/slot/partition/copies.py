@@ -14,19 +14,18 @@ read.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import time
-import uuid
 from pathlib import Path
+
+from millpond.files.folder_lock import REMOVED, is_lock_of, lock_folder, remove_locked
 
 KEPT_SECONDS = 86_400.0
 """Seconds for which unused copies are kept."""
 
 _CLAIM_TRIES = 10
 """Number of tries to claim a folder that another process removes meanwhile."""
-_REMOVED = ".removed-"
 
 
 class CopiesFolder:
@@ -39,10 +38,7 @@ class CopiesFolder:
     @property
     def is_current(self) -> bool:
         """Whether the folder still exists and has not been replaced by another."""
-        try:
-            return os.path.samestat(os.fstat(self._lock), os.stat(self.path / "lock"))
-        except OSError:
-            return False
+        return is_lock_of(self._lock, self.path)
 
     @property
     def bytes(self) -> int:
@@ -63,7 +59,7 @@ def claim_copies(root: Path, query: str, slot: int) -> CopiesFolder | None:
     for _ in range(_CLAIM_TRIES):
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            lock = _try_lock(folder)
+            lock = lock_folder(folder, wait=False)
         except FileNotFoundError:  # `remove_old_copies` removed it meanwhile
             continue
         except OSError:
@@ -81,7 +77,7 @@ def claim_copies(root: Path, query: str, slot: int) -> CopiesFolder | None:
 def remove_old_copies(root: Path, kept: float = KEPT_SECONDS) -> None:
     """Remove folders that have not been used for `kept` seconds."""
     for query in _entries(root):
-        if query.name.startswith(_REMOVED):
+        if query.name.startswith(REMOVED):
             shutil.rmtree(query, ignore_errors=True)
             continue
         for folder in _entries(query):
@@ -94,15 +90,13 @@ def remove_old_copies(root: Path, kept: float = KEPT_SECONDS) -> None:
 def _remove_old(root: Path, folder: Path, before: float) -> None:
     if _last_used(folder) > before:
         return
-    lock = _try_lock(folder)
+    lock = lock_folder(folder, wait=False)
     if lock is None:
         return
     try:
         # Checked again with the lock held: another slot may have used the folder meanwhile.
         if _last_used(folder) <= before:
-            removed = root / f"{_REMOVED}{uuid.uuid4().hex}"
-            folder.rename(removed)  # the next user creates a new folder
-            shutil.rmtree(removed, ignore_errors=True)
+            remove_locked(folder, root)
     finally:
         os.close(lock)
 
@@ -110,27 +104,6 @@ def _remove_old(root: Path, folder: Path, before: float) -> None:
 def _last_used(folder: Path) -> float:
     """Return when the folder was last claimed or released, or when a copy was added or removed."""
     return max(path.stat().st_mtime for path in (folder, folder / "lock") if path.exists())
-
-
-def _try_lock(folder: Path) -> int | None:
-    """Lock the folder and return the lock's descriptor; None if another process holds it.
-
-    Raises:
-        FileNotFoundError: the folder was removed meanwhile.
-    """
-    lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The folder may have been renamed between `open` and `flock`; then the lock protects nothing.
-        if not os.path.samestat(os.fstat(lock), os.stat(folder / "lock")):
-            raise FileNotFoundError(str(folder))
-    except BlockingIOError:
-        os.close(lock)
-        return None
-    except BaseException:
-        os.close(lock)
-        raise
-    return lock
 
 
 def _entries(folder: Path) -> list[Path]:

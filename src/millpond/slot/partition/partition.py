@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 
 from millpond.checkpoint.formats.manifest import PartitionManifest, Sealed, seal, seal_again
 from millpond.errors import TransientError
-from millpond.layout import HashRange, Words
+from millpond.layout import HashRange
 from millpond.metrics import DURABLE_METRICS, MOVED, OPEN, reducer
 from millpond.operators.kinds.registry import open_operator
 from millpond.operators.processors.calls import CallsUserCode, HasInitialState
@@ -24,12 +25,13 @@ from millpond.slot.partition.feed import Feed
 from millpond.slot.partition.resources import QueryResources
 from millpond.slot.partition.tables import Tables, attach_context
 from millpond.slot.prefetch.hints import PrefetchHints
+from millpond.slot.process.messages import Hints
 from millpond.spec.operators import GLOBAL_HASH
 from millpond.stores.aligned.table import AlignedTable
 from millpond.stores.memory.spool import Spool
 from millpond.tasks.initial_state import read_rows
 from millpond.tasks.offset_log import check_time
-from millpond.tasks.operator_task import Lookahead, OperatorTask
+from millpond.tasks.operator_task import OperatorTask
 from millpond.tasks.rows import is_combined
 
 if TYPE_CHECKING:
@@ -111,9 +113,10 @@ class Partition:
             if self._manifest is None:
                 self._open(version)
 
-    def hint(self, batch: int, lookahead: Lookahead, hashes: Words, keys: pa.RecordBatch | None = None) -> None:
+    def hint(self, hints: Hints, keys: pa.RecordBatch) -> None:
         """Store prefetch hints, and look them up now if the partition is idle, else as soon as it can."""
-        self._hints.store(batch, lookahead, hashes, keys)
+        hashes = keys.column(0).to_numpy().view(np.uint64)
+        self._hints.store(hints.batch, hints.lookahead, hashes, keys if keys.num_columns > 1 else None)
         with self._attempt_lock.try_hold() as free:
             if free and self._manifest is not None:
                 # A reader of the last batch's output may grow the index that the look-up reads.
@@ -433,12 +436,15 @@ class Partition:
         with self._operator_lock:
             # Readers of the old state's output see the new epoch and stop.
             self._epoch += 1
-            if self._operator is not None:
-                self._operator.close()
-            if self._tables is not None:
-                self._tables.close()
-                self._tables = None
-            self._operator = self._manifest = self._applied = self.answered_batch = None
+            operator, tables = self._operator, self._tables
+            # The fields are cleared first: if closing fails, the next attempt must open the version again.
+            self._operator = self._tables = self._manifest = self._applied = self.answered_batch = None
+            try:
+                if operator is not None:
+                    operator.close()
+            finally:
+                if tables is not None:
+                    tables.close()
 
     def close(self) -> None:
         """Cut off the attempt that writes, and release the tables as soon as the lock is free."""

@@ -20,17 +20,16 @@ import pyarrow as pa
 from millpond.checkpoint.generation import fenced_error
 from millpond.errors import FencedError, MillpondError, TransientError
 from millpond.files.disk import reason, remedy
-from millpond.layout import Words
 from millpond.operators.processors.calls import Caller
 from millpond.slot.partition.attempt_lock import Attempt
 from millpond.slot.partition.partition import Partition
 from millpond.slot.partition.resources import QueryResources, SlotResources
-from millpond.slot.process.messages import Done, Run
+from millpond.slot.process.messages import Done, Hints, QueryStatus, RunBatch
 from millpond.slot.process.server import Answer
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.memory.process_memory import set_trim_threshold
 from millpond.tasks.offset_log import latest_batch
-from millpond.tasks.operator_task import Lookahead, OperatorTask
+from millpond.tasks.operator_task import OperatorTask
 
 _TRIM_SHARE = 256
 """The allocator returns freed blocks larger than 1/256 of the budget to the system at once. That is slower, but
@@ -143,7 +142,7 @@ class PartitionServer:
 
     def run(
         self,
-        run: Run,
+        run: RunBatch,
         batches: Iterator[pa.RecordBatch],
         cancel: Callable[[], None] = lambda: None,
         caller: Caller | None = None,
@@ -200,22 +199,14 @@ class PartitionServer:
             for partition in [self._partition(task, number) for number in partitions for task in tasks]:
                 partition.open_ahead(version)
 
-    def hint(
-        self,
-        task: OperatorTask,
-        partition: int,
-        batch: int,
-        lookahead: Lookahead,
-        hashes: Words,
-        keys: pa.RecordBatch | None = None,
-    ) -> None:
+    def hint(self, hints: Hints, keys: pa.RecordBatch) -> None:
         """Pass prefetch hints to a partition if it is open (see `Work`)."""
-        query = self._query(task.key)
+        query = self._query(hints.task.key)
         running = query.running
-        if running is not None and running.task.generation == task.generation:
-            held = query.partitions.get((task.operator, partition))
+        if running is not None and running.task.generation == hints.task.generation:
+            held = query.partitions.get((hints.task.operator, hints.partition))
             if held is not None:
-                held.hint(batch, lookahead, hashes, keys)
+                held.hint(hints, keys)
 
     def drain(self, query: str, timeout: float, generation: int | None = None) -> list[tuple[int, int, int]]:
         """Make a query's sealed state durable and release the query.
@@ -248,25 +239,24 @@ class PartitionServer:
             held.release()
         return versions
 
-    def answered(self, query: str) -> list[tuple[int, int, int]]:
-        """Return operator, partition and last answered batch of the query's partitions that have answered any."""
-        held = sorted(self._query(query).partitions.copy().items())
-        return [(*place, partition.answered_batch) for place, partition in held if partition.answered_batch is not None]
-
-    def commit_failure(self, query: str) -> str:
-        """Return why a query's commits fail, if they have failed for some time; else empty."""
-        running = self._query(query).running
-        return "" if running is None else running.committer.commit_failure()
-
-    def lost_call(self, query: str) -> str:
-        """Return the keys for which user code was running when its process died; empty if that has not happened."""
-        running = self._query(query).running
-        return "" if running is None else running.lost_call
-
-    def failed_commits(self, query: str) -> int:
-        """Return the number of failed commit attempts in a query's current run."""
-        running = self._query(query).running
-        return 0 if running is None else running.committer.stats.retries
+    def status(self, query: str) -> QueryStatus:
+        """Return the status of a query in this slot (see `Work`)."""
+        held = self._query(query)
+        answered = [
+            (*place, partition.answered_batch)
+            for place, partition in sorted(held.partitions.copy().items())
+            if partition.answered_batch is not None
+        ]
+        running = held.running
+        if running is None:
+            return QueryStatus(answered)
+        failure = running.committer.commit_failure()
+        return QueryStatus(
+            answered,
+            commit_failures=[failure] if failure else [],
+            failed_commits=running.committer.stats.retries,
+            lost_calls=[running.lost_call] if running.lost_call else [],
+        )
 
     def close(self) -> None:
         """Finish pending commits, each query within its exit timeout, and release everything."""

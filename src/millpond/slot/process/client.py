@@ -11,19 +11,19 @@ import sys
 import time
 from collections.abc import Sequence
 from threading import Thread
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
-from millpond.errors import TransientError
+from millpond.errors import FencedError, TransientError
 from millpond.slot.process.connection import Connection, PeerGone, PeerSilent
 from millpond.slot.process.identity import NO_THREADS, Process, identify, owner
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.slot.process.messages import (
-    Answered,
     Drain,
     Drained,
     Hello,
     Open,
     Opened,
+    QueryStatus,
     RequestSlot,
     SlotStarted,
     Status,
@@ -252,6 +252,7 @@ def drain(task: OperatorTask, timeout: float = DRAIN_SECONDS, *, ended: bool = F
 
     Raises:
         MillpondError: a slot could not make everything durable; the commit's own error.
+        FencedError: a newer run has taken over; all other slots have answered.
     """
     directory = SlotDirectory.of(task)
     running = directory.running().values()
@@ -264,32 +265,8 @@ def drain(task: OperatorTask, timeout: float = DRAIN_SECONDS, *, ended: bool = F
     return {(operator, partition): version for answer in answers for operator, partition, version in answer.versions}
 
 
-def answered_batches(task: OperatorTask) -> dict[tuple[int, int], int]:
-    """Return the last answered batch of each of the query's partitions on this host, by (operator, partition)."""
-    answers = _ask_all(SlotDirectory.of(task), Status(task.key), Answered, task.settings.silence_timeout)
-    return {(operator, partition): batch for answer in answers for operator, partition, batch in answer.batches}
-
-
-def commit_failures(task: OperatorTask) -> list[str]:
-    """Return why the query's commits fail, for each slot on this host where they have failed for some seconds."""
-    return commit_health(SlotDirectory.of(task), task.key, task.settings.silence_timeout).failures
-
-
-def lost_calls(task: OperatorTask) -> list[str]:
-    """Return the keys for which user code was running when its process died, on this host in this run of the query."""
-    answers = _ask_all(SlotDirectory.of(task), Status(task.key), Answered, task.settings.silence_timeout)
-    return sorted({answer.lost_call for answer in answers if answer.lost_call})
-
-
-class CommitHealth(NamedTuple):
-    """Health of a query's commits on this host: reasons of current failures, and failed attempts in this run."""
-
-    failures: list[str]
-    failed: int
-
-
-def commit_health(directory: SlotDirectory, query: str, silence: float) -> CommitHealth:
-    """Ask an application's slots on this host for the health of a query's commits.
+def query_status(directory: SlotDirectory, query: str, silence: float) -> QueryStatus:
+    """Return the status of a query over all of an application's slots on this host.
 
     Args:
         directory: the directory of the slots.
@@ -299,9 +276,13 @@ def commit_health(directory: SlotDirectory, query: str, silence: float) -> Commi
     Raises:
         TransientError: a slot does not answer.
     """
-    answers = _ask_all(directory, Status(query), Answered, silence)
-    failures = sorted({answer.commit_failure for answer in answers if answer.commit_failure})
-    return CommitHealth(failures, sum(answer.failed_commits for answer in answers))
+    replies = _ask_all(directory, Status(query), QueryStatus, silence)
+    return QueryStatus(
+        answered=[place for reply in replies for place in reply.answered],
+        commit_failures=sorted({failure for reply in replies for failure in reply.commit_failures}),
+        failed_commits=sum(reply.failed_commits for reply in replies),
+        lost_calls=sorted({call for reply in replies for call in reply.lost_calls}),
+    )
 
 
 def _ask_all(directory: SlotDirectory, message: Drain | Status, answer: type[_A], silence: float) -> list[_A]:
@@ -315,7 +296,16 @@ def _ask_all(directory: SlotDirectory, message: Drain | Status, answer: type[_A]
                 asked[name].send(message)
             except (ConnectionError, FileNotFoundError, PeerGone):
                 continue  # the slot has just exited, after finishing its commits
-        return [connection.expect(answer) for connection in asked.values()]
+        answers: list[_A] = []
+        fenced: FencedError | None = None
+        for connection in asked.values():
+            try:
+                answers.append(connection.expect(answer))
+            except FencedError as error:
+                fenced = error  # raised last: it must not hide that another slot has not released the run
+        if fenced is not None:
+            raise fenced
+        return answers
     except OSError as error:
         raise TransientError(
             f"A slot does not answer ({error}).", action=directory.log_tail(), query=message.query

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,6 +94,23 @@ def identify(pid: int | None = None) -> Process:
     if stat is None:
         raise ProcessLookupError(f"no process {pid}")
     return Process(pid, stat.start)
+
+
+def descendants() -> list[Process]:
+    """List all descendants of this process, including those that have ended and are not reaped."""
+    own = os.getpid()
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    stats = {pid: stat for pid in pids if pid != own and (stat := _stat(pid)) is not None}
+    children: dict[int, list[int]] = defaultdict(list)
+    for pid, stat in stats.items():
+        children[stat.parent].append(pid)
+    found: list[Process] = []
+    parents = [own]
+    while parents:
+        pids = children[parents.pop()]
+        found += [Process(pid, stats[pid].start) for pid in pids]
+        parents += pids
+    return found
 
 
 def owner(jvm: tuple[int, int] | None = None) -> Process:

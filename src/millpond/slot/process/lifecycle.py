@@ -25,15 +25,12 @@ registration is lost, and a directory is never removed while it has users.
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import hashlib
 import os
 import shutil
 import socket
 import tempfile
 import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,6 +38,7 @@ import msgspec
 
 from millpond.errors import SettingError, TransientError
 from millpond.files.disk import reason, remedy
+from millpond.files.folder_lock import REMOVED, lock_folder, remove_locked
 from millpond.slot.process.identity import Process, executor_host, identify, namespace
 from millpond.tasks.operator_task import OperatorTask
 
@@ -53,8 +51,6 @@ LOCK_SECONDS = 10.0
 _MAX_ADDRESS_BYTES = 100
 _MAX_SWEEPS = 100
 """Number of times that the directory may be swept during one registration. Each sweep is by another application."""
-_REMOVED = ".removed-"
-"""Name prefix of directories that are no longer used."""
 _LOG_TAIL_LINES = 40
 _LOG_TAIL_BYTES = 16 << 10
 
@@ -258,25 +254,12 @@ class SlotDirectory:
         Raises:
             FileNotFoundError: the directory does not exist, or was swept during the wait.
         """
-        lock = os.open(self.path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        lock = lock_folder(self.path, wait=wait)
         try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-                return
-            # The directory was swept during the wait: this lock belongs to the removed one and protects nothing.
-            if not self._is_current(lock):
-                raise FileNotFoundError(errno.ENOENT, "it was swept", str(self.path))
-            yield True
+            yield lock is not None
         finally:
-            os.close(lock)
-
-    def _is_current(self, lock: int) -> bool:
-        try:
-            return os.path.samestat(os.fstat(lock), os.stat(self.path / "lock"))
-        except OSError:
-            return False
+            if lock is not None:
+                os.close(lock)
 
     def sweep(self, lock_timeout: float = 0.0) -> bool:
         """Remove the directory if no registered process and no other slot process is alive; return whether that was
@@ -294,9 +277,7 @@ class SlotDirectory:
                         # With the lock held, no user can register between this check and the rename.
                         if self.needed() or set(self.running().values()) - {identify()}:
                             return False
-                        removed = self.path.with_name(f"{_REMOVED}{uuid.uuid4().hex}")
-                        self.path.rename(removed)  # new users create a new directory, which the removal cannot touch
-                        shutil.rmtree(removed, ignore_errors=True)
+                        remove_locked(self.path, self.path.parent)
                         return True
             except OSError:
                 return False
@@ -308,7 +289,7 @@ class SlotDirectory:
         """Remove directories of applications on this host that died without cleaning up."""
         host = self.path.name.partition("-")[0]
         for path in self._entries(".."):
-            if path.name.startswith(_REMOVED):
+            if path.name.startswith(REMOVED):
                 shutil.rmtree(path, ignore_errors=True)
             elif path.name.startswith(f"{host}-") and path.name != self.path.name:
                 SlotDirectory(path).sweep()

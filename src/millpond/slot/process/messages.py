@@ -36,7 +36,7 @@ class Welcome(msgspec.Struct, tag=True):
     process: Process
 
 
-class Run(msgspec.Struct, tag=True):
+class RunBatch(msgspec.Struct, tag=True):
     """To a slot: start of a partition's input for one batch.
 
     Attributes:
@@ -161,27 +161,27 @@ class Drained(msgspec.Struct, tag=True):
 
 
 class Status(msgspec.Struct, tag=True):
-    """To a slot: ask for the progress of a query (its `OperatorTask.key`)."""
+    """To a slot: ask for the status of a query (its `OperatorTask.key`)."""
 
     query: str
 
 
-class Answered(msgspec.Struct, tag=True):
-    """From a slot: (operator, partition, batch) of each partition that it holds and has answered a batch of.
+class QueryStatus(msgspec.Struct, tag=True):
+    """From a slot: reply to `Status`. The client merges the replies of a host's slots into one.
 
     A batch is answered once the versions that its output waits for are durable.
 
     Attributes:
-        batches: the partitions and their last answered batches.
-        commit_failure: why commits fail; empty if they do not.
+        answered: (operator, partition, last answered batch) of each open partition that has answered a batch.
+        commit_failures: why commits fail, for each slot where they have failed for some seconds.
         failed_commits: number of failed commit attempts in this run of the query.
-        lost_call: keys for which user code was running when its process died.
+        lost_calls: keys for which user code was running when its process died, for each slot where that happened.
     """
 
-    batches: list[tuple[int, int, int]]
-    commit_failure: str = ""
+    answered: list[tuple[int, int, int]] = []
+    commit_failures: list[str] = []
     failed_commits: int = 0
-    lost_call: str = ""
+    lost_calls: list[str] = []
 
 
 Message = (
@@ -189,7 +189,7 @@ Message = (
     | SlotStarted
     | Hello
     | Welcome
-    | Run
+    | RunBatch
     | Call
     | Fetch
     | Called
@@ -200,5 +200,5 @@ Message = (
     | Drain
     | Drained
     | Status
-    | Answered
+    | QueryStatus
 )

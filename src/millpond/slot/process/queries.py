@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from millpond.files.locations.opening import same_place
 from millpond.slot.process.identity import Process
 from millpond.slot.process.lifecycle import SlotDirectory
 
@@ -60,10 +61,9 @@ def find_running_query(location: str) -> tuple[SlotDirectory, QueryRecord] | Non
     Returns:
         The directory of its application's slots, and its record; None if there is no such query.
     """
-    canonical_location = canonical(location)
     for path in Path(tempfile.gettempdir(), f"millpond-{os.getuid()}").glob(f"*/{_FOLDER}/[!.]*"):
         record = _read(path)
-        if record is not None and canonical(record.location) == canonical_location and record.process.alive():
+        if record is not None and same_place(record.location, location) and record.process.alive():
             return SlotDirectory(path.parent.parent), record
     return None
 
@@ -73,11 +73,3 @@ def _read(path: Path) -> QueryRecord | None:
         return msgspec.json.decode(path.read_bytes(), type=QueryRecord)
     except (OSError, msgspec.DecodeError):  # the query has just ended
         return None
-
-
-def canonical(location: str) -> str:
-    """Normalize a location, so that different spellings compare equal."""
-    scheme, colon, rest = location.partition(":")
-    if not colon or "/" in scheme:
-        return os.path.realpath(location)
-    return os.path.realpath("/" + rest.lstrip("/")) if scheme == "file" else location.rstrip("/")

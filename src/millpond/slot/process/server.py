@@ -12,18 +12,15 @@ import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Protocol
 
-import numpy as np
 import pyarrow as pa
 
 from millpond.errors import MillpondError
-from millpond.layout import Words
 from millpond.operators.processors.calls import Caller
 from millpond.slot.process.calling import ConnectedCaller
 from millpond.slot.process.connection import Connection, Kind, PeerGone, PeerSilent, accept
 from millpond.slot.process.identity import identify
 from millpond.slot.process.lifecycle import LOCK_SECONDS, POLL_SECONDS, SlotDirectory
 from millpond.slot.process.messages import (
-    Answered,
     Done,
     Drain,
     Drained,
@@ -31,11 +28,12 @@ from millpond.slot.process.messages import (
     Hints,
     Open,
     Opened,
-    Run,
+    QueryStatus,
+    RunBatch,
     Status,
     Welcome,
 )
-from millpond.tasks.operator_task import Lookahead, OperatorTask
+from millpond.tasks.operator_task import OperatorTask
 
 Answer = Generator[pa.RecordBatch, None, Done]
 """Output batches, the first one only after all input has arrived and is sealed; returns the message that ends the
@@ -45,7 +43,9 @@ batch."""
 class Work(Protocol):
     """The slot's work, as the socket server sees it. Every method may be called from any thread."""
 
-    def run(self, run: Run, batches: Iterator[pa.RecordBatch], cancel: Callable[[], None], caller: Caller) -> Answer:
+    def run(
+        self, run: RunBatch, batches: Iterator[pa.RecordBatch], cancel: Callable[[], None], caller: Caller
+    ) -> Answer:
         """Run one batch of one partition.
 
         Args:
@@ -55,24 +55,12 @@ class Work(Protocol):
             caller: calls the user's processor.
         """
 
-    def hint(
-        self,
-        task: OperatorTask,
-        partition: int,
-        batch: int,
-        lookahead: Lookahead,
-        hashes: Words,
-        keys: pa.RecordBatch | None = None,
-    ) -> None:
+    def hint(self, hints: Hints, keys: pa.RecordBatch) -> None:
         """Take prefetch hints for a batch; best effort.
 
         Args:
-            task: the operator.
-            partition: partition of the keys.
-            batch: the batch that will read the keys.
-            lookahead: sender of the hints.
-            hashes: hashes of the keys.
-            keys: columns that the operator needs beside the hashes (`Spec.hint_columns`).
+            hints: the message.
+            keys: hashes of the keys, then the columns that the operator needs (see `Hints`).
         """
 
     def open_ahead(self, tasks: Sequence[OperatorTask], partitions: Sequence[int], version: int) -> None:
@@ -81,17 +69,8 @@ class Work(Protocol):
     def drain(self, query: str, timeout: float, generation: int | None = None) -> list[tuple[int, int, int]]:
         """Make a query's sealed state durable, release the query, and return the durable versions (see `Drain`)."""
 
-    def answered(self, query: str) -> list[tuple[int, int, int]]:
-        """Return (operator, partition, last answered batch) of the query's partitions."""
-
-    def commit_failure(self, query: str) -> str:
-        """Return why a query's commits are delayed, for the user; empty if they are not."""
-
-    def lost_call(self, query: str) -> str:
-        """Return the keys for which user code was running when its process died; empty if that has not happened."""
-
-    def failed_commits(self, query: str) -> int:
-        """Return the number of failed commit attempts in a query's current run."""
+    def status(self, query: str) -> QueryStatus:
+        """Return the status of a query in this slot; `query` is its `OperatorTask.key`."""
 
     def close(self) -> None:
         """Finish pending commits within a time limit. No method is called afterwards."""
@@ -128,7 +107,7 @@ class Slot:
             if time.monotonic() - last_look >= POLL_SECONDS:
                 last_look = time.monotonic()
                 for connection in self._open_connections():
-                    connection.send_heartbeat(self.work.commit_failure)
+                    connection.send_heartbeat(lambda query: "; ".join(self.work.status(query).commit_failures))
                 self._stopping = self._stopping or not self.directory.needed()
         self.listener.close()
         for connection in self._open_connections():
@@ -182,16 +161,13 @@ class Slot:
     def _reply(self, connection: Connection, message: Any) -> None:
         if isinstance(message, Hello):
             connection.send(Welcome(self._process))
-        elif isinstance(message, Run):
+        elif isinstance(message, RunBatch):
             connection.serving = message.task.key
             caller = ConnectedCaller(connection)
             self._answer(connection, self.work.run(message, _incoming(connection), connection.abort, caller))
             connection.serving = None
         elif isinstance(message, Hints):
-            keys = connection.receive_table()
-            hashes = keys.column(0).to_numpy().view(np.uint64)
-            more = keys if keys.num_columns > 1 else None
-            self.work.hint(message.task, message.partition, message.batch, message.lookahead, hashes, more)
+            self.work.hint(message, connection.receive_table())
         elif isinstance(message, Open):
             self.work.open_ahead(message.tasks, message.partitions, message.version)
             connection.send(Opened())
@@ -200,12 +176,7 @@ class Slot:
             connection.send(Drained(self.work.drain(message.query, message.timeout, message.generation)))
             connection.serving = None
         elif isinstance(message, Status):
-            work, query = self.work, message.query
-            connection.send(
-                Answered(
-                    work.answered(query), work.commit_failure(query), work.failed_commits(query), work.lost_call(query)
-                )
-            )
+            connection.send(self.work.status(message.query))
         else:
             raise MillpondError(f"A slot cannot answer {type(message).__name__}.", action="Please report this.")
 

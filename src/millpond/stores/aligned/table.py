@@ -8,11 +8,9 @@ many small segments has them merged, in the background, into a file. There is no
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 
-from millpond.errors import TransientError
 from millpond.files.backends.filesystem import Buffer
 from millpond.files.formats.append_file import (
     AppendFile,
@@ -28,6 +26,7 @@ from millpond.layout import HASH, HashRange, RowLayout, Rows, TableSchema
 from millpond.stores.aligned.hash_intervals import in_hash_order, read_gradually
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import MemoryBudget
+from millpond.stores.merge_failures import MergeFailures
 from millpond.stores.protocol import TableDelta
 
 _MAX_SMALL_SEGMENTS = 64
@@ -37,8 +36,6 @@ _MAX_SEGMENTS = 512  # segments that are merged even if they are large
 
 WindowName = int | str
 """Name of a window: its start, or the name of several that are kept together."""
-
-_log = logging.getLogger(__name__)
 
 
 class AlignedTable:
@@ -67,6 +64,7 @@ class AlignedTable:
         self._chunks: list[Rows] = []
         self._fresh: list[AppendFile] = []  # segments of the running batch
         self._merging: tuple[int, int, int, Future[tuple[RunRef, AppendFile]]] | None = None
+        self._failures = MergeFailures()
         self.buffered = 0
         self.lowest = manifest.lowest
         self.rows = sum(file.rows for file in self.files)
@@ -209,10 +207,8 @@ class AlignedTable:
         if self._merging is None or not self._merging[3].done():
             return
         (version, old, count, future), self._merging = self._merging, None
-        try:
-            result = future.result()
-        except (TransientError, OSError) as error:
-            _log.warning("Merging %d segments of a window failed and will be tried again: %s", count, error)
+        result = self._failures.result(future, old + count)
+        if result is None:
             return
         for ref, file in self._merged[:old]:
             self._store.drop_copy(ref, file)
@@ -228,11 +224,9 @@ class AlignedTable:
         return TableManifest(refs, self._flushed, self.rows, lowest=self.lowest)
 
     def stats(self) -> dict[str, int]:
-        """Return figures: `keys` (rows), `windows`, `segments`, `bytes` (memory and files), `hot_bytes` (memory)."""
+        """Return figures: `keys` (rows), `bytes` (memory and files), `hot_bytes` (memory)."""
         return {
             "keys": self.rows,
-            "windows": 1,
-            "segments": len(self.files),
             "bytes": self.bytes + self.buffered,
             "hot_bytes": self.memory,
         }
@@ -243,13 +237,16 @@ class AlignedTable:
             self.freeze(spool=False)
         return self.files + self._fresh
 
+    def drop_copies(self) -> None:
+        """Drop the local copies of the table's files: its window has closed, so its rows are not read again."""
+        for ref, file in self._merged:
+            self._store.drop_copy(ref, file)
+
     def close(self) -> None:
-        """Close the table and release its segments."""
+        """Close the table and release its segments. Local copies of its files stay for the next slot that opens it."""
         self._owner.remove(self._window, self)
         if self._merging is not None:
             self._merging[3].cancel()
-        for ref, file in self._merged:
-            self._store.drop_copy(ref, file)
         self._chunks, self._fresh, self._segments, self._merged = [], [], [], []
         self.buffered = self._held = 0
         self._owner.charge(-self._charged)
@@ -291,7 +288,6 @@ class AlignedStore:
         self.background = background
         self.piece = budget.piece
         self._tables: dict[WindowName, AlignedTable] = {}
-        self._spilled_bytes = 0
 
     def open(
         self,
@@ -334,7 +330,6 @@ class AlignedStore:
         if self._account.reserve(held):
             return
         for table in sorted(self._tables.values(), key=lambda table: -table.buffered):
-            self._spilled_bytes += table.buffered
             table.freeze(spool=True)
             held = self._memory() + more
             if self._account.reserve(held):
@@ -349,18 +344,6 @@ class AlignedStore:
         """Remove a closed table."""
         if self._tables.get(window) is table:
             del self._tables[window]
-
-    def stats(self) -> dict[str, int]:
-        """Sum the figures of all windows (see `AlignedTable.stats`).
-
-        `spilled_bytes` counts the bytes that did not fit in memory before they were sealed.
-        """
-        figures = dict.fromkeys(("keys", "windows", "segments", "bytes", "hot_bytes"), 0)
-        figures["spilled_bytes"] = self._spilled_bytes
-        for table in self._tables.values():
-            for name, value in table.stats().items():
-                figures[name] = figures.get(name, 0) + value
-        return figures
 
     def close(self) -> None:
         """Close all tables and release all memory."""

@@ -17,6 +17,9 @@ _FIRST = np.zeros(1, np.int64)
 class Heap:
     """Values too long for a row, at offsets that never change while a row refers to them.
 
+    Args:
+        state: the table's state array. size: bytes of address space for values.
+
     Attributes:
         data: the bytes; the array's address never changes.
     """
@@ -34,8 +37,8 @@ class Heap:
 
     @property
     def capacity(self) -> int:
-        """Bytes of address space for values."""
-        return self._mapping.size // 2
+        """Bytes of values, at most."""
+        return self._mapping.size // 2 - ARENA_START
 
     @property
     def used(self) -> int:

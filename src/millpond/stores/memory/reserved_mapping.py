@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from millpond.errors import SettingError
 
 _NORESERVE = 0x4000  # Linux's MAP_NORESERVE, which the mmap module names only from Python 3.13 on
 _MIN_HUGE_BYTES = 32 << 20  # used bytes from which huge pages back a mapping, and the step in which they do
@@ -19,12 +22,24 @@ class ReservedMapping:
     Attributes:
         size: bytes of address space.
         address: of the first byte.
+
+    Raises:
+        SettingError: the process has no address space left.
     """
 
     def __init__(self, size: int) -> None:
         self.size = -(-max(size, PAGE) // PAGE) * PAGE
         # Reserved address space must not count as committed memory: tables reserve more than the host may have.
-        self._map = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+        try:
+            self._map = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+        except OSError as error:
+            if error.errno != errno.ENOMEM:
+                raise
+            raise SettingError(
+                f"The slot's process has no {self.size / (1 << 30):.1f} GiB of address space left for a table: each "
+                "partition and each window has tables, which reserve a multiple of the slot's memory.",
+                action="Use fewer partitions per slot, or lower spark.millpond.slot.memory; ulimit -v must not be set.",
+            ) from error
         self._bytes = np.frombuffer(self._map, dtype=np.uint8)
         self.address = int(self._bytes.__array_interface__["data"][0])
         self._huge_end = 0

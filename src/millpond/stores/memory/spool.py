@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -55,6 +56,7 @@ class Spool:
     def clear(self) -> None:
         """Release the batches and the file."""
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # e.g. a full disk: `close` flushes bytes that are dropped anyway
+                self._file.close()
         self._held, self._bytes = [], 0
         self._file = self._writer = self._written = None

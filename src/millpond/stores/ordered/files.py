@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from itertools import chain
 
 import msgspec
 import numpy as np
 
-from millpond.errors import TransientError
 from millpond.files.refs import RunRef
 from millpond.layout import HASH, HashRange, Rows
+from millpond.stores.delta_backlog import DeltaBacklog
 from millpond.stores.jobs import MergeParts
+from millpond.stores.merge_failures import MergeFailures
 from millpond.stores.ordered.layout import OrderedLayout, matched_names, sorted_rows
 from millpond.stores.ordered.merge import Input, TimeInterval, merge_parts
 from millpond.stores.ordered.parts import Part
 from millpond.stores.ordered.time_buckets import TimeBuckets
 from millpond.stores.runs.compactor import Writer
+from millpond.stores.runs.merge import piece_rows
 from millpond.stores.runs.pace import Pace
 from millpond.stores.runs.pick import MAX_LAYERS, Extent, pick
-from millpond.stores.runs.run import Run
+from millpond.stores.runs.run import Run, discard_result
 from millpond.stores.table_resources import TableResources
-
-_MAX_DELTAS = 64  # deltas from which a flush starts: recovery reads all deltas since the last one
-_MIN_FLUSH_BYTES = 32 << 20  # bytes of deltas from which a flush starts: half of the budget, within these bounds
-_MAX_FLUSH_BYTES = 512 << 20
-_MAX_FAILURES = 5  # consecutive failures after which a merge's error is raised
-_MIN_PIECE_ROWS = 1024  # rows merged at once, at least
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -58,7 +51,8 @@ class PartFiles:
         drop_matched: whether merges leave out matched rows.
 
     Attributes:
-        flushed: see above. matched_files: files that name the matched rows of other files.
+        backlog: deltas since the last flush. flushed: see above.
+        matched_files: files that name the matched rows of other files.
     """
 
     def __init__(
@@ -77,27 +71,20 @@ class PartFiles:
         self._writers = resources.write_pool
         self._range = range_
         self._piece = resources.budget.piece
-        self._flush_bytes = min(max(resources.budget.total // 2, _MIN_FLUSH_BYTES), _MAX_FLUSH_BYTES)
         self._drop_matched = drop_matched
         self._pace = Pace()
-        self.max_deltas = _MAX_DELTAS
+        self.backlog = DeltaBacklog(resources.budget.total)
         self.flushed = flushed
         self.matched_files: list[Part] = []
-        self._deltas: list[tuple[int, int]] = []  # version and bytes
         self._flushing: int | None = None
         self._matched_write: Future[Run] | None = None
         self._merge: _Merge | None = None
-        self._failures = 0
-
-    def add_delta(self, version: int, size: int) -> None:
-        """Record a delta and the version that it made (0: an older one)."""
-        self._deltas.append((version, size))
+        self._failures = MergeFailures()
 
     @property
     def due(self) -> bool:
-        """Whether the deltas are many or long, and no flush is running."""
-        many = len(self._deltas) >= self.max_deltas or sum(size for _, size in self._deltas) >= self._flush_bytes
-        return many and self._flushing is None
+        """Whether a flush should start, and none is running."""
+        return self.backlog.due and self._flushing is None
 
     def flush(self, parts: Sequence[Part], version: int) -> None:
         """Start to write all parts, which together are the state `version`."""
@@ -155,7 +142,7 @@ class PartFiles:
             parts = self._adopt(parts, self._merge)
         for part in dropped:
             if part.file is not None:
-                part.file.cancel()
+                discard_result(part.file)
             merging = self._merge is not None and any(source.part is part for source in self._merge.inputs)
             # The inputs of a running merge are dropped when its result is adopted.
             if part.run is not None and not merging:
@@ -193,7 +180,7 @@ class PartFiles:
                 self._store.drop(old.run)
         self.matched_files, self._matched_write = matched_files, None
         self.flushed, self._flushing = self._flushing, None
-        self._deltas = [delta for delta in self._deltas if delta[0] > self.flushed]
+        self.backlog.cover(self.flushed)
 
     def _unflagged_names(self, parts: Sequence[Part]) -> Iterator[Rows]:
         """Yield the names of the matched rows in files that do not carry the flag themselves, in order."""
@@ -246,15 +233,14 @@ class PartFiles:
                 return group[chosen.begin : chosen.end], number
         for number, group in groups.items():
             for part in group:
-                marked = 0 if part.marks is None else int(np.bitwise_count(part.marks).sum())
                 # Rewriting one part drops its expired rows, and moves marks from memory into its rows.
-                if part.expired_share(expired) > 0.5 or marked * 4 > part.count:
+                if part.expired_share(expired) > 0.5 or part.marked * 4 > part.count:
                     return [part], number
         return [], None
 
     def _job(self, inputs: Sequence[Input], intervals: Sequence[TimeInterval]) -> MergeParts:
         rows, size = sum(source.part.count for source in inputs), sum(source.part.bytes for source in inputs)
-        rows_per_piece = self._piece // max(self._layout.stride, size // max(1, rows))
+        row_bytes = max(self._layout.stride, size // max(1, rows))
         return MergeParts(
             schema=self._layout.rows.schema,
             inputs=tuple(source.part.ref for source in inputs if source.part.ref is not None),
@@ -263,21 +249,14 @@ class PartFiles:
             highest=self._range.hi - 1,
             intervals=tuple((interval.after, interval.until) for interval in intervals),
             drop_matched=self._drop_matched,
-            size=min(max(rows_per_piece, _MIN_PIECE_ROWS), 65536),
+            size=piece_rows(self._piece, row_bytes),
         )
 
     def _adopt(self, parts: Sequence[Part], merge: _Merge) -> list[Part]:
         self._merge = None
-        try:
-            runs = merge.result.result()
-        except (TransientError, OSError, CancelledError) as error:
-            # The inputs are still parts of the state, so that a later step picks them again.
-            self._failures += 1
-            if self._failures >= _MAX_FAILURES:
-                raise
-            _log.warning("Merging %d files of state failed and will be tried again: %s", len(merge.inputs), error)
+        runs = self._failures.result(merge.result, len(merge.inputs))
+        if runs is None:
             return list(parts)
-        self._failures = 0
         old = [source.part for source in merge.inputs]
         merged_parts = [Part.of_run(self._layout, run, max(part.upto for part in old)) for run in runs]
         for source in merge.inputs:
@@ -305,7 +284,9 @@ class PartFiles:
         """Cancel background work; files being written are left to the store's garbage collection."""
         self._pace.stop()
         if self._merge is not None:
-            self._merge.result.cancel()
+            discard_result(self._merge.result)
+        if self._matched_write is not None:
+            discard_result(self._matched_write)
         for file in self.matched_files:
             if file.run is not None:
                 file.run.close()
@@ -320,20 +301,25 @@ def do_merge(
         inputs: the job's inputs, opened. layout: of the rows. outputs: receives each file when it is written.
 
     Returns:
-        `outputs`.
+        `outputs`. If the merge fails, they are closed.
     """
-    for after, until in job.intervals:
-        pieces = merge_parts(
-            inputs,
-            layout,
-            HashRange(job.lowest, job.highest + 1),
-            TimeInterval(after, until),
-            drop_matched=job.drop_matched,
-            size=job.size,
-        )
-        first = next(pieces, None)
-        if first is not None:
-            outputs.append(store.write(pace.throttle(chain([first], pieces)), layout.rows))
+    try:
+        for after, until in job.intervals:
+            pieces = merge_parts(
+                inputs,
+                layout,
+                HashRange(job.lowest, job.highest + 1),
+                TimeInterval(after, until),
+                drop_matched=job.drop_matched,
+                size=job.size,
+            )
+            first = next(pieces, None)
+            if first is not None:
+                outputs.append(store.write(pace.throttle(chain([first], pieces)), layout.rows))
+    except BaseException:
+        for run in outputs:
+            run.close()
+        raise
     return outputs
 
 

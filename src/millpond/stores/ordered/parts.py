@@ -14,10 +14,11 @@ from millpond.files.formats.blocks import BlockSource, KernelLayout, rows_per_bl
 from millpond.files.refs import RunRef
 from millpond.kernels.ordered import order as ordered
 from millpond.kernels.ordered import scan as ordered_scan
-from millpond.kernels.ordered.order import Pairs, PartBlocks
+from millpond.kernels.ordered.order import MATCHED, Pairs, PartBlocks
 from millpond.kernels.pointers import address, data_of
 from millpond.kernels.runs.gather import addresses, gather_rows
-from millpond.layout import HASH, NEVER, HashRange, Rows
+from millpond.layout import HASH, META, NEVER, HashRange, Rows
+from millpond.stores.ordered.expiry_index import ExpiryIndex, ExpiryIndexBuilder
 from millpond.stores.ordered.layout import OrderedLayout
 from millpond.stores.runs.run import Run
 
@@ -57,6 +58,7 @@ class Part:
             `newest` of a file with such rows is above all times.
         run: the file, once written; file: the future of a file being written.
         marks: a bit for each matched row that does not carry the flag itself; None while no bit is set.
+        marked: number of set bits in `marks`.
         lookups: number of keys looked up in the file during this batch.
     """
 
@@ -70,6 +72,8 @@ class Part:
         self.run: Run | None = None
         self.file: Future[Run] | None = None
         self.marks: NDArray[np.uint64] | None = None
+        self.marked = 0
+        self._expiry_index: ExpiryIndex | None = None
         times = layout.times(rows)
         timed = times[times != NEVER] if self.count else times
         self.timeless = len(timed) < self.count
@@ -86,7 +90,8 @@ class Part:
         assert run.ref is not None
         part.layout, part.upto, part.range = layout, upto, run.range
         part.count, part.rows, part.run, part.file, part.marks = run.rows, None, run, None, None
-        part.lookups = 0
+        part.lookups = part.marked = 0
+        part._expiry_index = None
         # References have times in milliseconds, clipped to the range from 0 to `_MAX_STAMP`.
         part.timeless = run.ref.newest == _MAX_STAMP
         # 0 also stands for all earlier times. Milliseconds are rounded down, so `newest` is rounded up again.
@@ -104,6 +109,7 @@ class Part:
     def memory(self) -> int:
         """Bytes of memory in use."""
         held = 0 if self.marks is None else self.marks.nbytes
+        held += 0 if self._expiry_index is None else self._expiry_index.memory
         if self.rows is not None:
             return held + self.rows.words.nbytes + self.rows.heap.nbytes
         return held + (0 if self.run is None else self.run.memory)
@@ -146,7 +152,7 @@ class Part:
         """Move the marks into the flags of the rows in memory; no other thread may be writing these rows to a file."""
         if self.marks is not None and self.rows is not None:
             ordered_scan.set_deleted(address(self.rows.words), self.count, self.layout.stride, self.marks)
-            self.marks = None
+            self.marks, self.marked = None, 0
 
     # Reading
 
@@ -293,24 +299,53 @@ class Part:
             yield begin + position, begin + stop, np.flatnonzero(np.cumsum(spread) > 0) + first[position]
             position = stop
 
-    def rows_between(self, after: int, until: int, *, unmatched: bool) -> Iterator[Rows]:
-        """Yield rows with a time in (`after`, `until`], in pieces; with `unmatched`, only rows never matched."""
-        if self.oldest > until or (self.newest <= after and not self.timeless):
+    def unmatched_rows(self, after: int, until: int, max_indexed: int) -> Iterator[Rows]:
+        """Yield the rows with a time in (`after`, `until`] that were never matched, in pieces.
+
+        A first call scans the part, and indexes the rows that expire next. Later calls then read only expired rows.
+
+        Args:
+            after, until: the interval of times; rows without time are never in it.
+            max_indexed: rows in the index, at most; after these have expired, the part is scanned again.
+        """
+        # Reopened files with rows without time do not know how late their other rows are, so they are scanned once.
+        known = self.rows is not None or not self.timeless
+        if after >= until or self.oldest > until or (known and self.newest <= after):
             return
+        if self._expiry_index is None or not self._expiry_index.covers(after, until):
+            yield from self._scan_unmatched(after, until, max_indexed)
+            return
+        # Rows may have been matched since the scan. Their marks may have moved into their flags.
+        positions = self._expiry_index.between(after, until)
+        if self.marks is not None:
+            marked = self.marks[positions >> 6] >> (positions & 63).astype(np.uint64) & np.uint64(1)
+            positions = positions[marked == 0]
+        for rows in self.rows_at_positions(positions):
+            unmatched = rows.words[:, META] & np.uint64(MATCHED) == 0
+            if unmatched.any():
+                yield rows if unmatched.all() else rows.take(unmatched)
+
+    def _scan_unmatched(self, after: int, until: int, max_indexed: int) -> Iterator[Rows]:
+        """See `unmatched_rows`: scan the part, and index its unmatched rows with later times."""
         layout, marks = self.layout, _NO_MARKS if self.marks is None else self.marks
+        index = ExpiryIndexBuilder(until, max_indexed)
         positions = np.empty(_PIECE_ROWS, np.int64)
         for rows, base in self.chunks():
             words = rows.packed().words
             if len(words) > len(positions):
                 positions = np.empty(len(words), np.int64)
-            count = ordered_scan.between(
-                address(words), len(words), layout.stride, layout.time, marks, base, after, until, unmatched,
+            count = ordered_scan.unmatched_between(
+                address(words), len(words), layout.stride, layout.time, marks, base, after, index.until,
                 self.range.lo, self.range.hi - 1, positions,
             )  # fmt: skip
-            if count:
+            selected = positions[:count]
+            times = words[selected, layout.time].view(np.int64)
+            expired = selected[times <= until]
+            index.add(times[times > until], selected[times > until] + base)
+            if len(expired):
                 rows_at, heaps_at = addresses(words, rows.heap)
-                selected = positions[:count]
-                yield Rows(*gather_rows(rows_at[selected], heaps_at[selected], layout.rows.width, layout.shape.blobs))
+                yield Rows(*gather_rows(rows_at[expired], heaps_at[expired], layout.rows.width, layout.shape.blobs))
+        self._expiry_index = index.build()
 
     def rows_at_positions(self, positions: NDArray[np.int64]) -> Iterator[Rows]:
         """Yield the rows at the positions (ascending), in pieces."""
@@ -352,6 +387,8 @@ class Part:
                 missing,
             )  # fmt: skip
             lost.append(missing[:count] + begin)
+        # Counted again, because some of the rows may have been marked before.
+        self.marked = 0 if self.marks is None else int(np.bitwise_count(self.marks).sum())
         return np.concatenate([np.arange(inside_from), *lost, np.arange(max(inside_to, inside_from), len(hashes))])
 
 

@@ -34,12 +34,16 @@ from millpond.stores.ordered.time_buckets import TimeBuckets
 from millpond.stores.protocol import TableDelta
 from millpond.stores.runs.compactor import Writer
 from millpond.stores.runs.prefetcher import PrefetchFigures
+from millpond.stores.runs.run import discard_result
 from millpond.stores.runs.run_store import RunStore
 from millpond.stores.table_resources import TableResources
 
 _CHUNK_ROWS = 65536  # rows in a piece of a scan or a delta
 _PREFETCH_DIVISOR = 16
 """Divisor of the memory that one prefetch may fill with blocks: half of the block cache."""
+
+_INDEX_DIVISOR = 256
+"""Divisor of the table's bytes of memory: the rows of a part that are indexed for their expiry, 16 bytes each."""
 
 
 class OrderedTable:
@@ -271,6 +275,7 @@ class OrderedTable:
         new = np.empty(len(positions), np.int64)
         count = ordered_scan.mark(rows_at, positions, len(positions), part.bits(), once, keep, new)
         new = new[:count]
+        part.marked += count
         # Rows of this batch carry the mark into the delta themselves; only older rows need a note.
         if count and part.upto <= self._version:
             self._newly_marked.append((part, new))
@@ -280,10 +285,11 @@ class OrderedTable:
         """Expire rows with a time up to `until` (microseconds) from the state that the batch leaves."""
         self.until = max(self.until, until)
 
-    def expired_rows(self, *, unmatched: bool) -> Iterator[Rows]:
-        """Yield the rows that `expire` removed in this batch; with `unmatched`, only rows that were never matched."""
+    def expired_unmatched_rows(self) -> Iterator[Rows]:
+        """Yield the rows that `expire` removed in this batch and that were never matched."""
+        max_indexed = 1 + self._account.limit // _INDEX_DIVISOR
         for part in (*self.parts, *self.fresh):
-            for rows in part.rows_between(self.floor(part), self.until, unmatched=unmatched):
+            for rows in part.unmatched_rows(self.floor(part), self.until, max_indexed):
                 yield rows
                 self._budget.trim_if_needed()
 
@@ -313,7 +319,7 @@ class OrderedTable:
         if self._prefetcher is not None:
             self._prefetcher.end_batch()
         if self._files is not None:
-            self._files.add_delta(self._version, sum(part.bytes for part in self.fresh))
+            self._files.backlog.add(self._version, sum(part.bytes for part in self.fresh))
         self._budget.trim_if_needed()
         return delta
 
@@ -368,7 +374,7 @@ class OrderedTable:
             self._build_parts(self._version + 1)
             self._apply_matched_names(delta_rows.take(is_name))
         if self._files is not None:
-            self._files.add_delta(0, delta_rows.words.nbytes)
+            self._files.backlog.add(0, delta_rows.words.nbytes)
 
     def _apply_matched_names(self, rows: Rows) -> None:
         hashes = rows.word(HASH)
@@ -456,6 +462,8 @@ class OrderedTable:
         if self._files is not None:
             self._files.close()
         for part in (*self.parts, *self.fresh):
+            if part.file is not None:
+                discard_result(part.file)
             if part.run is not None:
                 part.run.close()
         self.parts, self.fresh, self._pending_rows = [], [], []

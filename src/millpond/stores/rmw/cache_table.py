@@ -34,8 +34,7 @@ class CacheTable:
     def __init__(self, schema: TableSchema, initial: Words, budget: MemoryBudget, range_: HashRange) -> None:
         self.layout = RowLayout(schema)
         self.max_rows = 1 << 31
-        # Twice the budget is address space only; pages take memory when they are first written.
-        self._hot = HotTable(self.layout, initial, range_, 2 * budget.total)
+        self._hot = HotTable(self.layout, initial, range_, budget.total)
         self._account = budget.open()
 
     @property
@@ -98,7 +97,7 @@ class CacheTable:
         if rows.count > hot.index.room:
             hot.index.grow(rows.count)
         hot.heap.reserve(long_bytes)
-        return rows.count <= hot.row_room and hot.heap.used + long_bytes <= hot.heap.capacity
+        return hot.fits(rows.count, long_bytes)
 
     def _reserve(self, rows: int, long_bytes: int) -> bool:
         return self._account.reserve(self._hot.memory + self._hot.growth_bytes(rows, long_bytes))

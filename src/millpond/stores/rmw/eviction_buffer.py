@@ -7,7 +7,7 @@ from concurrent.futures import Executor, Future, wait
 
 from millpond.layout import Rows
 from millpond.stores.runs.compactor import Writer
-from millpond.stores.runs.run import Run, memory_run
+from millpond.stores.runs.run import Run, discard_result, memory_run
 from millpond.stores.runs.run_set import RunSet
 
 
@@ -87,5 +87,5 @@ class EvictionBuffer:
     def close(self) -> None:
         """Drop waiting runs; files being written are left to the store's garbage collection."""
         for evicted in self._waiting:
-            evicted.file.cancel()
+            discard_result(evicted.file)
         self._waiting.clear()

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from millpond.kernels.hot_table.state import DIRTY, TOMBSTONE
 from millpond.layout import HASH
+from millpond.stores.delta_backlog import DeltaBacklog
 from millpond.stores.rmw.eviction_buffer import EvictedRun, EvictionBuffer
 from millpond.stores.rmw.hot.table import HotTable
 
-# A flush starts at this number of deltas, or at a number of bytes: recovery reads all deltas since the last flush.
-_MAX_DELTAS = 64
-_MIN_FLUSH_BYTES = 32 << 20  # bytes of deltas from which a flush starts: half of the budget, within these bounds
-_MAX_FLUSH_BYTES = 512 << 20
 _BYTES_PER_BATCH = 16 << 20  # bytes copied between two batches, at most, unless far more bytes are dirty
 _MIN_PIECE_BYTES = 1 << 18  # bytes of a flushed piece, at least, however full the eviction buffer
 
@@ -25,27 +22,22 @@ class Flusher:
 
     Args:
         hot: the rows. buffer: takes the pieces.
-        limit: bytes that the table may use.
+        budget: bytes of memory that the tables of a slot share.
         flushed: the version whose deltas are covered from the start.
 
     Attributes:
-        flushed: deltas of versions up to this one are no longer needed.
+        backlog: deltas since the last flush. flushed: deltas of versions up to this one are no longer needed.
     """
 
-    def __init__(self, hot: HotTable, buffer: EvictionBuffer, limit: int, flushed: int) -> None:
+    def __init__(self, hot: HotTable, buffer: EvictionBuffer, budget: int, flushed: int) -> None:
         self._hot = hot
         self._eviction_buffer = buffer
-        self._flush_bytes = min(max(limit // 2, _MIN_FLUSH_BYTES), _MAX_FLUSH_BYTES)
+        self.backlog = DeltaBacklog(budget)
         self.flushed = flushed
-        self._deltas: list[tuple[int, int]] = []  # version and bytes
         self._version: int | None = None  # the version at which the running flush began
         self._next_hash = 0  # the hash at which copying continues
         self._copied = False
         self._needed: tuple[EvictedRun, ...] = ()
-
-    def add_delta(self, version: int, size: int) -> None:
-        """Record a delta and the version that it made (0: an older one)."""
-        self._deltas.append((version, size))
 
     def step(self, version: int) -> None:
         """Begin, continue or finish a flush; called between two batches, with the table at `version`."""
@@ -53,17 +45,12 @@ class Flusher:
             assert self._version is not None
             self.flushed = self._version
             # Deltas of later versions stay: rows may have changed again after they were copied.
-            self._deltas = [delta for delta in self._deltas if delta[0] > self.flushed]
+            self.backlog.cover(self.flushed)
             self._version, self._copied, self._needed = None, False, ()
-        if self._version is None and self._due:
+        if self._version is None and self.backlog.due:
             self._version, self._next_hash = version, 0
         if self._version is not None and not self._copied:
             self._copy()
-
-    @property
-    def _due(self) -> bool:
-        size = sum(size for _, size in self._deltas)
-        return len(self._deltas) >= _MAX_DELTAS or size >= self._flush_bytes
 
     def _copy(self) -> None:
         hot = self._hot

@@ -84,12 +84,14 @@ class MemoryManager:
             # No eviction is needed. Should other keys come, the index must still have room for them.
             if keys > self._hot.index.room:
                 self._hot.index.grow(keys)
-            if keys <= self._hot.row_room:
+            if self._hot.fits(keys, long_bytes):
                 return
         self._keys_present = 0
         # Prefetched rows count among the memory of runs: when they grow, hot rows have less room.
         prefetched = self._runs.prefetched_memory
-        if keys > self._spare_keys or long_bytes > self._spare_bytes or prefetched > self._prefetched_bytes:
+        spare = keys <= self._spare_keys and long_bytes <= self._spare_bytes
+        # The kernels do not check the address space, so it is checked whatever is spare.
+        if not spare or prefetched > self._prefetched_bytes or not self._hot.fits(keys, long_bytes):
             self._prefetched_bytes = prefetched
             self._find_room(keys, long_bytes)
         self._spare_keys -= keys
@@ -99,7 +101,7 @@ class MemoryManager:
         """Account for `long_bytes` bytes of long values that are about to be written to existing rows."""
         hot = self._hot
         hot.heap.reserve(long_bytes)
-        if hot.heap.used + long_bytes > hot.heap.capacity:
+        if not hot.fits(0, long_bytes):
             raise self._too_small()
         self._spare_bytes -= long_bytes
         self._value_margin = max(self._value_margin, long_bytes)
@@ -118,7 +120,7 @@ class MemoryManager:
                 share *= 2
         if keys > hot.index.room:
             hot.index.grow(keys)
-        if keys > hot.row_room or hot.heap.used + long_bytes > hot.heap.capacity:
+        if not hot.fits(keys, long_bytes):
             raise self._too_small()
         hot.heap.reserve(long_bytes)
         spare = max(0, (self._account.reserved - self._fixed_bytes()) * 3 // 4 - hot.memory)

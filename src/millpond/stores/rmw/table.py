@@ -27,13 +27,12 @@ from millpond.stores.rmw.pass_planner import PassPlanner
 from millpond.stores.rmw.policy import Policy, PrefetchShare, Stamps
 from millpond.stores.rmw.scan import merge_hot_and_runs
 from millpond.stores.runs.compactor import Compactor, Writer
+from millpond.stores.runs.merge import piece_rows
 from millpond.stores.runs.prefetcher import Prefetcher
 from millpond.stores.runs.run_set import RunSet
 from millpond.stores.runs.run_store import RunStore
 from millpond.stores.table_resources import TableResources
 
-_MAX_PIECE_ROWS = 65536  # rows in a piece of a scan or a delta
-_MIN_PIECE_ROWS = 1024  # the same, at least, however large rows are
 _LOAD_ROWS = 16384  # rows loaded at a time
 _COPIES_DIVISOR = 16  # divisor of the table's memory that may hold copies of the rows that a batch changed
 
@@ -85,8 +84,7 @@ class RmwTable:
         self._axis = axis
         self._range = range_
         self._runs = runs
-        # Twice the budget is address space only; pages take memory when they are first written.
-        self._hot = HotTable(self.layout, initial, range_, 2 * budget.total)
+        self._hot = HotTable(self.layout, initial, range_, budget.total)
         self.words: Words = self._hot.words
         self.heap: Heap = self._hot.heap
         self._budget = budget
@@ -197,7 +195,7 @@ class RmwTable:
             self._hot.load(piece)
         if self._flusher is not None:
             # Version 0: the next flush covers all deltas that recovery has loaded.
-            self._flusher.add_delta(0, delta_rows.words.nbytes + len(delta_rows.heap))
+            self._flusher.backlog.add(0, delta_rows.words.nbytes + len(delta_rows.heap))
 
     # Planning a batch
 
@@ -378,7 +376,7 @@ class RmwTable:
         self._lookup.seal(self._version)
         self._version += 1
         if self._flusher is not None:
-            self._flusher.add_delta(self._version, held)
+            self._flusher.backlog.add(self._version, held)
         self._budget.trim_if_needed()
         return delta
 
@@ -412,7 +410,7 @@ class RmwTable:
 
     def _piece_rows(self) -> int:
         """Return the number of rows that take about the bytes of a piece."""
-        return min(max(self._budget.piece // self._hot.average_row_bytes, _MIN_PIECE_ROWS), _MAX_PIECE_ROWS)
+        return piece_rows(self._budget.piece, self._hot.average_row_bytes)
 
     @property
     def in_flight(self) -> bool:

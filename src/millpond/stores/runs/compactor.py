@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterable, Sequence
-from concurrent.futures import CancelledError, Executor, Future
+from concurrent.futures import Executor, Future
 from typing import Protocol
 
-from millpond.errors import TransientError
 from millpond.files.refs import RunRef
 from millpond.layout import HASH, HashRange, RowLayout, Rows, TableSchema
 from millpond.stores.jobs import MergeRuns, RemoteCompactor
-from millpond.stores.runs.merge import PIECE_ROWS, merge
+from millpond.stores.merge_failures import MergeFailures
+from millpond.stores.runs.merge import merge, piece_rows
 from millpond.stores.runs.pace import Pace
 from millpond.stores.runs.pick import MAX_LAYERS, Extent, Pick, group_layers, pick
-from millpond.stores.runs.run import Run
+from millpond.stores.runs.run import Run, discard_result
 from millpond.stores.runs.run_set import RunSet
-
-_MAX_FAILURES = 5
-"""Consecutive failures after which a merge's error is raised."""
-_MIN_PIECE_ROWS = 1024  # rows merged at once, at least
-
-_log = logging.getLogger(__name__)
 
 
 class Writer(Protocol):
@@ -82,8 +75,7 @@ class Compactor:
         self._pace = Pace(share)
         self._inputs: tuple[Run, ...] = ()
         self._result: Future[Run] | None = None
-        self._failures = 0
-        self.merged_bytes = 0
+        self._failures = MergeFailures()
 
     @property
     def running(self) -> bool:
@@ -109,16 +101,11 @@ class Compactor:
             if chosen is not None:
                 self._start_merge(files, chosen)
 
-    def wait(self) -> None:
-        """Wait for the running merge, if any; `step` adopts it."""
-        if self._result is not None:
-            self._result.exception()
-
     def close(self) -> None:
         """Cancel the running merge; its result is not used."""
         self._pace.stop()
         if self._result is not None:
-            self._result.cancel()
+            discard_result(self._result)
             self._result = None
 
     def _mergeable(self, excluded: Collection[Run]) -> Sequence[Run]:
@@ -148,7 +135,7 @@ class Compactor:
     def _job(self, inputs: Sequence[Run], whole: bool) -> MergeRuns:
         layout, range_ = self._runs.layout, self._runs.range
         rows, size = sum(run.rows for run in inputs), sum(_extent(run).bytes for run in inputs)
-        rows_per_piece = self._piece // max(8 * layout.width, size // max(1, rows))
+        row_bytes = max(8 * layout.width, size // max(1, rows))
         return MergeRuns(
             schema=layout.schema,
             inputs=tuple(run.ref for run in inputs if run.ref is not None),
@@ -156,23 +143,15 @@ class Compactor:
             lowest=range_.lo,
             highest=range_.hi - 1,
             drop_tombstones=whole,
-            size=min(max(rows_per_piece, _MIN_PIECE_ROWS), PIECE_ROWS),
+            size=piece_rows(self._piece, row_bytes),
             earlier=self._earlier,
         )
 
     def _adopt(self, result: Future[Run]) -> None:
         inputs, self._inputs, self._result = self._inputs, (), None
-        try:
-            merged = result.result()
-        except (TransientError, OSError, CancelledError) as error:
-            # The inputs are still in the set, so that a later step picks them again.
-            self._failures += 1
-            if self._failures >= _MAX_FAILURES:
-                raise
-            _log.warning("Merging %d files of state failed and will be tried again: %s", len(inputs), error)
+        merged = self._failures.result(result, len(inputs))
+        if merged is None:
             return
-        self._failures = 0
-        self.merged_bytes += merged.ref.bytes if merged.ref is not None else 0
         # The result is empty if all keys were deleted.
         self._runs.replace(inputs, [merged] if merged.rows else [])
         for run in inputs:

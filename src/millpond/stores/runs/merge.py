@@ -17,6 +17,12 @@ from millpond.stores.runs.cuts import cut_evenly
 
 PIECE_ROWS = 65536
 """Rows in a piece of a merge, roughly."""
+_MIN_PIECE_ROWS = 1024  # the same, at least, however large rows are
+
+
+def piece_rows(size: int, row_bytes: int) -> int:
+    """Return the number of rows in a piece of about `size` bytes, within bounds that keep merges and scans fast."""
+    return min(max(size // row_bytes, _MIN_PIECE_ROWS), PIECE_ROWS)
 
 
 class View(NamedTuple):

@@ -107,7 +107,8 @@ class Prefetcher:
 
     def _room(self) -> int:
         """Return the number of keys that have memory besides keys read or being read."""
-        return int((self._limit() - self._runs.prefetched_memory) / self._row_bytes)
+        # The limit may have shrunk below what is in memory.
+        return max(0, int((self._limit() - self._runs.prefetched_memory) / self._row_bytes))
 
     def _claim_read(self) -> bool:
         """Return whether a read has to be submitted, and note that it will be."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -287,6 +288,20 @@ class Run:
             if number + 1 < len(ranges):
                 self.source.prefetch_blocks(*ranges[number + 1])
             yield admitted[begin:end]
+
+
+def discard_result(result: Future[Run] | Future[list[Run]]) -> None:
+    """Cancel background work that writes runs, or close the runs once they are written: they are not used."""
+    if not result.cancel():
+        result.add_done_callback(_close_runs)
+
+
+def _close_runs(result: Future[Any]) -> None:
+    if result.cancelled() or result.exception() is not None:
+        return
+    runs = result.result()
+    for run in [runs] if isinstance(runs, Run) else runs:
+        run.close()
 
 
 def search_through(runs: Sequence[Run], query: Query, select: NDArray[np.int32]) -> NDArray[np.int32]:

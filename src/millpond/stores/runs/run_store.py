@@ -8,6 +8,7 @@ import threading
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from millpond.errors import MillpondError, StateDamagedError
 from millpond.files.backends.filesystem import FileSystem, Write
@@ -31,6 +32,8 @@ FOLDER = "files/"
 """Folder of run files below the state location."""
 
 _BUFFER_BYTES = 1 << 20  # of writes to local files
+_REQUESTS = 64
+"""Concurrent requests to the state location, at most: a batch's look-ups wait for a store's latency, not for cores."""
 _log = logging.getLogger(__name__)
 
 
@@ -48,7 +51,6 @@ class RunStore:
         renew: recreates the directory when it is missing (see `LocalCache`).
         memory: bytes of cached blocks and filters of files without local copy, at most; the same limit applies to bytes
             being read for look-ups.
-        threads: concurrent requests to the state location, at most.
         prefix: prefix of the names of new files.
 
     Attributes:
@@ -64,7 +66,6 @@ class RunStore:
         memory: int,
         admission: float = ADMISSION_THRESHOLD,
         renew: Callable[[], str | None] | None = None,
-        threads: int = 16,
         prefix: str = "",
     ) -> None:
         self._prefix = prefix
@@ -73,7 +74,7 @@ class RunStore:
         self.copies = LocalCache(local, disk, HistoryPolicy(disk, admission), renew)
         self.cache = BlockCache(memory)
         self._read_budget = ReadBudget(memory)
-        self._requests = ThreadPoolExecutor(threads, "millpond-fetch")
+        self._requests = ThreadPoolExecutor(_REQUESTS, "millpond-fetch")
         self._hydrator = ThreadPoolExecutor(1, "millpond-hydrate")
         self._lock = threading.Lock()
         self._hydrating: set[str] = set()
@@ -106,16 +107,24 @@ class RunStore:
             with self._files.upload(name) as write:
                 ref = self._write(name, pieces, layout, write, staged)
         except BaseException:
-            if os.path.exists(staged):
-                os.unlink(staged)
+            _discard(staged)
             raise
         return ref, self._admit(name, layout, staged, written=True) if os.path.exists(staged) else None
 
     def _admit(self, name: str, layout: RowLayout, staged: str, *, written: bool) -> MappedSource | None:
-        """Admit a complete copy to the cache, and map it. Returns None if the policy rejects it."""
-        mapped = MappedSource(staged, layout, checked=True)  # before eviction may delete the file
-        mapped.path = self.copies.path_of(name)
-        return mapped if self.copies.admit(name, staged, written=written) else None
+        """Admit a complete copy to the cache, and map it.
+
+        Returns None if the policy rejects it, or if it cannot be mapped: the file in the state location is durable, so
+        no error of a copy may fail a write.
+        """
+        try:
+            mapped = MappedSource(staged, layout, checked=True)  # before eviction may delete the file
+            mapped.path = self.copies.path_of(name)
+            return mapped if self.copies.admit(name, staged, written=written) else None
+        except (MillpondError, OSError) as error:
+            _log.debug("no local copy of %s: %s", name, error)
+            _discard(staged)
+            return None
 
     def _write(
         self,
@@ -233,8 +242,7 @@ class RunStore:
                     self.copies.drop(name)
         except (MillpondError, OSError, _CopyCancelledError) as error:
             _log.debug("no local copy of %s: %s", name, error)
-            if os.path.exists(staged):
-                os.unlink(staged)
+            _discard(staged)
 
     def drop(self, run: Run) -> None:
         """Drop the cached parts of a run that is no longer part of the state; its file stays in the state location."""
@@ -260,7 +268,7 @@ class RunStore:
             return None
         try:
             mapped = MappedSource(self.copies.path_of(ref.name), layout)
-        except (StateDamagedError, FileNotFoundError, CompressedError):
+        except (StateDamagedError, OSError, CompressedError):
             mapped = None
         # A bad copy is dropped without an error: the file in the state location is the one that counts.
         if mapped is None or not _matches(mapped, ref):
@@ -271,13 +279,10 @@ class RunStore:
     def stats(self) -> dict[str, int]:
         """Return figures of remote files.
 
-        `disk_bytes`, `cache_bytes`: bytes of local copies, of cached blocks. `disk_blocks`, `memory_blocks`,
-        `remote_blocks`: blocks and filters read from local copies, from the block cache, from remote storage.
-        `copied_bytes`: bytes of local copies for which files were read.
+        `disk_blocks`, `memory_blocks`, `remote_blocks`: blocks and filters read from local copies, the block cache, and
+        remote storage. `copied_bytes`: bytes of local copies for which files were read.
         """
         return {
-            "disk_bytes": self.copies.bytes,
-            "cache_bytes": self.cache.bytes,
             "disk_blocks": self.copies.blocks,
             "memory_blocks": self.cache.hits,
             "remote_blocks": self.cache.misses,
@@ -300,6 +305,12 @@ def _raise_unless(wanted: Callable[[], bool], pieces: Iterable[Rows]) -> Iterato
         if not wanted():
             raise _CopyCancelledError
         yield piece
+
+
+def _discard(staged: str) -> None:
+    """Delete a staged copy, if it exists."""
+    with suppress(OSError):  # it is then deleted as a stale file by a later process
+        os.unlink(staged)
 
 
 def _matches(mapped: MappedSource, ref: RunRef) -> bool:

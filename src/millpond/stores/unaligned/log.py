@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.errors import StateDamagedError, TransientError
+from millpond.errors import StateDamagedError
 from millpond.files.formats.append_file import AppendFile, AppendFileWriter
 from millpond.files.formats.blocks import kernel_layout
 from millpond.files.refs import RunRef, TableManifest
@@ -20,6 +19,7 @@ from millpond.kernels.unaligned import stat_table as kernels
 from millpond.layout import HASH, RowLayout, Rows
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.jobs import CompactSegments
+from millpond.stores.merge_failures import MergeFailures
 from millpond.stores.runs.pace import Pace
 from millpond.stores.table_resources import TableResources
 from millpond.stores.unaligned.compaction import CompactionInput, compact
@@ -40,8 +40,6 @@ _COMPRESSION = 2  # bytes of rows per byte of their blocks, roughly
 
 _MAX_SEGMENTS = 64  # number of segments from which the oldest are merged
 
-_log = logging.getLogger(__name__)
-
 LiveEntries = Mapping[int, list[tuple[NDArray[np.uint8], int]]]
 """For each segment number, the parts of its index: a flag for each entry of an open window, and the rows of these."""
 
@@ -55,6 +53,7 @@ class WindowLog:
         resources: threads for compactions and writes, and the budget that bounds temporaries.
         directory: directory for temporary files.
         maximum: space amplification from which segments are compacted.
+        writable: whether segments may be written, and so compacted.
         manifest: the state to open.
 
     Attributes:
@@ -77,6 +76,7 @@ class WindowLog:
         *,
         directory: str,
         maximum: float,
+        writable: bool,
     ) -> None:
         self._layout = layout
         self.files = files
@@ -86,6 +86,7 @@ class WindowLog:
         self._directory = directory
         self._piece = resources.budget.piece
         self._maximum = maximum
+        self._writable = writable
         self.segments: list[Segment] = []
         self.covered = Covered(manifest.flushed, manifest.skip)
         self.row_bytes = 8 * layout.width
@@ -94,6 +95,7 @@ class WindowLog:
         self._taken: list[NDArray[np.uint64]] = []  # windows taken since the last segment, with rows in older ones
         self._pace = Pace()
         self._compacting: tuple[int, Future[tuple[RunRef, AppendFile]]] | None = None
+        self._failures = MergeFailures()
         # Oldest first: the list of taken windows in a segment concerns older segments only.
         for ref in reversed(manifest.runs):
             self._open(ref)
@@ -212,11 +214,10 @@ class WindowLog:
             self.files.drop_copy(oldest.ref, oldest.file)
         if self._compacting is not None and self._compacting[1].done():
             (count, future), self._compacting = self._compacting, None
-            try:
-                ref, file = future.result()
-            except (TransientError, OSError) as error:
-                _log.warning("Compacting %d segments failed and will be tried again: %s", count, error)
+            result = self._failures.result(future, count)
+            if result is None:
                 return
+            ref, file = result
             old, last = self.segments[:count], self.segments[count - 1]
             compacted = Segment(file, last.seq, ref=ref, covered=last.covered)
             self.segments[:count] = [compacted] if compacted.rows else []
@@ -237,7 +238,7 @@ class WindowLog:
     @property
     def compaction_due(self) -> bool:
         """Whether the next index scan should lead to a compaction, because too many rows are outdated."""
-        return self.space_amplification > self._maximum or self._too_many_segments
+        return self._writable and (self.space_amplification > self._maximum or self._too_many_segments)
 
     @property
     def compaction_urgent(self) -> bool:

@@ -25,6 +25,7 @@ from millpond.kernels.runs.gather import gather_rows
 from millpond.kernels.unaligned import stat_table as kernels
 from millpond.layout import HASH, META, HashRange, RowLayout, Rows, TableSchema, Words
 from millpond.stores.append_files import AppendFiles
+from millpond.stores.delta_backlog import DeltaBacklog
 from millpond.stores.hash_filter import inside
 from millpond.stores.memory.spooled import SpooledLog
 from millpond.stores.protocol import TableDelta
@@ -39,8 +40,6 @@ MAXIMUM_SPACE_AMPLIFICATION = 1.5
 
 _TAKEN = np.uint64(1)  # flag of a delta row that records a taken window
 _MAX_TIME = (1 << 48) - 1  # milliseconds that fit above the flags of the meta word
-_MAX_DELTAS = 64  # deltas since the last segment from which the write buffer becomes one: recovery reads them all
-_MAX_DELTA_BYTES = 512 << 20  # the same by bytes, for large budgets
 _CHUNK_ROWS = 16384  # rows appended or replayed at a time
 
 
@@ -102,6 +101,7 @@ class UnalignedTable:
             manifest,
             directory=directory,
             maximum=maximum_space_amplification,
+            writable=writable,
         )
         # Opened last: a segment that cannot be read must not leave an account behind.
         self._account = self._budget.open()
@@ -111,7 +111,7 @@ class UnalignedTable:
         self._ops = 0  # rows and tombstones of the running batch; before the first batch: of the deltas loaded
         self._rows_to_skip = manifest.skip
         self._opened_at = Covered(manifest.flushed, manifest.skip)
-        self._deltas = self._delta_bytes = 0  # since the last segment
+        self._backlog = DeltaBacklog(self._budget.total)  # deltas since the last segment
         self._figures = dict.fromkeys(("hits", "misses", "loads", "loaded_rows", "taken_rows", "fetched_bytes"), 0)
         self._before = dict(self._figures)  # at the start of the running batch
         self._account.force(self._memory())
@@ -148,9 +148,7 @@ class UnalignedTable:
         self._ops = 0
         self._before = dict(self._figures)
         self._segments.adopt()
-        if self._deltas >= _MAX_DELTAS or self._delta_bytes >= min(
-            _MAX_DELTA_BYTES, max(32 << 20, self._budget.total // 2)
-        ):
+        if self._backlog.due:
             self._freeze()
         if self._segments.compaction_urgent:
             self._load_windows(np.empty(0, np.uint64))
@@ -308,8 +306,7 @@ class UnalignedTable:
         self._sealed = True
         self._version += 1
         self._ops = 0
-        self._deltas += 1
-        self._delta_bytes += delta.bytes
+        self._backlog.add(self._version, delta.bytes)
         self._account.force(self._memory())
         self._budget.trim_if_needed()
         return delta
@@ -333,8 +330,7 @@ class UnalignedTable:
             elif own.count:
                 self._replay_taken(own.words)
             self._ops += end - begin - own.count
-        self._deltas += 1
-        self._delta_bytes += words.nbytes + len(delta_rows.heap)
+        self._backlog.add(0, words.nbytes + len(delta_rows.heap))
 
     def _replay_taken(self, words: Words) -> None:
         """Replay that windows were taken."""
@@ -392,7 +388,7 @@ class UnalignedTable:
         if self._sealed:  # deltas are being loaded, which follow those that the manifest covers
             covered = Covered(self._opened_at.version, self._opened_at.rows + self._ops)
         self._segments.write(self._buffer, covered)
-        self._deltas = self._delta_bytes = 0
+        self._backlog.cover(self._version)  # all of them: the write buffer had all their rows
 
     # The predictive batch read
 
@@ -445,7 +441,6 @@ class UnalignedTable:
         """Return figures.
 
         `keys`: open windows. `bytes`: in memory and files. `hot_bytes`: in memory.
-        `segments`, `segment_rows`: in the log; `live_rows`: those of them that belong to open windows.
         Since the table was opened: `prefetch_hits`, `prefetch_misses`: windows taken with rows in segments that were
         loaded before, or not; `prefetch_hit_ratio`; `batch_reads`; `read_amplification`: rows loaded per row taken;
         `fetched_bytes`; `compactions`.
@@ -459,9 +454,6 @@ class UnalignedTable:
             "keys": self._stat.count,
             "bytes": self._memory() + self._segments.bytes,
             "hot_bytes": self._memory(),
-            "segments": len(self._segments.segments),
-            "segment_rows": self._segments.rows,
-            "live_rows": self._segments.live_rows,
             "prefetch_hits": hits,
             "prefetch_misses": misses,
             "prefetch_hit_ratio": hits / max(1, hits + misses),

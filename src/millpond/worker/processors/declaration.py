@@ -80,16 +80,20 @@ class DeclaringHandle(CheckedHandle):
 
 
 def declare_state(processor: StatefulProcessor, time_mode: TimeMode) -> DeclaringHandle:
-    """Run `init` of a copy of a processor on the driver; return its handle with the declared and deleted variables.
+    """Do as `run_init` with a copy of a processor."""
+    serializer = CPickleSerializer()
+    return run_init(serializer.loads(serializer.dumps(processor)), time_mode)
+
+
+def run_init(processor: StatefulProcessor, time_mode: TimeMode) -> DeclaringHandle:
+    """Run `init` of a processor on the driver, and close it; return its handle with its variables.
 
     Raises:
         PySparkRuntimeError: the processor does what Spark refuses.
     """
-    serializer = CPickleSerializer()
-    copy = serializer.loads(serializer.dumps(processor))
     handle = DeclaringHandle(time_mode)
-    copy.init(handle)
-    copy.close()
+    processor.init(handle)
+    processor.close()
     return handle
 
 

@@ -182,7 +182,7 @@ def with_simplified_conditions(catalyst: Catalyst, plan: Node) -> Node:
 
 def _computed_once(catalyst: Catalyst, condition: Expression, child: Node) -> Node:
     """Return a filter whose `With` expressions are projected below it, as Spark does before it moves conditions."""
-    alone = catalyst.filter(condition, _no_rows(catalyst, [child]))
+    alone = catalyst.filter(condition, no_rows(catalyst, [child]))
 
     def over_child(node: Node) -> Node:
         return catalyst.with_children(node, [over_child(below) for below in node.children]) if node.children else child
@@ -190,7 +190,7 @@ def _computed_once(catalyst: Catalyst, condition: Expression, child: Node) -> No
     return over_child(Node(apply_rules(catalyst, _COMPUTING_ONCE, alone.java)))
 
 
-def _no_rows(catalyst: Catalyst, like: Sequence[Node]) -> Node:
+def no_rows(catalyst: Catalyst, like: Sequence[Node]) -> Node:
     """Return a relation without rows that has the columns of some nodes."""
     columns = catalyst.seq([column.java for node in like for column in node.output])
     return Node(catalyst.new(_LOCAL, columns, catalyst.seq([]), False, catalyst.object("scala.Option").empty()))
@@ -198,7 +198,7 @@ def _no_rows(catalyst: Catalyst, like: Sequence[Node]) -> Node:
 
 def _simplified(catalyst: Catalyst, condition: Expression, node: Node, rules: Sequence[str]) -> Expression:
     """Simplify a condition over the columns of the node's children by optimiser rules."""
-    alone = catalyst.filter(condition, _no_rows(catalyst, node.children)).java
+    alone = catalyst.filter(condition, no_rows(catalyst, node.children)).java
     # Spark reads 'today' as the day of each batch before it simplifies; without ANSI mode, its cast would be null here.
     if not apply_rules(catalyst, _SPECIAL_TIMES, alone).fastEquals(alone):
         return condition

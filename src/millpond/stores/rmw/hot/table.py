@@ -33,6 +33,9 @@ from millpond.stores.rmw.hot.index import HotIndex
 
 # Row ids have 32 bits.
 _MAX_ROWS = (1 << 32) - 2
+# Bytes of address space and rows, at least: in a slot with little memory, the rows of one call may exceed the memory.
+_MIN_SPACE = 64 << 20
+_MIN_CAPACITY = 1 << 16
 _LIST_BYTES = 8  # bytes of a row in the lists of free and of touched rows
 _INDEX_BYTES = 24  # bytes of a row in the index, at most, except while it grows
 _WASTED_DIVISOR = 4  # divisor: the share of long values' bytes that is freed and not reusable yet, on average
@@ -47,7 +50,7 @@ class HotTable:
         layout: of the rows.
         initial: a whole row: the words of a fresh row other than its key.
         range_: the hash range of the table.
-        space: bytes of address space for the rows; twice as many are reserved for long values.
+        space: bytes that rows and long values may take together, at most.
 
     Attributes:
         words: the slab, one row id per line; lines may be longer than a row.
@@ -62,7 +65,8 @@ class HotTable:
         self._initial = np.array(initial, np.uint64, copy=True).reshape(layout.width)
         # Pad rows of seven words to a cache line of eight, or most of them would straddle two.
         width = layout.width + (layout.width % 8 == 7)
-        capacity = min(max(space // (8 * width), 1 << 16), _MAX_ROWS)
+        space = max(space, _MIN_SPACE)
+        capacity = min(max(space // (8 * width), _MIN_CAPACITY), _MAX_ROWS)
         self._slab = ReservedMapping(capacity * width * 8)
         self._free = ReservedMapping(capacity * 4)
         self._touched = ReservedMapping((capacity + 1) * 4)
@@ -70,6 +74,8 @@ class HotTable:
         self._touched_ids: NDArray[np.uint32] = self._touched.view(np.uint32)
         self.words: Words = self._slab.view(np.uint64)[: capacity * width].reshape(capacity, width)
         self.state = np.zeros(hs.SIZE, np.int64)
+        # Twice the space: freed chunks take room until they are reused or packed, and values are accounted for only
+        # after they are written.
         self.heap = Heap(self.state, 2 * space if layout.bytes_columns else 0)
         self._scratch = np.empty(2 * BLOCK, np.uint64)
         state = self.state
@@ -131,6 +137,10 @@ class HotTable:
     def row_room(self) -> int:
         """Number of rows that can be added before the address space ends."""
         return len(self.words) - int(self.state[hs.HIGH]) + self.free_rows
+
+    def fits(self, keys: int, long_bytes: int) -> bool:
+        """Return whether the address space has room for fresh rows of `keys` with `long_bytes` of long values."""
+        return keys <= self.row_room and self.heap.used + long_bytes <= self.heap.capacity
 
     @property
     def row_bytes(self) -> int:

@@ -13,8 +13,8 @@ from millpond.errors import StateDamagedError, UsageError
 from millpond.files.backends.filesystem import FileSystem, MissingFileError
 from millpond.files.locations.forked import parse_shared
 from millpond.files.locations.opening import open_filesystem
+from millpond.query.checkpoints.finding import find_state
 from millpond.query.logs.copying import check_finished
-from millpond.query.logs.finding import find_state
 from millpond.query.logs.query_logs import QueryLogs
 from millpond.state_reader.reader import StateReader
 
@@ -46,7 +46,7 @@ def orphans_of(checkpoint: str, *, now: float | None = None) -> tuple[FileSystem
             file=checkpoint_files.url,
         )
     # Read the logs before the state: batches that Spark commits later need no older version.
-    planned, committed = query_logs.entry_times("offsets"), query_logs.last("commits")
+    planned, committed = query_logs.entry_times("offsets"), query_logs.last_committed
     reader = StateReader(find_state(checkpoint))
     if committed >= 0 and not any(reader.is_complete(version) for version in reader.known() if version >= committed):
         raise StateDamagedError(

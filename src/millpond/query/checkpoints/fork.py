@@ -31,7 +31,8 @@ from millpond.files.backends.local import LocalFiles
 from millpond.files.backends.retry import put_once
 from millpond.files.locations.forked import with_parents
 from millpond.files.locations.opening import join_url, open_filesystem
-from millpond.query.logs.copies import is_copy
+from millpond.query.checkpoints.copied_checkpoint import is_copy
+from millpond.query.checkpoints.ownership import state_of_last_run
 from millpond.query.logs.copying import (
     check_finished,
     check_free,
@@ -40,7 +41,6 @@ from millpond.query.logs.copying import (
     list_objects,
     not_retained_error,
 )
-from millpond.query.logs.ownership import state_of_last_run
 from millpond.query.logs.query_logs import METADATA, QueryLogs, is_rolled_back
 from millpond.state_reader.reader import StateReader, format_versions
 
@@ -86,10 +86,8 @@ def fork(checkpoint: str, new: str, version: int | None = None) -> Fork:
     query_logs = QueryLogs(original)
     _check_original(original, query_logs)
     check_free(target)
-    retained, committed = (
-        query_logs.retained(),
-        query_logs.last("commits"),
-    )  # before the state: the reader sees all state that these logs imply
+    # Read the logs before the state: the reader sees all state that they imply.
+    retained, committed = query_logs.retained(), query_logs.last_committed
     reader = StateReader(checkpoint)
     recovery = Recovery(reader.files)
     chosen = _choose(reader, recovery, retained, committed, version)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from millpond.files.locations.opening import open_filesystem
+from millpond.query.checkpoints.ownership import state_of_last_run
 from millpond.query.logs.copying import check_finished
-from millpond.query.logs.ownership import state_of_last_run
 
 
 def find_state(location: str) -> str:

@@ -16,7 +16,7 @@ from millpond.checkpoint.generation import base_name, generations_with_base
 from millpond.errors import StateIncompatibleError
 from millpond.files.backends.filesystem import FileSystem
 from millpond.files.locations.opening import same_place
-from millpond.query.logs.copies import is_copy
+from millpond.query.checkpoints.copied_checkpoint import is_copy
 from millpond.query.logs.query_logs import QueryLogs
 
 _FOLDER = "millpond/claims/"
