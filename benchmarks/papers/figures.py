@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 import numpy as np
 
-from benchmarks.append_stores import SEED, Run
+from benchmarks.append_stores import SEED, Measurement
 from benchmarks.disaggregated import cores_in_use
 from benchmarks.misa.result import Result as MisaResult
 from benchmarks.papers.row import Command
@@ -176,7 +176,7 @@ def of_lookups(command: Command, data: bytes) -> Iterator[Figures]:
 
 def of_sweeps(command: Command, data: bytes) -> Iterator[Figures]:
     """Results of `benchmarks.append_stores`: a place for each value of the setting."""
-    for points in msgspec.json.decode(data, type=dict[str, list[tuple[float, Run]]]).values():
+    for points in msgspec.json.decode(data, type=dict[str, list[tuple[float, Measurement]]]).values():
         for value, run in points:
             values = {"rows_per_second": run.rows_per_second, "hit_ratio": run.stats["prefetch_hit_ratio"]}
             yield Figures(engine="millpond", place=f"{value:g}", values=values, seed=SEED)

@@ -52,7 +52,14 @@ _ANY_SIZE = (
     "What a batch of any size takes, its planning, tasks and logs, is alike on both engines: Millpond does without the"
     " commit alone.",
 )
-_TIMES_MISSED = {"LR4": _ANY_SIZE, "CM1": _ANY_SIZE}
+_TIMES_MISSED = {
+    "LR4": _ANY_SIZE,
+    "CM1": _ANY_SIZE,
+    "CM2": (
+        "Most of a batch is what a batch of any size takes: a tenth of the records takes Millpond four fifths as long.",
+        _ANY_SIZE[1],
+    ),
+}
 """Why batches take longer than the paper's, where that is known: the p99, and those of the paper's rate."""
 
 
