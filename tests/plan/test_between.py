@@ -198,3 +198,24 @@ def test_the_code_of_functions_whose_values_a_join_stores(stream: DataFrame) -> 
 def test_nothing_is_recorded_of_a_join_by_columns(stream: DataFrame, join: str) -> None:
     assert stored(stream, join) == ()
     assert stored(stream, OUTER + "lv < rv") == ()
+
+
+def test_joins_that_store_the_same_value_are_told_apart(stream: DataFrame) -> None:
+    """Otherwise, one of them would be compared with the other at a restart."""
+    stored(stream, "join r on lk = rk and lts = rts")
+    third = stream.withWatermark("ts", "10 seconds").selectExpr("s as ms", "ts as mts")
+    third.createOrReplaceTempView("m")
+    both = "join r on lower(ls) = lower(rs) and lts = rts join m on lower(ls) = lower(ms) and lts = mts"
+    first = stored(stream, both)
+    assert len({schema.digest for schema in first}) == len(first) == 4
+    assert stored(stream, both) == first
+
+
+def test_whether_errors_are_nulls_is_not_recorded_of_a_join(stream: DataFrame) -> None:
+    session = stream.sparkSession
+    first = stored(stream, OUTER + "cast(ls as bigint) * 2 < rv")
+    session.conf.set("spark.sql.ansi.enabled", "false")
+    try:
+        assert stored(stream, OUTER + "cast(ls as bigint) * 2 < rv") == first
+    finally:
+        session.conf.unset("spark.sql.ansi.enabled")

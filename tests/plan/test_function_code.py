@@ -176,6 +176,14 @@ def test_values_of_broadcast_variables_count_and_their_ids_do_not(tmp_path: Path
     assert code_digest(with_variable(3, "known.value"), {3: str(tmp_path / "missing")}) is None
 
 
+def test_the_value_of_a_large_broadcast_variable_does_not_count(tmp_path: Path) -> None:
+    def found(letter: str) -> str | None:
+        return code_digest(with_variable(3, "known.value"), {3: file_of(tmp_path, letter * (1 << 20))})
+
+    assert found("a") == found("b")
+    assert found("a") is not None
+
+
 def test_a_large_function_is_what_its_broadcast_variable_has(tmp_path: Path) -> None:
     """Spark pickles it as a broadcast variable, whose value may refer to others."""
     values = file_of(tmp_path, {"a": 1})

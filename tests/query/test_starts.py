@@ -141,7 +141,7 @@ def test_a_start_that_is_refused_leaves_the_running_query_alone(
         second.stop()
 
 
-@pytest.mark.parametrize("meanwhile", ["_first_task", "drain", "claim", "_rewritten"])
+@pytest.mark.parametrize("meanwhile", ["_first_task", "drain", "_rewritten"])
 def test_a_restart_does_not_take_the_query_back_from_a_newer_start(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: str
 ) -> None:

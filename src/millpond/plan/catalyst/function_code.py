@@ -9,6 +9,7 @@ from __future__ import annotations
 import dis
 import functools
 import hashlib
+import os
 import pickle
 import sys
 import sysconfig
@@ -21,6 +22,9 @@ from pyspark import cloudpickle
 from pyspark.core.broadcast import Broadcast, _broadcastRegistry
 
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+_MAX_COMPARED_BYTES = 1 << 20
+"""Broadcast variables that are larger count by their type only: to describe them would take longer than a start."""
 
 _loading = threading.Lock()
 
@@ -48,7 +52,7 @@ def code_digest(command: bytes, broadcasts: Mapping[int, str]) -> str | None:
 
     Args:
         command: see `load_function`.
-        broadcasts: see `load_function`. Their values are part of the digest.
+        broadcasts: see `load_function`. Their values are part of the digest, up to 1 MiB each.
     """
     try:
         loaded = load_function(command, broadcasts)
@@ -94,7 +98,7 @@ class _Describer:
         elif isinstance(value, types.MethodType):
             yield from (self.describe(value.__func__), self.describe(value.__self__))
         elif isinstance(value, Broadcast):
-            yield self.describe(value.value)
+            yield self.describe(value.value) if os.path.getsize(value._path) <= _MAX_COMPARED_BYTES else "large"
         elif isinstance(value, functools.partial):
             yield from map(self.describe, (value.func, value.args, value.keywords))
         elif isinstance(value, types.FunctionType | type) or _is_users(type(value)):

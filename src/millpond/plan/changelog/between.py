@@ -9,6 +9,7 @@ two operators.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ _CHANGELOG_NODES = frozenset({"Aggregate", "Distinct", "Window"})
 """Nodes that may emit rows that change, and may retract rows."""
 
 _ANSI = "spark.sql.ansi.enabled"
+_EVAL_MODES = re.compile(r"\b(ANSI|LEGACY|True|False)\b")
 _STATEFUL = _CHANGELOG_NODES | {"Deduplicate", "DeduplicateWithinWatermark", "Join"}
 
 
@@ -112,17 +114,19 @@ def _stored_by_joins(catalyst: Catalyst, decision: Decision) -> Iterator[Between
         if operator is None or not isinstance(operator.reading, JoinReading):
             continue
         sides = (LEFT, operator.reading.left), (RIGHT, operator.reading.right)
-        for (name, side), child in zip(sides, decided.children, strict=True):
+        for (side_name, side), child in zip(sides, decided.children, strict=True):
             computed = [value for value in (*side.keys, *side.values) if value.kind != "AttributeReference"]
             if computed:
                 canonical = Canonical(catalyst, child.node.output)
                 described = ", ".join(canonical.expression(expression, _no_cut) for expression in computed)
                 shown = [readable(expression) for expression in computed]
-                ends = f"the {name} side", operator.title
-                # With its name, so that both sides of a self-join have digests of their own.
-                schema = _schema(catalyst, canonical, ends, shown, [f"{name}[{described}]"])
+                ends = f"the {side_name} side", operator.title
+                # With their place, so that equal values of two sides have digests of their own. Whether errors are
+                # nulls is left out: it changes no row that came through.
+                exact = f"{operator.index} {side_name}[{_EVAL_MODES.sub('', described)}]"
+                schema = _schema(catalyst, canonical, ends, shown, [exact])
                 settings = {name: value for name, value in schema.settings.items() if name != _ANSI}
-                yield replace(schema, settings=settings)  # whether errors are nulls changes no row that came through
+                yield replace(schema, settings=settings)
 
 
 def _between_schema(catalyst: Catalyst, path: ChangelogPath) -> BetweenSchema:

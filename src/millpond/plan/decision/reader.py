@@ -123,7 +123,7 @@ class OperatorReader:
 
     def _check_times(self, node: Node) -> None:
         if node.kind == "Aggregate":
-            columns = [part for grouping in node.list("groupingExpressions") for part in grouping.walk()]
+            columns = node.list("groupingExpressions")
         else:
             columns = [column for child in node.children for column in child.output]
         for column in columns:

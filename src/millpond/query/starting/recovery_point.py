@@ -39,7 +39,7 @@ def write_base_and_find_replays(
         recovery: the recovery with the generation that was just claimed.
         query_logs: Spark's logs.
         plan: a digest of the plan up to the operators.
-        even_if_changed: whether a batch that the sink has, or may have, may be repeated by a run with another plan.
+        even_if_changed: whether a batch that the sink has may be repeated by a run with another plan.
         evolves: whether the state follows changed queries; then the query that starts next runs the planned batch.
         runs_planned: whether the sink runs a batch that is planned and not committed; None if it is not known.
         schema_number, retain: see `Base`.
@@ -48,7 +48,7 @@ def write_base_and_find_replays(
 
     Raises:
         StateDamagedError: neither the version after the last committed batch nor the one before it is whole.
-        StateIncompatibleError: a batch that the sink has, or may have, has to run again, and the plan has changed.
+        StateIncompatibleError: a batch of the sink's has to run again, and the plan has changed.
         TransientError: an earlier run has committed a batch meanwhile.
     """
     planned = query_logs.last_planned
@@ -80,24 +80,17 @@ def write_base_and_find_replays(
     if planned > committed:
         # A sink that already has the planned batch skips it, and the state must not depend on that. State of that
         # batch can be used only if the same state schema made it: a changed query makes other state. State of another
-        # plan agrees only with the rows of a sink that skips the batch. Otherwise it must not be in the base: recovery
-        # would fall back to it if this run lost its own state of the batch.
+        # plan agrees with the rows of a sink that skips the batch. If the sink runs the batch, this run makes its own.
         runs = runs_planned(planned)
-        whole = not replays and recovery.durable(planned + 1)
-        made = whole and recovery.schema_number(planned + 1) == schema_number
-        if made and (plan == recovery.plan or runs is False):
+        made = not replays and recovery.durable(planned + 1) and recovery.schema_number(planned + 1) == schema_number
+        if made and (plan == recovery.plan or not runs):
             built_on.append(planned + 1)
         elif not runs:
-            # A sink that cannot be asked completes a batch only after all of its state is sealed. So a batch without
-            # whole state was interrupted before that, unless slots were lost. Such a batch is not refused: otherwise a
-            # query that was stopped within a batch could not be changed. Before the first commit, any query may take
-            # over the checkpoint.
-            may_be_shown = committed >= 0 and (whole or runs is False)
-            if may_be_shown and plan != recovery.plan and not (even_if_changed or evolves):
-                has = "has" if runs is False else "may have"
-                reason = f"Batch {planned}, which the sink {has}, was not committed when the last run ended"
-                unless = "" if runs is False else "if the sink does not have the batch or may get it again, "
-                raise _changed_plan_error(recovery, planned, reason, unless)
+            # Before the first commit, any query may take over the checkpoint.
+            has = runs is False and committed >= 0
+            if has and plan != recovery.plan and not (even_if_changed or evolves):
+                reason = f"Batch {planned}, which the sink has, was not committed when the last run ended"
+                raise _changed_plan_error(recovery, planned, reason)
             replays.append(planned)
     if version is not None and built_on[0] != version:
         raise concurrent_run_error(recovery.files.url)  # the earlier run has committed a batch meanwhile
@@ -108,19 +101,12 @@ def write_base_and_find_replays(
     return replays
 
 
-def _changed_plan_error(recovery: Recovery, batch: int, reason: str, condition: str = "") -> StateIncompatibleError:
-    """Return the error for a batch that a query with another plan would have to repeat.
-
-    Args:
-        recovery: the recovery of the start.
-        batch: the batch.
-        reason: why it has to run once more.
-        condition: when to set `onChangedReplay`, as text before "set"; empty if it depends on nothing else.
-    """
+def _changed_plan_error(recovery: Recovery, batch: int, reason: str) -> StateIncompatibleError:
+    """Return the error for a batch that the sink has, and that a query with another plan would have to repeat."""
     return StateIncompatibleError(
         f"{reason}: it has to run once more, but what the query computes up to its stateful operators has changed "
         "since.",
-        action=f"Start the query as it was, let it end by stop(), and change it then; or {condition}set "
+        action="Start the query as it was, let it end by stop(), and change it then; or set "
         "spark.millpond.onChangedReplay to 'run' to make the state from the query as it is now.",
         version=batch,
         file=recovery.files.locate("generations/"),

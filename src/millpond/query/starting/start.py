@@ -18,12 +18,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.checkpoint.forks.parents import open_state
-from millpond.checkpoint.generation import Restart, claim, claim_name, newest_claim
+from millpond.checkpoint.generation import Restart, claim, newest_claim
 from millpond.checkpoint.recovery import Recovery
 from millpond.checkpoint.state_schema import QUERY_FILE, overwrite_schema
 from millpond.conf import Settings
 from millpond.errors import (
-    FencedError,
     MillpondError,
     StateIncompatibleError,
     TransientError,
@@ -162,7 +161,7 @@ class _Startup:
             self._check_schema()
             check_sink(self.spark, self.start.sink)
         self.task = self._first_task()
-        self._check_overtaken()
+        self._check_overtaken(self.replaced)
         stop_active_run(self.spark, self.query_id)
         try:
             # Commits that the run before has begun become durable here, so that fewer batches have to run again.
@@ -261,7 +260,7 @@ class _Startup:
                 self._open_ahead(self.query_logs.next_batch)
         self.tasks = self._tasks(self.task)
         frame = self._rewritten(self.tasks)
-        self._check_overtaken()  # Spark would stop the newer run
+        self._check_overtaken(self.task.generation)  # Spark would stop the newer run
         return launch(frame)
 
     def attach(self, query: StreamingQuery) -> None:
@@ -287,12 +286,13 @@ class _Startup:
             on_spark=len(self.decision.on_spark),
         )
 
-    def _check_overtaken(self) -> None:
+    def _check_overtaken(self, since: int) -> None:
+        """Check that a restart has not been overtaken since a generation."""
         if self.restart is not None:
-            check_overtaken(self.files, self.replaced, self.restart, self.query_id)
+            check_overtaken(self.files, since, self.restart, self.query_id)
 
     def _claim(self, *, from_scratch: bool = False) -> None:
-        self._check_overtaken()
+        self._check_overtaken(self.replaced)
         generation = claim(
             self.files,
             run=self.task.run,
@@ -300,13 +300,6 @@ class _Startup:
             minimum=time.time_ns() // 1_000_000,  # the time also fences runs whose checkpoint was deleted
             restart=self.restart,
         )
-        try:
-            self._check_overtaken()
-        except FencedError:
-            # The newer run was fenced by this claim, and goes on without it (see `check_fence`).
-            with suppress(MillpondError):
-                self.files.delete(claim_name(generation.number))
-            raise
         if self.owner is not None:
             # Before the generation has a base: see `Ownership`.
             self.owner.note(generation.number)

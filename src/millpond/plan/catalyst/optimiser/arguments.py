@@ -5,8 +5,16 @@ from __future__ import annotations
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, Node
 
-_READ_ONLY = ("AttributeReference", "GetStructField")
-"""Kinds of arguments that cannot fail."""
+_CANNOT_FAIL = frozenset(
+    {
+        *("AttributeReference", "Literal", "GetStructField", "CreateNamedStruct", "Alias", "KnownNotNull"),
+        *("And", "Or", "Not", "IsNull", "IsNotNull", "IsNaN", "EqualTo", "EqualNullSafe", "LessThan"),
+        *("LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual", "In", "InSet", "If", "CaseWhen", "Coalesce"),
+        *("Greatest", "Least", "Upper", "Lower", "Length", "Concat", "StringTrim", "Like", "StartsWith", "Contains"),
+        *("Year", "Month", "DayOfMonth", "Hour", "Minute", "Second", "Murmur3Hash", "XxHash64"),
+    }
+)
+"""Kinds of expressions that have a value, or null, for every row."""
 
 
 def with_guarded_arguments(catalyst: Catalyst, plan: Node) -> Node:
@@ -39,12 +47,14 @@ def _guarded_call(catalyst: Catalyst, function: Expression, condition: Expressio
 
     An argument of `listagg` that is its own sort order stays equal to it.
     """
-    operands = [
-        _guarded_call(catalyst, operand, condition)
-        if operand.kind == "SortOrder" or catalyst.is_aggregate_function(operand)
-        else operand
-        if operand.kind in _READ_ONLY or operand.foldable
-        else catalyst.conditional(condition, operand)
-        for operand in function.children
-    ]
-    return catalyst.with_operands(function, operands)
+    return catalyst.with_operands(
+        function, [_guarded_operand(catalyst, operand, condition) for operand in function.children]
+    )
+
+
+def _guarded_operand(catalyst: Catalyst, operand: Expression, condition: Expression) -> Expression:
+    if operand.kind == "SortOrder" or catalyst.is_aggregate_function(operand):
+        return _guarded_call(catalyst, operand, condition)
+    if operand.foldable or all(part.kind in _CANNOT_FAIL for part in operand.walk()):
+        return operand  # calls with different filters share its column
+    return catalyst.conditional(condition, operand)
