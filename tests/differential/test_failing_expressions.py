@@ -40,11 +40,12 @@ def aggregated(minute: int) -> pa.Table:
 
 
 def sql(text: str) -> Query:
-    """A query over the view `events`, with its watermark, in ANSI mode."""
+    """A query in ANSI mode over the view `events`, or over `marked_events`, which has a watermark."""
 
     def query(df: DataFrame, session: SparkSession) -> DataFrame:
         session.conf.set("spark.sql.ansi.enabled", "true")
-        df.withWatermark("t", "30 seconds").createOrReplaceTempView("events")
+        df.createOrReplaceTempView("events")
+        df.withWatermark("t", "30 seconds").createOrReplaceTempView("marked_events")
         return session.sql(text)
 
     return query
@@ -53,7 +54,7 @@ def sql(text: str) -> Query:
 GUARDED = "sum(100 / v) filter (where v <> 0) a, sum(cast(s as int)) filter (where s rlike '^[0-9]+$') b, count(*) n"
 AGGREGATES = {
     "update": f"select k, {GUARDED} from events group by k",
-    "append": f"select window(t, '1 minute') w, k, {GUARDED} from events group by window(t, '1 minute'), k",
+    "append": f"select window(t, '1 minute') w, k, {GUARDED} from marked_events group by window(t, '1 minute'), k",
 }
 
 
