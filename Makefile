@@ -122,7 +122,7 @@ $(VENV)/.site: $(STAMP)
 engines: setup
 	@[ -x .venv-flink/bin/python ] || $(PYTHON) -m venv .venv-flink
 	@.venv-flink/bin/python -m pip install -q --disable-pip-version-check 'setuptools<81' 'apache-flink==2.3.0'
-	@$(BIN)/python -m benchmarks.flink_jar
+	@$(BIN)/python -m benchmarks.engines.flink.jar
 
 # Remove environments and what was built.
 clean:

@@ -1,1 +1,16 @@
-"""Benchmarks: the same rows through Millpond, Spark's RocksDB and Flink, side by side."""
+"""Benchmarks: the same rows through Millpond, Spark's RocksDB and Flink, side by side.
+
+`cli` measures one workload after another. Each room imports only rooms that stand below it:
+
+- `papers`: the headlines of the papers, measured again.
+- `studies`: single measurements and checks, each started by its name. `misa`, `prefetch`: those of two papers.
+- `measuring`: a run from outside: process tree, limits, requests, times, results, tables.
+- `engines`: the processes that are measured, and the S3 server for their state.
+- `workloads`: the configuration of a run, its source and its query.
+- `nexmark`: NEXMark's generator and queries.
+"""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+"""The source tree."""

@@ -12,28 +12,29 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.arguments import count, engines, queries, setting, size
-from benchmarks.config import ENGINES, KEYS, PRELOADED, WORKLOADS, RunConfig
-from benchmarks.harness import FLINK_PYTHON, run
-from benchmarks.nexmark_processors import PROCESSORS
-from benchmarks.process import sigterm_exits
-from benchmarks.report import plot, print_suite, print_table, summary
-from benchmarks.result import Result, write
-from benchmarks.s3 import s3_server
-from benchmarks.sustained import at_highest_rate
-from benchmarks.workloads import NEXMARK
+from benchmarks.engines.flink.jar import FLINK_PYTHON
+from benchmarks.engines.s3 import s3_server
+from benchmarks.measuring.arguments import count, engines, queries, setting, size
+from benchmarks.measuring.harness import measure_and_report
+from benchmarks.measuring.process import sigterm_exits
+from benchmarks.measuring.report import plot, print_suite, print_table
+from benchmarks.measuring.result import Result, write
+from benchmarks.measuring.sustained import at_highest_rate
+from benchmarks.nexmark.processors import PROCESSORS
+from benchmarks.workloads.config import ENGINES, KEYS, PRELOADED, WORKLOADS, RunConfig
+from benchmarks.workloads.dataframes import NEXMARK
 
 _OTHERS = """other commands, each with --help:
-  python -m benchmarks papers          each headline of the papers measured again, into one page and one report
-  python -m benchmarks.append_stores   append stores by read batch ratio, space amplification and write buffer
-  python -m benchmarks.disaggregated   state on an S3 server: checkpoints, recoveries, caches, CPU
-  python -m benchmarks.enrichment      lookup joins with Redis
-  python -m benchmarks.lost_host       batches around the loss of a host of a cluster
-  python -m benchmarks.misa            Linear Road and Cluster Monitoring at given rates
-  python -m benchmarks.prefetch        latencies of rows with and without hints
-  python -m benchmarks.starts          starts and stops of queries on busy cores
-  python -m benchmarks.timers          batch times by the number of timers that are due
-  python -m benchmarks.verify          the rows of NEXMark's queries compared with Spark's"""
+  python -m benchmarks papers                 each headline of the papers measured again, into one page and one report
+  python -m benchmarks.misa                   Linear Road and Cluster Monitoring at given rates
+  python -m benchmarks.prefetch               latencies of rows with and without hints
+  python -m benchmarks.studies.append_stores  append stores by read batch ratio, space amplification and write buffer
+  python -m benchmarks.studies.disaggregated  state on an S3 server: checkpoints, recoveries, caches, CPU
+  python -m benchmarks.studies.enrichment     lookup joins with Redis
+  python -m benchmarks.studies.lost_host      batches around the loss of a host of a cluster
+  python -m benchmarks.studies.starts         starts and stops of queries on busy cores
+  python -m benchmarks.studies.timers         batch times by the number of timers that are due
+  python -m benchmarks.studies.verify         the rows of NEXMark's queries compared with Spark's"""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -214,15 +215,6 @@ def measured(all_: Sequence[RunConfig], highest_rate_of: str | None, *, keep: bo
             for config in all_:
                 if config.query == peer.query and config is not peer:
                     yield measure(msgspec.structs.replace(config, rate=found.rate))
-
-
-def measure_and_report(config: RunConfig, *, keep: bool) -> Result:
-    """Measure one engine, and say on the way what is measured and what came out."""
-    rate = f" at {config.rate:,} rows/s" if config.rate else ""
-    print(f"{config.name} on {config.engine}{rate} …", file=sys.stderr, flush=True)
-    result = run(config, keep=keep)
-    print(f"  {summary(result)}", file=sys.stderr, flush=True)
-    return result
 
 
 def main(argv: Sequence[str] | None = None) -> int:

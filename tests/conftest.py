@@ -83,7 +83,8 @@ def own_slots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The endpoint of a real S3 server. Who uses it is in the group `seaweedfs`: one server, not one a worker."""
-    from tests.real_s3 import Unavailable, running, weed
+    from tests.servers.process import Unavailable
+    from tests.servers.seaweedfs import running, weed
 
     try:
         program = weed()
@@ -96,8 +97,9 @@ def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
     """A real HDFS. Who uses it is in the group `hdfs`: one, not one a worker."""
-    from tests.jars import Unavailable, jars
-    from tests.real_hdfs import HADOOP, running
+    from tests.servers.hdfs import HADOOP, running
+    from tests.servers.jars import jars
+    from tests.servers.process import Unavailable
 
     try:
         jars(HADOOP)
@@ -110,7 +112,7 @@ def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
 @pytest.fixture(scope="session")
 def spark_master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of Spark's master: this process, or a cluster of MILLPOND_HOSTS hosts of this machine."""
-    from tests.cluster import hosts
+    from tests.support.cluster import hosts
 
     if HOSTS:
         with hosts(tmp_path_factory.mktemp("hosts"), HOSTS) as cluster:

@@ -17,13 +17,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.arguments import count, names, setting
+from benchmarks.engines.s3 import s3_server
+from benchmarks.measuring.arguments import count, names, setting
+from benchmarks.measuring.process import sigterm_exits
 from benchmarks.misa.measure import measure
 from benchmarks.misa.queries import QUERIES
 from benchmarks.misa.result import Batch, Result, write
 from benchmarks.misa.settings import ENGINES, EVENTS, Settings
-from benchmarks.process import sigterm_exits
-from benchmarks.s3 import s3_server
 
 _PAPER = ["LR2", "LR4", "CM1", "CM2"]
 """The queries of the paper, which run by default."""

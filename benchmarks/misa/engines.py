@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.engines.s3 import hadoop_settings
 from benchmarks.misa.settings import Settings
-from benchmarks.s3 import hadoop_settings
 from millpond.demo.engine import PEER_SETTINGS
 
 if TYPE_CHECKING:

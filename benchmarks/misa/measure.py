@@ -10,12 +10,12 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks.engines.s3 import environment
+from benchmarks.measuring.process import ProcessTree
+from benchmarks.measuring.result import Machine, without_paths
 from benchmarks.misa.arrivals import files
 from benchmarks.misa.result import Batch, Observed, Result, kept_up, summarize
 from benchmarks.misa.settings import Settings
-from benchmarks.process import ProcessTree
-from benchmarks.result import Machine, without_paths
-from benchmarks.s3 import environment
 
 _LOG_LINES = 25
 """A failed run's error shows this number of last lines of its log."""

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from benchmarks.measuring.result import Machine, Spread
 from benchmarks.misa.settings import Settings
 from benchmarks.misa.streams.records import RECORD_BYTES
-from benchmarks.result import Machine, Spread
 
 _KEPT_UP = 95
 """An engine keeps up if this percentile of its batches takes no longer than the trigger, so that no queue grows."""

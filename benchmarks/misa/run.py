@@ -8,7 +8,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,15 +15,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from benchmarks.engines.s3 import bucket
+from benchmarks.measuring.timing import Arrivals, batch_end, batch_start, source_files
 from benchmarks.misa.arrivals import FILES, files, rows_of
 from benchmarks.misa.deadline import Deadline, Gate
 from benchmarks.misa.engines import session, writer
 from benchmarks.misa.queries import QUERIES
 from benchmarks.misa.result import Batch, Observed
 from benchmarks.misa.settings import HUNG_SECONDS, LATE, Settings
-from benchmarks.prefetch.arrivals import Arrivals
-from benchmarks.prefetch.latency import read_by
-from benchmarks.s3 import bucket
 from millpond.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -55,11 +53,9 @@ def batch_of(progress: Mapping[str, Any], names: Sequence[str], came: Mapping[st
     Args:
         names: files that it read. came: when files came, in seconds since the epoch.
     """
-    start = datetime.fromisoformat(progress["timestamp"]).timestamp()
     took = progress["durationMs"]
     rows = np.array([rows_of(name) for name in names])
-    end = start + took["triggerExecution"] / 1000
-    late = 1000 * (end - np.array([came[name] for name in names]))
+    late = 1000 * (batch_end(progress) - np.array([came[name] for name in names]))
     figures = progress.get("observedMetrics", {}).get("millpond", {})
     commit, durable, read = None, None, None
     if settings.on_millpond:
@@ -72,7 +68,7 @@ def batch_of(progress: Mapping[str, Any], names: Sequence[str], came: Mapping[st
         read = sum(gets) / settings.cores
     return Batch(
         number=progress["batchId"],
-        start=start,
+        start=batch_start(progress),
         ms=took["triggerExecution"],
         rows=int(rows.sum()),
         row_mean_ms=round(float(np.average(late, weights=rows)), 1) if settings.rate else None,
@@ -159,9 +155,9 @@ class Observer:
         # Files count, not rows: Spark counts none where a filter skips a whole file.
         if names := names_of(progress, self._read):
             self.files += len(names)
-            self._arrivals.forget(self._kept[0] if len(self._kept) == _KEPT_BATCHES else [])
+            self._arrivals.remove(self._kept[0] if len(self._kept) == _KEPT_BATCHES else [])
             self._kept.append(names)
-            self.batches.append(batch_of(progress, names, self._arrivals.at, self._settings))
+            self.batches.append(batch_of(progress, names, self._arrivals.times, self._settings))
 
 
 class Cutter:
@@ -184,7 +180,7 @@ class Cutter:
                 self._deadline.learn(batch.rows, batch.ms / 1000)
         if batches < self._gate.released:
             return
-        waiting = list(self._arrivals.at.items())[self._files :]
+        waiting = list(self._arrivals.times.items())[self._files :]
         waited = time.time() - waiting[0][1] if waiting else 0.0
         names = [name for name, _ in waiting]
         if due := self._deadline.due([rows_of(name) for name in names], waited):
@@ -243,7 +239,7 @@ def observe(spark: SparkSession, settings: Settings, work: Path) -> Observed:
     for file in initial:
         arrivals.put(file)
     running = writer(frame, query.mode, settings, checkpoint).start()
-    observer = Observer(running, partial(read_by, SourceLog(spark, checkpoint)), arrivals, settings)
+    observer = Observer(running, partial(source_files, SourceLog(spark, checkpoint)), arrivals, settings)
 
     def look() -> bool:
         time.sleep(0.02 if cut else 0.1)

@@ -7,13 +7,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from benchmarks import ROOT
+from benchmarks.measuring.process import sigterm_exits
 from benchmarks.papers.html import html
 from benchmarks.papers.page import page
 from benchmarks.papers.row import PAPERS
 from benchmarks.papers.rows import ROWS
 from benchmarks.papers.run import QUICK_SECONDS, run
-from benchmarks.papers.saved import RECORD, ROOT, Results, Saved
-from benchmarks.process import sigterm_exits
+from benchmarks.papers.saved import RECORD, Results, Saved
 
 PAGE = ROOT / "docs" / "benchmarks" / "papers.md"
 REPORT = ROOT / "build" / "papers.html"

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 import msgspec
 import numpy as np
 
-from benchmarks.append_stores import SEED, Measurement
-from benchmarks.disaggregated import cores_in_use
+from benchmarks.measuring.result import Result
 from benchmarks.misa.result import Result as MisaResult
 from benchmarks.papers.row import Command
 from benchmarks.papers.rows.misa import HIGHEST
 from benchmarks.prefetch.figures import place_of
 from benchmarks.prefetch.run import Measured
-from benchmarks.result import Result
+from benchmarks.studies.append_stores import SEED, Measurement
+from benchmarks.studies.disaggregated import cores_in_use
 
 CHECKPOINTS = "checkpoints"
 """The command whose durations are those of checkpoints, not of batches."""
@@ -90,7 +90,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of_results(command: Command, data: bytes) -> Iterator[Figures]:
-    """Results of `benchmarks` and `benchmarks.disaggregated`."""
+    """Results of `benchmarks` and `benchmarks.studies.disaggregated`."""
     for result in msgspec.json.decode(data, type=list[Result]):
         variant = str(result.extra.get("variant", ""))
         engine, place = result.engine, result.query or result.workload
@@ -167,7 +167,7 @@ def of_latencies(command: Command, data: bytes) -> Iterator[Figures]:
 
 
 def of_lookups(command: Command, data: bytes) -> Iterator[Figures]:
-    """Results of `benchmarks.enrichment`, of one engine."""
+    """Results of `benchmarks.studies.enrichment`, of one engine."""
     lookup = msgspec.json.decode(data, type=dict[str, str | float])
     names = ("rows_per_second", "row_p50_ms", "row_p99_ms", "row_p999_ms")
     values = {name: float(lookup[name]) for name in names if name in lookup}
@@ -175,7 +175,7 @@ def of_lookups(command: Command, data: bytes) -> Iterator[Figures]:
 
 
 def of_sweeps(command: Command, data: bytes) -> Iterator[Figures]:
-    """Results of `benchmarks.append_stores`: a place for each value of the setting."""
+    """Results of `benchmarks.studies.append_stores`: a place for each value of the setting."""
     for points in msgspec.json.decode(data, type=dict[str, list[tuple[float, Measurement]]]).values():
         for value, run in points:
             values = {"rows_per_second": run.rows_per_second, "hit_ratio": run.stats["prefetch_hit_ratio"]}
@@ -229,10 +229,10 @@ def _misa_values(result: MisaResult) -> Iterator[tuple[str, float]]:
 
 READERS: dict[str, Callable[[Command, bytes], Iterator[Figures]]] = {
     "benchmarks": of_results,
-    "benchmarks.disaggregated": of_results,
+    "benchmarks.studies.disaggregated": of_results,
     "benchmarks.prefetch": of_latencies,
-    "benchmarks.enrichment": of_lookups,
-    "benchmarks.append_stores": of_sweeps,
+    "benchmarks.studies.enrichment": of_lookups,
+    "benchmarks.studies.append_stores": of_sweeps,
     "benchmarks.misa": of_misa,
 }
 """How the results of each benchmark become figures."""

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import msgspec
 
+from benchmarks.measuring.report import geometric_mean
 from benchmarks.papers.figures import METRICS, Figures
 from benchmarks.papers.row import Headline, Row
 from benchmarks.papers.saved import Saved
-from benchmarks.report import geometric_mean
 
 NAMES = {
     "spark": "Spark",

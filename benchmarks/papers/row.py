@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from benchmarks.harness import FLINK_PYTHON
+from benchmarks.engines.flink.jar import FLINK_PYTHON
 
 PAPERS = {
     "flink": "Flink 2.0",

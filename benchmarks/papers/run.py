@@ -13,11 +13,12 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks import ROOT
+from benchmarks.measuring.result import Machine, without_paths
 from benchmarks.misa import __main__ as misa
 from benchmarks.papers.figures import READERS, Figures
 from benchmarks.papers.row import Command, Row
-from benchmarks.papers.saved import ROOT, Results, Saved, current_commit, same_run, versions
-from benchmarks.result import Machine, without_paths
+from benchmarks.papers.saved import Results, Saved, current_commit, same_run, versions
 from millpond.demo.processes import ProcessTree
 
 QUICK_SECONDS = 1_200.0

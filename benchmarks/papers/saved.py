@@ -8,12 +8,12 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks import ROOT
+from benchmarks.measuring.result import Machine
 from benchmarks.papers.figures import Figures
 from benchmarks.papers.row import Row
-from benchmarks.result import Machine
 from millpond.demo.machine import java_version
 
-ROOT = Path(__file__).resolve().parents[2]
 RECORD = Path(__file__).with_name("results")
 """The results of record, from which `docs/benchmarks/papers.md` is made."""
 UNKNOWN = "unknown"

@@ -24,7 +24,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.arguments import count, names, setting
+from benchmarks.measuring.arguments import count, names, setting
 from benchmarks.nexmark.generator import NexmarkConfig
 from benchmarks.prefetch.figures import FIGURES, draw, line
 from benchmarks.prefetch.run import KEYS, VARIANTS, Config, Measured

@@ -1,12 +1,7 @@
-"""Events that arrive by the clock: files that were made before, and are linked into a source's folder when due."""
+"""Files of NEXMark's events, made before a run and kept for others."""
 
 from __future__ import annotations
 
-import os
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -51,50 +46,3 @@ class Events:
             pq.write_table(self._made.events(start, start + count), half, compression="lz4")
             half.rename(path)
         return path
-
-
-class Arrivals:
-    """Puts files into a folder at a rate.
-
-    Attributes:
-        at: when each file came, in seconds since the epoch, by its name.
-    """
-
-    def __init__(self, source: Path) -> None:
-        self._source = source
-        self.at: dict[str, float] = {}
-
-    def put(self, file: Path) -> None:
-        """Let a file come now."""
-        os.link(file, self._source / file.name)
-        self.at[file.name] = time.time()
-
-    def forget(self, names: list[str]) -> None:
-        """Remove files that were read, so that the source has few to list."""
-        for name in names:
-            (self._source / name).unlink(missing_ok=True)
-
-    @contextmanager
-    def clocked(self, files: list[Path], seconds: float) -> Iterator[threading.Event]:
-        """Let files come one by one on a thread, `seconds` after each other.
-
-        Yields:
-            An event that is set when all files have come.
-        """
-        over, stop = threading.Event(), threading.Event()
-        start = time.monotonic()
-
-        def run() -> None:
-            for number, file in enumerate(files):
-                if stop.wait(max(0.0, start + (number + 1) * seconds - time.monotonic())):
-                    return
-                self.put(file)
-            over.set()
-
-        thread = threading.Thread(target=run, name="arrivals")
-        thread.start()
-        try:
-            yield over
-        finally:
-            stop.set()
-            thread.join()

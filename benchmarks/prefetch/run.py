@@ -14,11 +14,12 @@ from urllib.parse import urlencode
 import msgspec
 import psutil
 
+from benchmarks.measuring.timing import Arrivals, batch_end, local_log, source_files
 from benchmarks.nexmark.generator import NexmarkConfig
 from benchmarks.nexmark.queries import QUERIES
 from benchmarks.nexmark.spark import EVENT_DDL, Streams
-from benchmarks.prefetch.arrivals import ARRIVING, Arrivals, Events
-from benchmarks.prefetch.latency import Latency, ended, local_log, read_by
+from benchmarks.prefetch.arrivals import ARRIVING, Events
+from benchmarks.prefetch.latency import Latency
 from millpond.demo.engine import PEER_SETTINGS
 
 if TYPE_CHECKING:
@@ -217,7 +218,7 @@ def run(config: Config) -> Measured:
         while len(found := progresses(running)) <= done:
             time.sleep(0.05)
         done = len(found)
-        arrivals.forget([file.name])
+        arrivals.remove([file.name])
     seen = done
     if not config.rate:
         for file in files:
@@ -233,7 +234,7 @@ def run(config: Config) -> Measured:
                 begin, used = now, cpu_seconds()
             found = progresses(running)
             for one in found[seen:-3]:
-                arrivals.forget(read_by(log, one["batchId"]))
+                arrivals.remove(source_files(log, one["batchId"]))
             seen = max(seen, len(found) - 3)
             if not config.rate and len(found) - done >= len(files) // _MOST:
                 break
@@ -259,12 +260,12 @@ def summary(
     """Summarize the results between two points in time."""
     begin, end = window
     log = local_log(checkpoint)
-    measured = [one for one in found if begin <= ended(one) <= end]
-    ends = {name: ended(one) for one in found for name in read_by(log, one["batchId"])}
+    measured = [one for one in found if begin <= batch_end(one) <= end]
+    ends = {name: batch_end(one) for one in found for name in source_files(log, one["batchId"])}
     latencies = [
-        ends.get(name, end + 5.0) - at for name, at in arrivals.at.items() if not config.rate or begin <= at <= end
+        ends.get(name, end + 5.0) - at for name, at in arrivals.times.items() if not config.rate or begin <= at <= end
     ]
-    files = {one["batchId"]: len(read_by(log, one["batchId"])) for one in measured}
+    files = {one["batchId"]: len(source_files(log, one["batchId"])) for one in measured}
     if not measured:
         raise SystemExit("no batch ended while it was measured: give it more --seconds, or fewer events a second")
     speed = ARRIVING * sum(files.values()) / (end - begin)
@@ -286,7 +287,8 @@ def summary(
         figures=figures,
         hint_share=round(figures.get("hint_bytes", 0.0) / max(1.0, figures.get("input_rows", 0.0) * _BID), 4),
         trace=[
-            (ended(one), one["durationMs"]["triggerExecution"], files[one["batchId"]] * ARRIVING) for one in measured
+            (batch_end(one), one["durationMs"]["triggerExecution"], files[one["batchId"]] * ARRIVING)
+            for one in measured
         ],
     )
 

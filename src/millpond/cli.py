@@ -153,7 +153,10 @@ def verify_state(location: Location, version: Version = None) -> None:
     failed, rows = len(damage), 0
     try:
         chosen = reader.choose(version)
-    except StateDamagedError:  # already printed above
+    except StateDamagedError as error:
+        if error not in damage:  # the claim or base of an earlier run
+            _print_error(error)
+            failed += 1
         _out.print(f"{'no version is' if version is None else f'version {version} is not'} whole, {failed} damaged")
         raise typer.Exit(1) from None
     operators, partitions = reader.operators_at(chosen), reader.partitions_at(chosen)

@@ -21,8 +21,8 @@ ROWS, BEFORE_KILL = 5, 6
 plan = msgspec.json.decode(Path(sys.argv[-2]).read_bytes())
 wrong = sys.argv[1] if plan["engine"] == "millpond" and len(sys.argv) > 3 else ""
 folder = Path(plan["folder"])
-told = folder / "figures.jsonl"
-done = len(told.read_bytes().splitlines()) if told.exists() else 0
+figures_path = folder / "figures.jsonl"
+done = len(figures_path.read_bytes().splitlines()) if figures_path.exists() else 0
 about = {"versions": "Spark 4.3 · Java 17", "explained": "[millpond 0] <aggregate>"}
 (folder / "about.json").write_bytes(msgspec.json.encode(about))
 # As slots do, it leaves the session of its parent; the test recognizes it by its name.
@@ -44,7 +44,7 @@ while not plan["batches"] or done < plan["batches"]:
         "rows": plan["rows_per_batch"],
         "commit_wait_ms": 3.0,
     }
-    with told.open("ab") as out:
+    with figures_path.open("ab") as out:
         out.write(msgspec.json.encode(figures) + b"\n")
     done += 1
 child.kill()

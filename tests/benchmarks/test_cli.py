@@ -3,10 +3,11 @@
 import argparse
 
 import pytest
-from benchmarks.arguments import count, queries, size
-from benchmarks.config import RunConfig
+from benchmarks.measuring import harness
+from benchmarks.measuring.arguments import count, queries, size
+from benchmarks.measuring.result import Result
 from benchmarks.nexmark.queries import QUERIES
-from benchmarks.result import Result
+from benchmarks.workloads.config import RunConfig
 from typer.testing import CliRunner
 
 import millpond.demo.jobs
@@ -40,14 +41,14 @@ from millpond.errors import UsageError
         (["rmw", "--warmup-batches", "-1"], "--warmup-batches must not be negative"),
     ],
 )
-def test_wrong_arguments_are_named(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_are_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
 
 
-def test_a_missing_flink_names_the_target(
+def test_a_missing_flink_is_reported_with_its_make_target(
     monkeypatch: pytest.MonkeyPatch, tmp_path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cli, "FLINK_PYTHON", tmp_path / "python")
@@ -97,7 +98,7 @@ def test_one_run_per_query_and_engine(tmp_path) -> None:
     assert queries("all") == list(QUERIES)
 
 
-def test_millpond_bench_is_this_command_line(
+def test_millpond_bench_runs_this_command_line(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     found = CliRunner().invoke(app, ["bench", "rmw", "--engines", "spork"])
@@ -108,7 +109,7 @@ def test_millpond_bench_is_this_command_line(
         CliRunner().invoke(app, ["bench", "rmw"], catch_exceptions=False)
 
 
-def test_what_was_measured_is_shown_when_a_run_is_interrupted(
+def test_an_interrupted_run_prints_its_results(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     measured = iter([Result(engine="millpond", workload="nexmark", query="q7", rows_per_second=123_456.0)])
@@ -119,7 +120,7 @@ def test_what_was_measured_is_shown_when_a_run_is_interrupted(
         except StopIteration:
             raise KeyboardInterrupt from None
 
-    monkeypatch.setattr(cli, "run", run)
+    monkeypatch.setattr(harness, "run", run)
     assert cli.main(["nexmark", "--query", "q7,q8", "--engines", "millpond,spark"]) == 0
     shown = capsys.readouterr()
     assert "123,456" in shown.out
@@ -139,7 +140,7 @@ def test_all_engines_run_at_the_highest_rate_of_one(
         taken = min(capacity[config.engine], config.rate or 1_000_000)
         return Result(engine=config.engine, workload="rmw", rate=config.rate, rows_per_second=taken)
 
-    monkeypatch.setattr(cli, "run", run)
+    monkeypatch.setattr(harness, "run", run)
     assert cli.main(["rmw", "--engines", "millpond,spark", "--highest-rate-of", "spark"]) == 0
     assert rates[-1] == ("millpond", 1_000)
     assert [engine for engine, _ in rates].count("millpond") == 1

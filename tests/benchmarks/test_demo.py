@@ -51,19 +51,19 @@ def test_equal_rows_in_any_order(tmp_path: Path) -> None:
         (None, "3 and 0 rows"),
     ],
 )
-def test_a_difference_is_named(tmp_path: Path, other: list[dict[str, object]] | None, named: str) -> None:
+def test_a_difference_is_reported(tmp_path: Path, other: list[dict[str, object]] | None, named: str) -> None:
     second = tmp_path / "b" if other is None else write_batch(tmp_path / "b", other)
     compared = figures.compare([(write_batch(tmp_path / "a", ROWS), second)])
     assert named in compared.line()
     assert not compared.equal
 
 
-def test_no_rows_at_all_are_not_equal_rows(tmp_path: Path) -> None:
+def test_two_empty_outputs_are_not_equal(tmp_path: Path) -> None:
     compared = figures.compare([(tmp_path / "a", tmp_path / "b")])
     assert (compared.line(), compared.equal) == ("no rows to compare", False)
 
 
-def test_without_java_there_is_one_line(
+def test_missing_java_is_reported_in_one_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
@@ -72,7 +72,7 @@ def test_without_java_there_is_one_line(
     assert printed == "Millpond needs Java 17 or newer on the PATH (or JAVA_HOME), as PySpark does."
 
 
-def test_an_old_java_is_named(tmp_path: Path) -> None:
+def test_an_old_java_is_reported(tmp_path: Path) -> None:
     assert "this is Java 11.0.2" in machine.problem_of("11.0.2", tmp_path)
     assert machine.problem_of("17.0.2", tmp_path) == ""
 
@@ -85,12 +85,12 @@ def test_an_old_java_is_named(tmp_path: Path) -> None:
         ("q12", "not the same each time"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(query: str, why: str) -> None:
+def test_queries_that_cannot_be_compared_are_refused(query: str, why: str) -> None:
     with pytest.raises(UsageError, match=f"(?s){why}.*clicks, .*q17"):
         demo.run_demo(query)
 
 
-def test_the_jobs_are_of_the_sizes_in_one_place() -> None:
+def test_jobs_have_the_configured_sizes() -> None:
     assert "1,000,000 users" in job.find("clicks").about
     assert "1,000 users" in job.find("clicks", 250).about
     assert job.find("q17").size == nexmark.SIZE
@@ -142,7 +142,7 @@ def test_columns_of_blocks() -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
-def test_the_live_picture(tmp_path: Path, width: int) -> None:
+def test_the_live_view_fits_the_width(tmp_path: Path, width: int) -> None:
     sides = [
         Side(engine.Plan(name, str(tmp_path / name), "clicks", 1_000, 0, 2, str(tmp_path / f"tmp-{name}")))
         for name in ("spark", "millpond")
@@ -188,13 +188,13 @@ def left_behind(temporary: Path) -> list[str]:
     """Files, and processes that were started below the folder for temporary files."""
     found = [str(path) for path in temporary.iterdir()]
     for process in psutil.process_iter(["cmdline", "cwd"]):
-        told = [*(process.info["cmdline"] or ()), process.info["cwd"] or ""]
-        if any(str(temporary) in each for each in told) and process.status() != psutil.STATUS_ZOMBIE:
-            found.append(" ".join(told))
+        words = [*(process.info["cmdline"] or ()), process.info["cwd"] or ""]
+        if any(str(temporary) in word for word in words) and process.status() != psutil.STATUS_ZOMBIE:
+            found.append(" ".join(words))
     return found
 
 
-def test_the_report_has_the_figures_that_were_measured(
+def test_the_report_has_the_measured_figures(
     tmp_path: Path, temporary: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
@@ -226,11 +226,11 @@ def test_the_report_has_the_figures_that_were_measured(
     assert "40 result rows equal" in drawn[-1]
 
 
-def test_rows_that_differ_are_told(tmp_path: Path, temporary: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_different_rows_are_reported(tmp_path: Path, temporary: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_fake(tmp_path / "out", "7") == 1
     (path,) = (tmp_path / "out").glob("*.html")
-    told = "rows differ: batch=000007: {'clicks': 3, 'user': 3} and {'clicks': 4, 'user': 3}"
-    assert told in capsys.readouterr().out.replace("\n", " ").replace("  ", " ")
+    reported = "rows differ: batch=000007: {'clicks': 3, 'user': 3} and {'clicks': 4, 'user': 3}"
+    assert reported in capsys.readouterr().out.replace("\n", " ").replace("  ", " ")
     assert "✗ rows differ: batch=000007" in path.read_text()
     assert left_behind(temporary) == []
 
@@ -280,7 +280,7 @@ def test_an_engine_ends_with_its_demo(tmp_path: Path) -> None:
         time.sleep(0.05)
 
 
-def test_an_engine_whose_demo_died_before_it_was_up_ends() -> None:
+def test_an_engine_ends_if_its_demo_died_before() -> None:
     code = "from millpond.demo.processes import die_with_parent; die_with_parent(1 << 22); print('lives on')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
@@ -293,7 +293,7 @@ def test_reports_of_the_same_second_stand_side_by_side(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(900)  # four starts of Spark; a minute on a quiet machine
-def test_the_real_engines_small(tmp_path: Path, temporary: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_real_engines_on_a_small_job(tmp_path: Path, temporary: Path, capsys: pytest.CaptureFixture[str]) -> None:
     size = job.Size(rows_per_batch=2_000, before_kill=5, after_kill=2, seconds_before_kill=600.0)
     assert demo.run_demo(folder=tmp_path / "out", size=size) == 0
     (path,) = (tmp_path / "out").glob("*.html")

@@ -1,4 +1,4 @@
-"""Figures of state on an object store: what is asked is counted, and what was measured is drawn."""
+"""State on an object store: counts of requests, and figures drawn from results."""
 
 import http.client
 import os
@@ -7,13 +7,14 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from benchmarks.report import print_table
-from benchmarks.requests import RequestCounter
-from benchmarks.result import Batch, Requests, Restart, Result, Spread, write
+from benchmarks.measuring.report import print_table
+from benchmarks.measuring.requests import RequestCounter
+from benchmarks.measuring.result import Batch, Requests, Restart, Result, Spread, write
+from benchmarks.studies import disaggregated
 
-from benchmarks import disaggregated
-from tests.proxy import Proxy, faulty
-from tests.s3 import BUCKET, s3
+from tests.servers.proxy import Proxy, faulty
+from tests.servers.s3 import s3
+from tests.servers.seaweedfs import BUCKET
 
 
 def test_requests_are_counted_by_kind() -> None:
@@ -36,7 +37,7 @@ def test_requests_are_counted_by_kind() -> None:
     assert RequestCounter(proxy, "").since(before).puts == 3
 
 
-def test_bytes_are_counted_as_they_pass() -> None:
+def test_the_proxy_counts_bytes() -> None:
     with s3(), faulty(os.environ["AWS_ENDPOINT_URL"], 0, {}) as proxy:
         counter = RequestCounter(proxy, "")
         before = counter.look()
@@ -48,17 +49,17 @@ def test_bytes_are_counted_as_they_pass() -> None:
         assert counter.since(before).bytes >= 1000
 
 
-def test_a_table_tells_what_a_batch_asks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_has_the_requests_of_a_batch(capsys: pytest.CaptureFixture[str]) -> None:
     asked = Requests(puts=4, gets=0, lists=0, heads=8, deletes=1, bytes=3_000_000)
     batches = [Batch(0.0, 100.0, 10), Batch(1.0, 100.0, 10)]
     print_table([Result(engine="millpond", workload="rmw", batches=batches, requests=asked)])
-    said = capsys.readouterr().out
-    assert "millpond: asked of the store for state in a batch: 2.0 puts, 0.0 gets, 0.0 lists, 4.0 heads" in said
-    assert "1.50 MB; 11.60 dollars for a million batches" in said
+    printed = capsys.readouterr().out
+    assert "millpond: asked of the store for state in a batch: 2.0 puts, 0.0 gets, 0.0 lists, 4.0 heads" in printed
+    assert "1.50 MB; 11.60 dollars for a million batches" in printed
 
 
 def measured(figure: str) -> list[Result]:
-    """Results as that figure has them."""
+    """Return results as a figure takes them."""
     found = []
     for variant in ("one", "other"):
         for engine in ("millpond", "spark"):
@@ -81,7 +82,7 @@ def measured(figure: str) -> list[Result]:
 
 
 @pytest.mark.parametrize("figure", disaggregated.FIGURES)
-def test_a_figure_is_drawn_of_what_was_measured(figure: str, tmp_path: Path) -> None:
+def test_a_figure_is_drawn_from_its_results(figure: str, tmp_path: Path) -> None:
     write(tmp_path / "r.json", measured(figure))
     plot = tmp_path / "deep" / "figure.png"
     arguments = [figure, "--work", str(tmp_path), "--json", str(tmp_path / "r.json"), "--plot", str(plot)]
@@ -89,14 +90,14 @@ def test_a_figure_is_drawn_of_what_was_measured(figure: str, tmp_path: Path) -> 
     assert plot.stat().st_size > 1_000
 
 
-def test_partitions_before_and_after(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_partitions_are_parsed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert disaggregated.pairs("2:2,4:2") == [(2, 2), (4, 2)]
     with pytest.raises(SystemExit):
         disaggregated.main(["recoveries", "--partitions", "2-4", "--work", str(tmp_path)])
     assert "'2-4' is not of the form 2:2,2:4" in capsys.readouterr().err
 
 
-def test_each_figure_runs_what_it_compares(tmp_path: Path) -> None:
+def test_each_figure_runs_all_engines_and_variants(tmp_path: Path) -> None:
     """List the runs of each figure, with a measure that runs nothing."""
     options = type("Options", (), {"keys": [10, 20], "engines": ["millpond", "spark"], "query": ["q4"]})()
     options.slot_memory = "32m"

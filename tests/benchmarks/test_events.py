@@ -1,9 +1,9 @@
 """The events alone are what operators would be given: every source, the columns asked for, and no state."""
 
 import pytest
-from benchmarks.config import RunConfig
-from benchmarks.events import events_alone
-from benchmarks.workloads import build, output_mode
+from benchmarks.engines.events import events_alone
+from benchmarks.workloads.config import RunConfig
+from benchmarks.workloads.dataframes import build, output_mode
 from pyspark.sql import SparkSession
 
 from millpond.plan.catalyst.jvm import Catalyst
@@ -21,7 +21,7 @@ STATEFUL = {"MapInArrow", "Aggregate", "Join", "Deduplicate", "DeduplicateWithin
         ("q23", 37, 3),  # two sides of one join, one of the other
     ],
 )
-def test_operators_inputs_stand_alone(spark: SparkSession, query: str, columns: int, sources: int) -> None:
+def test_events_alone_have_every_source(spark: SparkSession, query: str, columns: int, sources: int) -> None:
     config = RunConfig(engine="events", workload="nexmark", query=query, work="/tmp/x", rows_per_batch=100)
     alone = events_alone(build(spark, config), output_mode(config))
     assert alone.isStreaming

@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.config import RunConfig
-from benchmarks.harness import FLINK_PYTHON
+from benchmarks.engines.flink import jar, sql
+from benchmarks.engines.flink.jar import FLINK_PYTHON
 from benchmarks.nexmark.draws import draw, letters
 from benchmarks.nexmark.generator import AUCTION, AUCTIONS, BID, EPOCH, PERSON, PERSONS, Nexmark, NexmarkConfig
 from benchmarks.nexmark.queries import QUERIES
-
-from benchmarks import flink_jar, flink_sql
+from benchmarks.workloads.config import RunConfig
 
 SCRIPT = """
 import json, sys
@@ -51,8 +50,8 @@ def numbers(event_time: str = "") -> str:
 
 def flink(tmp_path: Path, runs: list[tuple[list[str], str]], *, explain: bool = False) -> list[Any]:
     """The rows of each query as text, or its plan."""
-    jar = flink_jar.build(FLINK_PYTHON.parent.parent).as_uri()
-    (tmp_path / "job.json").write_text(json.dumps({"jar": jar, "runs": runs, "explain": explain}))
+    made = jar.build().as_uri()
+    (tmp_path / "job.json").write_text(json.dumps({"jar": made, "runs": runs, "explain": explain}))
     command = [str(FLINK_PYTHON), "-c", SCRIPT, str(tmp_path / "job.json"), str(tmp_path / "found.json")]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TZ": "UTC"}, check=False)
     assert done.returncode == 0, "\n".join(line for line in done.stderr.splitlines() if not line.startswith("\tat"))
@@ -73,7 +72,7 @@ def test_flink_makes_the_same_rows(tmp_path: Path) -> None:
         f" made({', '.join(f'`{name}`' for name in schema.names)})"
         for function, schema in kinds.items()
     ]
-    before = [*flink_sql.functions(), numbers()]
+    before = [*sql.functions(), numbers()]
     drawn, *rows = flink(tmp_path, [(before, query) for query in (texts, *selects)])
     places = np.arange(COUNT, dtype=np.int64)
     found = {int(row[0]): row[1:] for row in drawn}
@@ -94,8 +93,8 @@ def test_flink_accepts_every_query_but_one(tmp_path: Path) -> None:
         config = RunConfig(engine="x", workload="nexmark", query=name, work="")
         time = "CAST(TO_TIMESTAMP_LTZ(n, 3) AS TIMESTAMP(3))"
         event_time = f", `dateTime` AS {time}, WATERMARK FOR `dateTime` AS `dateTime` - INTERVAL '4' SECOND"
-        before = [*flink_sql.functions(), numbers(event_time if flink_sql.time(config) else "")]
-        runs.append(([*before, *flink_sql.views(config)], flink_sql.select(config)))
+        before = [*sql.functions(), numbers(event_time if sql.time(config) else "")]
+        runs.append(([*before, *sql.views(config)], sql.select(config)))
     plans = dict(zip(QUERIES, flink(tmp_path, runs, explain=True), strict=True))
     refused = {name: plan for name, plan in plans.items() if plan.startswith("refused")}
     assert refused.keys() == {"q6"}, refused

@@ -8,16 +8,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
 import pytest
-from benchmarks.config import RunConfig
-from benchmarks.harness import EngineFailed, local_folder, to_batch
-from benchmarks.limits import MemoryGroup, drop_page_cache
-from benchmarks.process import ProcessTree, Sample
-from benchmarks.report import plot, suite, table
-from benchmarks.result import Batch, Machine, Restart, Result, Spread, read, write
+from benchmarks.measuring.compactors import Compactors
+from benchmarks.measuring.harness import EngineFailed, local_folder, to_batch
+from benchmarks.measuring.limits import MemoryGroup, drop_page_cache
+from benchmarks.measuring.process import ProcessTree, Sample
+from benchmarks.measuring.report import plot, suite, table
+from benchmarks.measuring.result import Batch, Machine, Restart, Result, Spread, read, write
+from benchmarks.workloads.config import RunConfig
 from rich.console import Console
 
 from benchmarks import cli
@@ -44,7 +46,7 @@ def wait_for(path: Path) -> str:
     return path.read_text()
 
 
-def test_killing_a_tree_reaches_what_detached_itself(tmp_path: Path) -> None:
+def test_killing_a_tree_kills_detached_processes(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     tree = ProcessTree([sys.executable, "-c", DETACHES, str(pid_file)], log=tmp_path / "log")
     detached = int(wait_for(pid_file))
@@ -57,7 +59,7 @@ def test_killing_a_tree_reaches_what_detached_itself(tmp_path: Path) -> None:
     assert not tree.members()
 
 
-def test_what_has_ended_is_no_member(tmp_path: Path) -> None:
+def test_ended_processes_are_not_members(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     tree = ProcessTree([sys.executable, "-c", DETACHES, str(pid_file)], log=tmp_path / "log")
     detached = int(wait_for(pid_file))
@@ -109,7 +111,7 @@ def test_dropping_the_page_cache_leaves_the_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == b"x" * 100_000
 
 
-def test_a_memory_group_limits_what_enters_it() -> None:
+def test_a_memory_group_limits_its_processes() -> None:
     try:
         group = MemoryGroup(64 << 20)
     except OSError as error:
@@ -126,9 +128,32 @@ def test_a_memory_group_limits_what_enters_it() -> None:
     assert not group.path.exists()
 
 
-def test_sockets_get_short_names(tmp_path: Path) -> None:
+def test_local_folders_have_short_names(tmp_path: Path) -> None:
     config = RunConfig(engine="millpond", workload="rmw", work=str(tmp_path / ("x" * 100)))
     assert len(str(local_folder(config))) < 60
+
+
+def test_compactors_start_once_the_query_has_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+    start = subprocess.Popen
+
+    def sleeping(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        commands.append(command)
+        return start(["sleep", "600"], **options)
+
+    monkeypatch.setattr(subprocess, "Popen", sleeping)
+    config = RunConfig(engine="millpond", workload="rmw", work=str(tmp_path), compactors=2)
+    compactors = Compactors(config, os.environ)
+    try:
+        compactors.look()
+        assert commands == []
+        (tmp_path / "checkpoint" / "offsets").mkdir(parents=True)
+        compactors.look()
+        compactors.look()
+        assert [command[-2:] for command in commands] == [["compactor", str(tmp_path / "checkpoint")]] * 2
+        assert len(compactors.cpu) == 1
+    finally:
+        compactors.close()
 
 
 def progress(**changes: object) -> dict[str, object]:
@@ -142,7 +167,7 @@ def progress(**changes: object) -> dict[str, object]:
     }
 
 
-def test_commit_times_are_those_of_one_partition() -> None:
+def test_commit_times_are_per_partition() -> None:
     config = RunConfig(engine="spark", workload="rmw", work="/tmp/x")
     assert to_batch(progress(), config) == Batch(1767225601.5, 250.0, 1_000, 40.0, 40.0)
     ours = msgspec.structs.replace(config, engine="millpond")
@@ -180,19 +205,19 @@ def test_results_survive_json(tmp_path: Path) -> None:
     assert first["batch_ms"].keys() == {"p50", "p95", "p99", "max"}
 
 
-def test_rows_count_once_however_often_the_source_is_scanned() -> None:
+def test_rows_of_repeated_scans_count_once() -> None:
     config = RunConfig(engine="spark", workload="nexmark", query="q8", work="/tmp/x", rows_per_batch=500)
     assert to_batch(progress(), config).rows == 500
 
 
-def test_rows_that_arrive_by_the_clock_are_counted_by_its_seconds() -> None:
+def test_rows_at_a_rate_are_counted_by_seconds() -> None:
     config = RunConfig(engine="spark", workload="nexmark", query="q8", work="/tmp/x", rate=700)
     between = [{"startOffset": "3", "endOffset": "5"}]
     assert to_batch(progress(sources=between), config).rows == 1_400
     assert to_batch(progress(sources=[{"startOffset": None, "endOffset": 2}]), config).rows == 1_400
 
 
-def test_a_table_of_queries_compares_what_both_ran() -> None:
+def test_the_table_compares_queries_that_both_engines_ran() -> None:
     def result(query: str, engine: str, rate: float, **changes: str) -> Result:
         batch_ms = Spread.of([10.0]) if rate else None
         return Result(
@@ -230,7 +255,7 @@ def test_reports_are_drawn(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_small_run_by_the_clock(tmp_path: Path) -> None:
+def test_a_small_run_at_a_rate(tmp_path: Path) -> None:
     json_file = tmp_path / "r.json"
     arguments = ["rmw", "--engines", "events", "--rate", "2k", "--warmup-batches", "2", "--max-batches", "3"]
     arguments += ["--driver-memory", "1g", "--warmup-seconds", "4", "--json", str(json_file)]

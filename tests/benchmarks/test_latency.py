@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from benchmarks.latency import percentiles, row_latencies
+from benchmarks.measuring.latency import latencies_of, percentiles, row_latencies
 
 
 def test_batches_in_time() -> None:
@@ -11,12 +11,20 @@ def test_batches_in_time() -> None:
     assert found.tolist() == pytest.approx([0.45, 0.95, 1.45, 1.95, 0.65, 1.15, 1.65, 2.15])
 
 
-def test_rows_that_had_to_wait_for_earlier_batches() -> None:
+def test_late_batches_delay_later_rows() -> None:
     """The second batch could have started at 11, whatever the first one took."""
     found = row_latencies([13.0, 13.5], first_trigger=10.0, interval=1.0)
     assert found[:1000].mean() == pytest.approx(3.5)
     assert found[1000:].mean() == pytest.approx(3.0)
 
 
-def test_what_is_told() -> None:
+def test_batches_by_their_progress() -> None:
+    """The first batch began 0.1 s after its trigger."""
+    times = (("2026-01-01T00:00:10.100Z", 200), ("2026-01-01T00:00:12.000Z", 400))
+    progress = [{"timestamp": time, "durationMs": {"triggerExecution": ms}} for time, ms in times]
+    wanted = row_latencies([10.3, 12.4], first_trigger=10.0, interval=2.0)
+    assert latencies_of(progress, 2.0) == pytest.approx(wanted, abs=1e-5)
+
+
+def test_percentiles() -> None:
     assert percentiles(np.arange(1001) / 1000) == {"row_p50_ms": 500, "row_p99_ms": 990, "row_p999_ms": 999}

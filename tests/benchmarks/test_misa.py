@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from benchmarks.measuring.process import Sample
+from benchmarks.measuring.result import Machine
 from benchmarks.misa import arrivals
 from benchmarks.misa.__main__ import line, main
 from benchmarks.misa.arrivals import FILES, files, rows_of
@@ -23,8 +25,6 @@ from benchmarks.misa.result import Batch, Observed, Result, read
 from benchmarks.misa.settings import ENGINES, Settings
 from benchmarks.misa.streams import cluster, road
 from benchmarks.misa.streams.records import RECORD_BYTES, counts
-from benchmarks.process import Sample
-from benchmarks.result import Machine
 
 SECONDS = 100
 
@@ -76,7 +76,7 @@ def test_vehicles_enter_drive_and_leave() -> None:
     assert set(left) <= set(last.loc[last["lane"] == road.EXIT, "vehicle"])
 
 
-def test_more_reports_are_due_than_may_come() -> None:
+def test_reports_beyond_the_count_are_deferred() -> None:
     made = road.SegSpeedStr(10, 1)
     sizes = [len(made.second(second, count)) for second, count in enumerate([50] + [10] * 60)]
     assert sizes == [50] + [10] * 60

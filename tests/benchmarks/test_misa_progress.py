@@ -8,11 +8,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from benchmarks.measuring.timing import Arrivals, local_log, source_files
 from benchmarks.misa import run as running
 from benchmarks.misa.run import Observer, await_batch, batch_of, names_of
 from benchmarks.misa.settings import Settings
-from benchmarks.prefetch.arrivals import Arrivals
-from benchmarks.prefetch.latency import local_log, read_by
 
 SETTINGS = Settings(query="LR2", engine="spark-best", batches=3, warmup=1, rate=100, trigger=1.0)
 
@@ -44,7 +43,7 @@ def test_files_of_a_batch_after_one_without_rows(tmp_path: Path) -> None:
         (log / str(entry)).write_text(f"v1\n{path}")
     first = {"startOffset": None, "endOffset": {"logOffset": 0}}
     second = {"startOffset": {"logOffset": 0}, "endOffset": {"logOffset": 1}}
-    read = partial(read_by, local_log(tmp_path))
+    read = partial(source_files, local_log(tmp_path))
     assert names_of({"batchId": 0, "sources": [first]}, read) == ["0-9.parquet"]
     assert names_of({"batchId": 2, "sources": [second]}, read) == ["1-9.parquet"]
     without = {"startOffset": {"logOffset": 1}, "endOffset": {"logOffset": 1}}
@@ -92,11 +91,11 @@ def observed(tmp_path: Path, entries: int) -> tuple[Query, Observer]:
         path = json.dumps({"path": f"file:///in/{name}", "timestamp": 0, "batchId": entry})
         (log / str(entry)).write_text(f"v1\n{path}")
         (tmp_path / name).touch()
-        source.at[name] = 0.0
-    return query, Observer(query, partial(read_by, local_log(tmp_path)), source, SETTINGS)
+        source.times[name] = 0.0
+    return query, Observer(query, partial(source_files, local_log(tmp_path)), source, SETTINGS)
 
 
-def test_batches_are_those_that_read_files(tmp_path: Path) -> None:
+def test_only_batches_with_files_count(tmp_path: Path) -> None:
     """Idle progress has the number of the batch that comes next."""
     query, observer = observed(tmp_path, 5)
     assert observer.look() == []
@@ -131,7 +130,7 @@ def test_all_progress_is_fetched_only_where_more_than_one_batch_has_ended(tmp_pa
     assert query.fetched == 1
 
 
-def test_a_first_batch_that_hangs_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_first_batch_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = iter([False, False, True])
     await_batch(lambda: next(looks), SETTINGS)
     assert next(looks, None) is None

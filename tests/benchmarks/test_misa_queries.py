@@ -55,7 +55,7 @@ def streamed(spark: Any, name: str, source: Path, folder: Path) -> list[list[tup
 
 
 @pytest.mark.parametrize("name", QUERIES)
-def test_rows_are_those_of_batch_sql(spark: Any, tmp_path: Path, name: str) -> None:
+def test_rows_equal_those_of_batch_sql(spark: Any, tmp_path: Path, name: str) -> None:
     made = files(tmp_path / "streams", name, RATE, SECONDS, SEED)
     wanted, last = answers(spark, name, made)
     batches = streamed(spark, name, made[0].parent, tmp_path / "checkpoint")

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 from benchmarks.nexmark.generator import NexmarkConfig
+from benchmarks.nexmark.processors import PROCESSORS
 from benchmarks.nexmark.queries import QUERIES
 from benchmarks.nexmark.queries.query import EVERY_MODE
 from benchmarks.nexmark.spark import numbers
-from benchmarks.nexmark_processors import PROCESSORS
-from benchmarks.verify import check, closed, compare, last_image
-from benchmarks.workloads import NEXMARK
+from benchmarks.studies.verify import check, closed, compare, last_image
+from benchmarks.workloads.dataframes import NEXMARK
 from pyspark.errors import AnalysisException
 
 from millpond.plan.catalyst.jvm import Catalyst
@@ -21,12 +21,12 @@ CONFIG = NexmarkConfig(seed=5, rate=2_500)
 ROWS, BATCHES = 62_500, 4
 
 
-def test_all_are_there() -> None:
+def test_all_queries_exist() -> None:
     assert {f"q{i}" for i in range(24)} | {"q5-append", "q7-append", "q7-session", "q11-median"} == set(QUERIES)
 
 
 @pytest.mark.parametrize("name", list(QUERIES))
-def test_spark_runs_it_in_the_modes_described(spark: Any, name: str) -> None:
+def test_spark_supports_the_declared_output_modes(spark: Any, name: str) -> None:
     catalyst, query = Catalyst(spark), QUERIES[name]
     plan = catalyst.analyzed(query.over(numbers(spark, ROWS, 2), CONFIG))
     allowed = []
@@ -40,7 +40,7 @@ def test_spark_runs_it_in_the_modes_described(spark: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*QUERIES, *PROCESSORS])
-def test_a_stream_gives_the_rows_of_the_batch(spark: Any, tmp_path: Path, name: str) -> None:
+def test_a_stream_gives_the_rows_of_a_batch(spark: Any, tmp_path: Path, name: str) -> None:
     spark = spark.newSession()
     spark.conf.set("spark.millpond.onUnsupported", "error")
     result = check(spark, NEXMARK[name], CONFIG, ROWS, BATCHES, tmp_path)
@@ -48,7 +48,7 @@ def test_a_stream_gives_the_rows_of_the_batch(spark: Any, tmp_path: Path, name: 
     assert result.same, result
 
 
-def test_the_last_image_is_the_last_row_of_each_key(spark: Any) -> None:
+def test_last_image_keeps_the_last_row_of_each_key(spark: Any) -> None:
     rows = spark.createDataFrame(
         [(1, "a", 10, 0), (2, "b", 20, 0), (1, "a", 30, 1), (3, "c", 40, 1), (2, "x", 50, 2)],
         "k int, j string, v int, __batch int",
@@ -63,7 +63,7 @@ def test_closed_windows_end_by_the_watermark(spark: Any) -> None:
     assert [row.v for row in closed(rows, ends[1]).collect()] == [0, 1]
 
 
-def test_rows_that_only_one_side_has_are_told(spark: Any) -> None:
+def test_missing_and_surplus_rows_are_reported(spark: Any) -> None:
     rows = spark.createDataFrame([(1, "a"), (1, "a"), (2, None)], "k int, v string")
     others = spark.createDataFrame([(1, "a"), (2, None), (2, None)], "k int, v string")
     assert compare(rows, rows).same

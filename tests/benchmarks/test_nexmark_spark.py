@@ -28,7 +28,7 @@ KINDS = {"person": (persons, PERSON), "auction": (auctions, AUCTION), "bid": (bi
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("start", [0, 1_000_000_007])
-def test_rows_are_the_generators(spark: Any, start: int, kind: str) -> None:
+def test_rows_equal_those_of_the_generator(spark: Any, start: int, kind: str) -> None:
     make, schema = KINDS[kind]
     found = make(numbers_between(spark, start, start + 2_000, 1), CONFIG).toArrow()
     wanted = generated(start, start + 2_000, kind)[kind].combine_chunks()
@@ -37,12 +37,12 @@ def test_rows_are_the_generators(spark: Any, start: int, kind: str) -> None:
         assert found[name].to_pylist() == wanted.field(name).to_pylist()
 
 
-def test_events_are_the_generators(spark: Any) -> None:
+def test_events_equal_those_of_the_generator(spark: Any) -> None:
     found = events(numbers_between(spark, 100, 400, 1), CONFIG).toArrow()
     assert found.to_pylist() == Nexmark(CONFIG).events(100, 400).to_pylist()
 
 
-def test_batches_have_their_exact_size_and_come_again(spark: Any, tmp_path: Path) -> None:
+def test_batches_have_the_exact_size_and_are_repeatable(spark: Any, tmp_path: Path) -> None:
     seen: dict[int, list[int]] = {}
 
     def keep(batch: Any, number: int) -> None:
@@ -158,7 +158,7 @@ def ordered(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("name", sorted(TRUTHS))
-def test_a_query_means_what_it_says(spark: Any, frame: pd.DataFrame, name: str) -> None:
+def test_query_results_match_pandas(spark: Any, frame: pd.DataFrame, name: str) -> None:
     wanted = TRUTHS[name](frame)
     assert wanted, "the events must make the query answer"
     found = QUERIES[name].over(numbers_between(spark, START, STOP), CONFIG).select(*wanted[0]).collect()

@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from benchmarks.config import RunConfig
+from benchmarks.measuring import harness
+from benchmarks.measuring.result import Batch, Machine, Restart, Result, Spread
 from benchmarks.misa import __main__ as misa
 from benchmarks.misa.result import Batch as MisaBatch
 from benchmarks.misa.result import Result as MisaResult
@@ -30,9 +31,8 @@ from benchmarks.papers.saved import RECORD, Results, Saved, same_run
 from benchmarks.prefetch import __main__ as prefetch
 from benchmarks.prefetch.latency import Latency
 from benchmarks.prefetch.run import Config, Measured
-from benchmarks.result import Batch, Machine, Restart, Result, Spread
-
-from benchmarks import cli, disaggregated, enrichment
+from benchmarks.studies import disaggregated, enrichment
+from benchmarks.workloads.config import RunConfig
 
 MACHINE = Machine("a processor", 2, 8_000_000_000, "3.11")
 TOY = ["--keys", "100", "--active", "10", "--gap", "10"]
@@ -95,12 +95,12 @@ def fake_misa(settings: MisaSettings) -> MisaResult:
 def no_engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Replace all that starts engines and servers; the commands' arguments, loops and files stay."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "run", fake_run)
+    monkeypatch.setattr(harness, "run", fake_run)
     for module in (disaggregated, misa):
         monkeypatch.setattr(module, "s3_server", lambda: nullcontext("http://localhost:1"))
     monkeypatch.setattr(prefetch, "_measured", fake_latencies)
-    monkeypatch.setattr("tests.real_redis.running", lambda _: nullcontext(SimpleNamespace(port=1, url="")))
-    monkeypatch.setattr("tests.wire.wire", lambda *_: nullcontext(SimpleNamespace(port=2)))
+    monkeypatch.setattr("tests.servers.redis.running", lambda _: nullcontext(SimpleNamespace(port=1, url="")))
+    monkeypatch.setattr("tests.servers.wire.wire", lambda *_: nullcontext(SimpleNamespace(port=2)))
     monkeypatch.setattr(enrichment, "fill", lambda *_: None)
     monkeypatch.setattr(enrichment, "session", lambda _: SimpleNamespace(stop=lambda: None))
     latencies = {"row_p50_ms": 1, "row_p99_ms": 2, "row_p999_ms": 3, "hints": "on"}
@@ -177,7 +177,7 @@ def test_each_headline_of_a_row_finds_its_figures(name: str, quick: bool, tmp_pa
     ],
 )
 @pytest.mark.slow
-def test_a_row_of_each_kind_runs_small(name: str, number: int, toy: str) -> None:
+def test_a_row_of_each_kind_runs_at_toy_size(name: str, number: int, toy: str) -> None:
     command = ROWS[name].commands[number]
     line = command.line(quick=True, more=toy.split())
     assert line is not None
@@ -270,9 +270,9 @@ def test_a_failed_engine_fails_its_row(tmp_path: Path) -> None:
 
 def test_a_quick_run_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "QUICK_SECONDS", 0.0)
-    said: list[str] = []
-    assert run(two_rows(), Results(tmp_path), quick=True, measure=Asked(), say=said.append) == []
-    assert [line.partition(",")[0] for line in said] == ["one: not measured", "two: not measured"]
+    lines: list[str] = []
+    assert run(two_rows(), Results(tmp_path), quick=True, measure=Asked(), say=lines.append) == []
+    assert [line.partition(",")[0] for line in lines] == ["one: not measured", "two: not measured"]
 
 
 def test_a_quick_run_takes_the_papers_in_turn(tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_the_page_is_made_from_the_results_of_record() -> None:
     )
 
 
-def test_results_of_record_are_of_rows_that_there_are() -> None:
+def test_results_of_record_belong_to_rows() -> None:
     assert {path.stem for path in RECORD.glob("*.json")} <= ROWS.keys()
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from benchmarks.measuring.result import without_paths
 from benchmarks.misa.settings import LATE
 from benchmarks.papers import run as running
 from benchmarks.papers.figures import Figures
@@ -10,7 +11,6 @@ from benchmarks.papers.row import Command
 from benchmarks.papers.rows import ROWS
 from benchmarks.papers.run import OutOfTime, RowFailed, TimeLimit, measure, run
 from benchmarks.papers.saved import RECORD, Results
-from benchmarks.result import without_paths
 
 from tests.benchmarks.test_papers import two_rows
 
@@ -28,10 +28,10 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
     """A command that writes figures, and then hangs or breaks off."""
     (tmp_path / "writes.py").write_text(WRITES)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    return Command(module="benchmarks.enrichment", arguments="")
+    return Command(module="benchmarks.studies.enrichment", arguments="")
 
 
-def test_figures_of_a_command_that_is_late_are_read(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_of_a_stopped_command_are_read(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OutOfTime) as over:
         measure(command, ["writes", "hang"], TimeLimit(5))
     assert [figures.values["rows_per_second"] for figures in over.value.figures] == [7]
@@ -41,13 +41,13 @@ def test_figures_of_a_command_that_is_late_are_read(command: Command, monkeypatc
     assert str(second.error).startswith("stopped, because it had not ended after 5 seconds")
 
 
-def test_figures_of_a_command_that_breaks_off_are_not_all(command: Command) -> None:
+def test_a_failing_command_keeps_its_figures_and_has_an_error(command: Command) -> None:
     first, second = measure(command, ["writes", "break"], TimeLimit(None))
     assert first.values["rows_per_second"] == 7
     assert second.error == "it ended with status 3 before all its runs had ended"
 
 
-def test_a_command_may_take_what_it_asks_for() -> None:
+def test_the_time_limit_of_a_command_covers_its_runs() -> None:
     slope = ROWS["misa-lr2-slope"].commands[0].line()
     assert slope is not None
     assert running.longest(slope) > 2 * 1060 * LATE

@@ -37,7 +37,7 @@ def headline(**changes: Any) -> Headline:
         ),
     ],
 )
-def test_a_headline_is_read(figures: list[Figures], changes: dict[str, Any], cells: tuple[str, str, str]) -> None:
+def test_cells_of_a_headline(figures: list[Figures], changes: dict[str, Any], cells: tuple[str, str, str]) -> None:
     row = two_rows()[0]
     read = outcome(headline(**{"peers": ("spark",), **changes}), saved_of(row, figures))
     assert (read.peers, read.ratio, read.verdict) == cells
@@ -105,7 +105,7 @@ def test_a_variant_that_kept_up_with_no_rate_has_no_figure() -> None:
     assert (read.passed, read.verdict) == (None, "no figure: it kept up with no rate down to 2,000 rows/s")
 
 
-def test_spark_that_kept_up_with_no_rate_is_said() -> None:
+def test_a_spark_that_kept_up_with_no_rate_is_reported() -> None:
     row = ROWS["misa-lr2"]
     runs = [
         fake_misa(MisaSettings(query="LR2", engine=engine, rate=rate))
@@ -126,7 +126,7 @@ def test_spark_that_kept_up_with_no_rate_is_said() -> None:
     assert [(found.values, found.missing is None) for found in figures if found.place == "15,000/s"] == [({}, False)]
 
 
-def test_a_row_of_a_quick_run_that_had_no_time_left() -> None:
+def test_a_row_without_time_left_is_not_measured() -> None:
     read = outcome(headline(), saved_of(two_rows()[0], rates(millpond=150.0), unfinished=True))
     assert read.peers == "Spark not measured; Flink, RocksDB not measured"
     assert read.verdict == "not measured: no time left"

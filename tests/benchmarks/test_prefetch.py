@@ -1,4 +1,4 @@
-"""Latencies of rows that arrive in files by the clock: when files come, which batch has them, and what is drawn."""
+"""Latencies of rows that arrive in files by the clock: times of files, their batches, and the figures."""
 
 import argparse
 import json
@@ -9,11 +9,12 @@ from typing import Any
 import msgspec
 import pyarrow.parquet as pq
 import pytest
+from benchmarks.measuring.timing import Arrivals, batch_end, local_log, source_files
 from benchmarks.nexmark.generator import NexmarkConfig
 from benchmarks.prefetch.__main__ import main, parser
-from benchmarks.prefetch.arrivals import ARRIVING, LOADED, Arrivals, Events
+from benchmarks.prefetch.arrivals import ARRIVING, LOADED, Events
 from benchmarks.prefetch.figures import FIGURES, draw, line
-from benchmarks.prefetch.latency import Latency, ended, local_log, read_by
+from benchmarks.prefetch.latency import Latency
 from benchmarks.prefetch.run import VARIANTS, Config, Measured, summary
 
 STREAM = NexmarkConfig(in_flight_auctions=1000)
@@ -43,7 +44,7 @@ def progress(batch: int, second: float, ms: int, **figures: float) -> dict[str, 
     return {"batchId": batch, "timestamp": stamp, "durationMs": {"triggerExecution": ms}, "observedMetrics": observed}
 
 
-def test_one_variant_announces_keys_whatever_the_default_is() -> None:
+def test_only_one_variant_forces_hints() -> None:
     assert [name for name, settings in VARIANTS.items() if settings.get("prefetch") == "on"] == ["prefetching"]
 
 
@@ -60,12 +61,12 @@ def test_files_are_made_once_and_come_in_order(tmp_path: Path) -> None:
         assert over.wait(60)
     assert sorted(file.name for file in source.iterdir()) == [file.name for file in files]
     for number, file in enumerate(files, 1):
-        assert arrivals.at[file.name] > started + 0.1 * number - 0.01
-    arrivals.forget([files[0].name])
+        assert arrivals.times[file.name] > started + 0.1 * number - 0.01
+    arrivals.remove([files[0].name])
     assert not (source / files[0].name).exists()
 
 
-def test_a_row_is_as_late_as_its_batch_ends_after_its_file(tmp_path: Path) -> None:
+def test_row_latency_is_from_file_arrival_to_batch_end(tmp_path: Path) -> None:
     log = tmp_path / "sources" / "0"
     log.mkdir(parents=True)
 
@@ -76,15 +77,15 @@ def test_a_row_is_as_late_as_its_batch_ends_after_its_file(tmp_path: Path) -> No
     note(0, "a")
     note(1, "b", "c")
     note(2, "d", compact=".compact")
-    assert [read_by(local_log(tmp_path), batch) for batch in range(4)] == [["a"], ["b", "c"], ["d"], []]
+    assert [source_files(local_log(tmp_path), entry) for entry in range(4)] == [["a"], ["b", "c"], ["d"], []]
     arrivals = Arrivals(tmp_path)
-    arrivals.at = {"a": 1000.0, "b": 1000.5, "c": 1001.0, "d": 1001.5}
+    arrivals.times = {"a": 1000.0, "b": 1000.5, "c": 1001.0, "d": 1001.5}
     found = [
         progress(0, 1000.2, 300, state_rows=5.0, hint_bytes=8.0, input_rows=9.0),
         progress(1, 1001.1, 400, state_rows=7.0, hint_bytes=8.0),
         progress(2, 1001.6, 100),
     ]
-    assert ended(found[0]) == pytest.approx(1000.5)
+    assert batch_end(found[0]) == pytest.approx(1000.5)
     measured = summary(config(), arrivals, tmp_path, found, (1000.0, 1002.0), 1.5)
     assert measured.rows == Latency.of([0.5, 1.0, 0.5, 0.2])
     assert measured.batches.max == 400
@@ -100,7 +101,7 @@ def test_a_row_is_as_late_as_its_batch_ends_after_its_file(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_figures_ask_for_runs_and_are_drawn(name: str, tmp_path: Path) -> None:
+def test_each_figure_runs_its_variants_and_is_drawn(name: str, tmp_path: Path) -> None:
     options = parser().parse_args([name, "--query", "q18"])
     options.stream = STREAM
     asked = []
@@ -125,8 +126,8 @@ def test_figures_ask_for_runs_and_are_drawn(name: str, tmp_path: Path) -> None:
     if name == "changes":
         assert all(one.changed for one in asked)
     elif name != "highest":  # which stops at what is kept up with
-        told = [msgspec.json.encode(one) for one in asked]
-        assert len(set(told)) == (len(told) if name != "costs" else 2)
+        configs = [msgspec.json.encode(one) for one in asked]
+        assert len(set(configs)) == (len(configs) if name != "costs" else 2)
     draw(name, results, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 1000
     (tmp_path / "figures.json").write_bytes(msgspec.json.encode(results))
@@ -135,7 +136,7 @@ def test_figures_ask_for_runs_and_are_drawn(name: str, tmp_path: Path) -> None:
     assert (tmp_path / "again.png").exists()
 
 
-def test_variants_that_there_are_not(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_variants_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["latencies", "--variants", "memory,none"])
     assert "no variant 'none'" in capsys.readouterr().err

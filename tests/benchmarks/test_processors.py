@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.config import RunConfig
-from benchmarks.nexmark_processors import Highest, Last, Sessions
-from benchmarks.processors import COUNTED, ENTRIES, Looking, Waiting
-from benchmarks.result import Result, Spread
-from benchmarks.workloads import FEW, build
+from benchmarks.measuring.result import Result, Spread
+from benchmarks.nexmark.processors import Highest, Last, Sessions
+from benchmarks.studies import timers
+from benchmarks.workloads.config import RunConfig
+from benchmarks.workloads.dataframes import FEW, build
+from benchmarks.workloads.processors import COUNTED, ENTRIES, Looking, Waiting
 from pyspark.sql import Row
 from rich.console import Console
 
 import millpond
-from benchmarks import cli, timers
+from benchmarks import cli
 from millpond.testing import ProcessorTester
 
 BID = "price bigint, channel string, url string, at bigint, extra string"
@@ -115,7 +116,7 @@ def config(workload: str, tmp_path: Path, *more: str) -> RunConfig:
     return cli.configs(cli.parser().parse_args(arguments))[0]
 
 
-def test_the_timers_that_are_due(spark: Any, tmp_path: Path) -> None:
+def test_a_hundredth_of_the_timers_is_due_in_each_batch(spark: Any, tmp_path: Path) -> None:
     """A hundredth of them in each batch, once all are there and the watermark has come so far."""
     run = config("processor_timers", tmp_path, "--keys", "20000", "--rows-per-batch", "2000")
     assert (run.left_out, run.rows_per_batch // FEW) == (10, 20)
@@ -127,7 +128,7 @@ def test_the_timers_that_are_due(spark: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workload", ["processor_map", "processor_map_async"])
-def test_the_entries_that_are_asked_for(spark: Any, tmp_path: Path, workload: str) -> None:
+def test_lookups_read_entries_of_their_keys(spark: Any, tmp_path: Path, workload: str) -> None:
     run = config(workload, tmp_path, "--keys", "500", "--rows-per-batch", "250")
     shown = batches(spark, run, 4, tmp_path)
     assert [len(rows) for rows in shown] == [0, 0, 250, 250]
@@ -144,13 +145,13 @@ def test_the_entries_that_are_asked_for(spark: Any, tmp_path: Path, workload: st
         (["processor_timers", "--rate", "5"], "processor_timers has batches of a fixed size"),
     ],
 )
-def test_what_does_not_go_together(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_arguments_that_conflict(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(arguments)
     assert message in capsys.readouterr().err
 
 
-def test_the_shares_of_timers_that_are_due() -> None:
+def test_shares_of_due_timers() -> None:
     runs: list[RunConfig] = []
 
     def measure(run: RunConfig, *, keep: bool) -> Result:

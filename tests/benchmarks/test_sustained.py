@@ -3,15 +3,15 @@
 from collections.abc import Callable
 
 import pytest
-from benchmarks.config import RunConfig
-from benchmarks.result import Result
-from benchmarks.sustained import at_highest_rate
+from benchmarks.measuring.result import Result
+from benchmarks.measuring.sustained import at_highest_rate
+from benchmarks.workloads.config import RunConfig
 
 CONFIG = RunConfig(engine="spark", workload="rmw", work="/tmp/x", rate=7)
 
 
 def engine(capacity: float, tried: list[int]) -> Callable[[RunConfig], Result]:
-    """Takes 1,000 rows/s in batches of fixed size, and of what arrives as many as it can."""
+    """Return a fake engine: 1,000 rows/s in batches of fixed size, `capacity` rows/s at a rate."""
 
     def measure(config: RunConfig) -> Result:
         tried.append(config.rate)
@@ -29,21 +29,19 @@ def engine(capacity: float, tried: list[int]) -> Callable[[RunConfig], Result]:
         (800, 812, [0, 1_000, 850, 700, 775, 812]),
     ],
 )
-def test_the_rate_goes_up_while_it_is_kept_up_with_and_else_down(
-    capacity: float, highest: int, tries: list[int]
-) -> None:
+def test_the_search_converges_to_the_highest_rate(capacity: float, highest: int, tries: list[int]) -> None:
     tried: list[int] = []
     found = at_highest_rate(CONFIG, engine(capacity, tried))
     assert (found.rate, found.error) == (highest, None)
     assert tried == tries
 
 
-def test_an_engine_that_keeps_up_with_nothing_has_no_highest_rate() -> None:
+def test_an_engine_that_keeps_up_with_no_rate_has_an_error() -> None:
     found = at_highest_rate(CONFIG, engine(0.5, []))
     assert found.error == "no rate was kept up with"
 
 
-def test_what_gives_no_figures_ends_the_search() -> None:
+def test_a_run_without_figures_ends_the_search() -> None:
     refused = Result(engine="spark", workload="rmw", refused="no DISTINCT")
     assert at_highest_rate(CONFIG, lambda _: refused) is refused
     tried: list[int] = []

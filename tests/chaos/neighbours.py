@@ -16,9 +16,8 @@ from millpond.checkpoint.formats.commit import parse_commit_name
 from millpond.checkpoint.formats.manifest import PartitionManifest
 from millpond.checkpoint.generation import claimed_generations
 from millpond.checkpoint.recovery import Recovery
-from millpond.checkpoint.retention.collector import _MIN_KEPT_CLAIMS
 from millpond.checkpoint.retention.needs import IN_FLIGHT_BATCHES, committed_at, read_needs
-from millpond.checkpoint.retention.orphans import MAX_UPLOAD_SECONDS, find_orphans
+from millpond.checkpoint.retention.orphans import MAX_UPLOAD_SECONDS, MIN_KEPT_GENERATIONS, find_orphans
 from millpond.errors import FencedError, StateDamagedError, TransientError, UsageError
 from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem
 from millpond.files.locations.forked import parse_shared
@@ -280,12 +279,12 @@ def check_location(world: World, outside: bool) -> None:
         assert not found.missing, found.missing
         with world.wired(safe=True):
             found.remove(world.raw)
+        assert len(claimed_generations(world.raw)) <= MIN_KEPT_GENERATIONS
     else:
         world._collector._clock = lambda: world.times() + MONTH
         for ago in (IN_FLIGHT_BATCHES, IN_FLIGHT_BATCHES, 0, 0):  # nothing has been written since
             world.collect(ago)
             world.clock.now += MONTH
-        assert len(claimed_generations(world.raw)) <= _MIN_KEPT_CLAIMS
     world.check_end(world.committed + 1)
     unneeded = left_over(world, world.committed - kept)
     assert not unneeded, unneeded

@@ -23,10 +23,10 @@ from millpond.slot.process.messages import RunBatch
 from millpond.stores import delta_backlog
 from millpond.stores.aligned import table as aligned
 from millpond.tasks.operator_task import SlotSettings
-from tests.application import Application
 from tests.chaos.kinds import KINDS, ordered, part_of, shown
 from tests.chaos.operators import marked, truth
 from tests.operators.called import Called
+from tests.support.application import Application
 
 pytestmark = pytest.mark.costly
 

@@ -15,8 +15,8 @@ import pytest
 
 from tests.chaos.life import Life
 from tests.chaos.truth import EXPECTED, expected_updates, read_file_sink, read_updates, write_input
-from tests.s3 import s3
 from tests.selection import scaled
+from tests.servers.s3 import s3
 
 KILLS = int(os.environ.get("MILLPOND_SPARK_KILLS", "0"))
 SCHEDULES = int(os.environ.get("MILLPOND_SPARK_SCHEDULES", scaled(5)))

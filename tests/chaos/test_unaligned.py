@@ -28,9 +28,9 @@ from tests.chaos.later import Later
 from tests.chaos.operators import small
 from tests.chaos.test_schedules import CRASHES, FAILURES, FIRST, SCHEDULES, USUAL
 from tests.chaos.tripwire import Crash, LocalTripwire, Tripwire
-from tests.rows import Entry
 from tests.selection import scaled
 from tests.stores.test_unaligned import BYTES, Append, Evict, Freeze, Rig, Take, shrink
+from tests.support.rows import Entry
 
 BATCHES = 10
 RETAINED = 4

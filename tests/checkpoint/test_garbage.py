@@ -1,7 +1,7 @@
 import pytest
 
 from millpond.checkpoint.formats.manifest import seal
-from millpond.checkpoint.generation import claim, claimed_generations
+from millpond.checkpoint.generation import claim
 from millpond.checkpoint.retention.collector import Collector
 from millpond.checkpoint.retention.needs import IN_FLIGHT_BATCHES
 from millpond.errors import FencedError, StateDamagedError
@@ -235,42 +235,6 @@ def test_what_was_set_aside_stays_for_a_week(tmp_path):
     assert collector.collect(1).objects == 0
     job.clock.now += 2 * 86400
     assert collector.collect(1).objects == 2
-
-
-def test_claims_stay_by_which_retained_versions_are_read(tmp_path):
-    job = Job(tmp_path)
-    first = job.generation.number
-    for _ in range(4):
-        job.batch(flushed=job.manifest.version)
-    made = []
-    for _ in range(20):
-        job.generation, _ = begin(job.files, partitions=1)  # on what the run before has made
-        job.slot = Slot(job.files, job.generation.number, tmp_path)
-        job.manifest = job.slot.open(0, job.manifest.version)
-        job.batch(flushed=job.manifest.version)
-        made.append(job.generation.number)
-    collector, names = job.collector(retain=20), job.names("generations/")
-    job.clock.now += 8 * 86400
-    collector.collect(23)
-    assert job.names("generations/") == names, "version 3 is of the first run"
-    collector.collect(24)
-    assert first not in claimed_generations(job.files)
-    assert claimed_generations(job.files) == made, "the second began with version 4"
-    collector.collect(27)
-    assert claimed_generations(job.files) == made[3:]
-    collector.collect(100)
-    assert claimed_generations(job.files) == made[-16:]
-
-
-def test_old_claims_go_but_the_last_ones_stay(tmp_path):
-    job = Job(tmp_path)
-    for _ in range(20):
-        job.generation, _ = begin(job.files, 0, partitions=1)
-    job.clock.now += 8 * 86400
-    job.collector().collect(1)
-    assert len(job.names("generations/")) == 16 + 16 + 15  # claims, bases, and marks of all but the newest
-    with pytest.raises(FencedError):
-        job.slot.checkpoint.check_fence()
 
 
 def test_foreign_files_beside_the_commits_stay_and_stop_nothing(tmp_path):

@@ -3,8 +3,9 @@ import threading
 import pytest
 
 from millpond.checkpoint.generation import (
-    NewestFirst,
+    base_name,
     check_fence,
+    check_newest_base,
     claim,
     claim_name,
     claimed_generations,
@@ -182,30 +183,10 @@ def test_newest_claim_skips_a_torn_one():
     assert newest_claim(files).partitions == 5
 
 
-def test_items_are_read_newest_first_lazily_and_once():
-    read = []
-
-    def item(number):
-        read.append(number)
-        if number == 3:
-            raise StateDamagedError("torn", action="")
-        return number
-
-    items = NewestFirst([1, 2, 3, 4], item)
-    assert next(iter(items)) == 4
-    assert read == [4]
-    assert [(outer, list(items)) for outer in items] == [(number, [4, 2, 1]) for number in (4, 2, 1)]
-    assert read == [4, 3, 2, 1]
-
-
-def test_items_that_must_be_readable_raise_their_error_each_time():
-    def item(number):
-        if number == 2:
-            raise StateDamagedError("altered", action="")
-        return number
-
-    items = NewestFirst([1, 2, 3], item, lambda number, error: number == 2)
-    assert next(iter(items)) == 3
-    for _ in range(2):
-        with pytest.raises(StateDamagedError, match="altered"):
-            list(items)
+def test_newest_commits_need_their_base_or_a_newer_one():
+    files = memory()
+    for committed, begun in (([], []), ([], [1]), ([2, 1], [1, 2]), ([1, 3], [2, 4])):
+        check_newest_base(files, committed, begun)
+    with pytest.raises(StateDamagedError, match="is gone") as raised:
+        check_newest_base(files, [1, 3], [1, 2])
+    assert raised.value.file == files.locate(base_name(3))

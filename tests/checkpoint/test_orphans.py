@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from millpond.checkpoint.generation import claimed_generations
+from millpond.checkpoint.recovery import Recovery
 from millpond.checkpoint.retention.orphans import (
     MAX_UPLOAD_SECONDS,
     MIN_AGE_SECONDS,
@@ -17,11 +19,11 @@ from millpond.checkpoint.retention.orphans import (
     Orphans,
     find_orphans,
 )
-from millpond.errors import StateDamagedError
+from millpond.errors import FencedError, StateDamagedError
 from millpond.files.backends.filesystem import FileInfo
 from millpond.files.backends.local import LocalFiles
 from millpond.files.backends.uploads import PART_BYTES
-from tests.checkpoint.rig import Slot, litter
+from tests.checkpoint.rig import Slot, begin, litter
 from tests.checkpoint.test_garbage import Job
 
 
@@ -101,14 +103,26 @@ def test_what_was_retained_an_hour_ago_stays_with_all_that_it_names(tmp_path: Pa
     for version in range(20):
         job.batch("old", flushed=version) if version < 10 else job.batch(flushed=version)
     at = max(info.modified for info in job.files.list(""))
-    now = at + 2 * MIN_AGE_SECONDS
-    planned = {batch: now - (60 if batch > 11 else MIN_AGE_SECONDS + 60) for batch in range(15, 20)}
-    # All plans that are left are young: there is no telling what was retained an hour ago.
-    assert names(find_orphans(job.files, planned, now=now)) == ["files/orphan.run"]
+    now, listed, commits = at + 2 * MIN_AGE_SECONDS, job.files.list, job.names("commits/")
+
+    def look_at(planned: dict[int, float], young: int) -> list[str]:
+        """Look for orphans when the versions from `young` on were committed a minute ago."""
+        times = {name: now - 60 for name in commits if int(name[8:20]) >= young}
+        job.files.list = Dated(listed, times)  # type: ignore[method-assign]
+        found = names(find_orphans(job.files, planned, now=now))
+        assert "files/old.run" not in found
+        return [name if name.startswith("files/") else str(int(name[8:20])) for name in found]
+
     planned = {batch: now - (60 if batch > 13 else MIN_AGE_SECONDS + 60) for batch in range(13, 20)}
-    orphans = find_orphans(job.files, planned, now=now)
-    assert [int(name[8:20]) for name in names(orphans) if name.startswith("commits/")] == [1, 2, 3, 4, 5, 6]
-    assert "files/old.run" not in names(orphans)
+    assert look_at(planned, 1) == ["1", "2", "3", "4", "5", "6", "files/orphan.run"]
+    # Where all plans that are left are young, commits show which batch ran an hour ago: here batch 11.
+    planned = dict.fromkeys(range(15, 20), now - 60)
+    assert look_at(planned, 1) == ["files/orphan.run"]
+    assert look_at(planned, 13) == ["1", "2", "3", "4", "5", "6", "files/orphan.run"]
+    # A run that makes versions again from 8 on has not begun an hour ago: then it was at most batch 6 that ran.
+    job.files.list = Dated(listed, {commits[7]: now - 60})  # type: ignore[method-assign]
+    found = names(find_orphans(job.files, planned, now=now))
+    assert [name for name in found if name.startswith("commits/")] == commits[:1]
 
 
 def test_a_file_that_the_next_batches_may_name_stays_however_long_the_query_idles(tmp_path: Path) -> None:
@@ -239,6 +253,50 @@ def test_a_file_is_as_old_as_it_has_its_name(tmp_path: Path) -> None:
     os.utime(staged, (1_000_000, 1_000_000))
     files.publish(str(staged), "files/slow.run")
     assert files.list("files/")[0].modified > 1_000_000
+
+
+def runs_again(job: Job, tmp_path: Path, batches: int = 1) -> int:
+    """The next run of a query, as short as it is; its generation."""
+    job.generation, _ = begin(job.files, partitions=1)
+    job.slot = Slot(job.files, job.generation.number, tmp_path)
+    job.manifest = job.slot.open(0, job.manifest.version)
+    for _ in range(batches):
+        job.batch(flushed=job.manifest.version)
+    return job.generation.number
+
+
+def test_generations_stay_by_which_retained_versions_are_read(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    first = job.generation.number
+    for _ in range(4):
+        job.batch(flushed=job.manifest.version)
+    made = [runs_again(job, tmp_path) for _ in range(20)]  # each makes a version, from 5 on
+    look(job, range(4, 25)).remove(job.files)
+    assert claimed_generations(job.files) == [first, *made], "version 4 is of the first run"
+    look(job, range(8, 29)).remove(job.files)
+    assert claimed_generations(job.files) == made[3:]
+    recovery = Recovery(job.files)
+    assert all(recovery.durable(version) for version in range(8, 25))
+    look(job, range(20, 24)).remove(job.files)
+    assert claimed_generations(job.files) == made[-16:]
+    assert Recovery(job.files).newest() == 24
+
+
+def test_the_last_generations_stay_and_older_runs_are_fenced(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    old = job.slot
+    for _ in range(20):
+        runs_again(job, tmp_path, batches=0)
+    job.batch()
+    assert not names(look(job, range(1), since=MIN_AGE_SECONDS - 60))
+    orphans = look(job, range(1))
+    (infos,) = [infos for infos in orphans.unneeded.values() if infos]
+    marks = [info.name.endswith(".fenced") for info in infos]
+    assert marks == sorted(marks), "a mark goes after its claim"
+    orphans.remove(job.files)
+    assert len(job.names("generations/")) == 16 + 16 + 15  # claims, bases, and marks of all but the newest
+    with pytest.raises(FencedError):
+        old.checkpoint.check_fence()
 
 
 def test_foreign_files_beside_the_commits_are_no_orphans(tmp_path: Path) -> None:

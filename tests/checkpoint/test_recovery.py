@@ -1,6 +1,7 @@
 import pytest
 
-from millpond.checkpoint.generation import base_name, claim
+from millpond.checkpoint.formats.commit import commit_name
+from millpond.checkpoint.generation import base_name, claim, claim_name, read_base
 from millpond.checkpoint.recovery import Recovery
 from millpond.errors import StateDamagedError, StateIncompatibleError
 from tests.checkpoint.rig import Slot, begin, litter, memory
@@ -206,6 +207,61 @@ def test_damaged_commits_are_named(tmp_path):
     recovery = look(files)
     assert recovery.missing(1) == [(0, 0), (0, 1)]
     assert recovery.damaged == {files.locate(info.name)}
+
+
+@pytest.mark.parametrize("wrong", ["version", "generation", "slot"])
+def test_commit_under_a_wrong_name_is_refused(tmp_path, wrong):
+    files = memory()
+    generation, _ = begin(files)
+    run(files, generation.number, tmp_path, 3)
+    generation, _ = begin(files, 2)
+    run(files, generation.number, tmp_path, 4, start=2, data=b"other")
+    *_, earlier_run, commit, later_version = (info.name for info in files.list("commits/"))
+    source, name = {
+        "version": (later_version, commit),
+        "generation": (earlier_run, commit),
+        "slot": (commit, commit_name(3, generation.number, "another", 0)),
+    }[wrong]
+    files.put(name, [files.get(source)])
+    recovery = Recovery(files)
+    with pytest.raises(StateDamagedError, match="has a wrong name: it was written for version") as raised:
+        recovery.durable(3)
+    assert (raised.value.file, raised.value.version) == (files.locate(name), 3)
+    assert recovery.durable(2)
+
+
+def test_commit_of_a_base_under_a_wrong_name_is_refused(tmp_path):
+    files = memory()
+    generation, _ = begin(files)
+    for partition in (0, 1):
+        run(files, generation.number, tmp_path, 1, partitions=(partition,))
+    generation, _ = begin(files)
+    commit, other = files.list("commits/")
+    assert commit.size == other.size, "the size in the base shows nothing"
+    files.put(commit.name, [files.get(other.name)])
+    with pytest.raises(StateDamagedError, match="has a wrong name") as raised:
+        Recovery(files).manifests(1)
+    assert raised.value.file == files.locate(commit.name)
+    (base,) = read_base(files, generation.number).versions
+    (tip,) = (tip for tip in base.tips if tip.commit == commit.name)
+    with pytest.raises(StateDamagedError, match="has a wrong name") as raised:
+        Slot(files, generation.number, tmp_path).open(tip.partition, 1)
+    assert (raised.value.file, raised.value.version) == (files.locate(commit.name), 1)
+    assert (raised.value.operator, raised.value.partition) == ("0", tip.partition)
+
+
+@pytest.mark.parametrize("name_of", [base_name, claim_name])
+def test_generation_file_under_a_wrong_name_is_refused(tmp_path, name_of):
+    files = memory()
+    for start in (0, 2):
+        generation, _ = begin(files, start)
+        run(files, generation.number, tmp_path, start + 2, start=start)
+    name = name_of(generation.number)
+    files.put(name, [files.get(name_of(generation.number - 1))])
+    for find in (look, Recovery, lambda files: Slot(files, generation.number, tmp_path)):
+        with pytest.raises(StateDamagedError, match="has a wrong name: it was written for generation 1") as raised:
+            find(files)
+        assert raised.value.file == files.locate(name)
 
 
 def test_only_durable_versions_can_begin(tmp_path):

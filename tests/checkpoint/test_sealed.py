@@ -12,7 +12,7 @@ from millpond.checkpoint.formats.manifest import PartitionManifest, seal
 from millpond.checkpoint.sealed import SealedFiles
 from millpond.files.refs import TableManifest
 from tests.checkpoint.rig import Slot, begin, memory
-from tests.interleave import Interleaved, schedules
+from tests.support.interleave import Interleaved, schedules
 
 
 def test_new_slot_uploads_what_a_dead_one_sealed(tmp_path):

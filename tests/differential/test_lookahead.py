@@ -13,9 +13,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType
 
 import millpond
-from tests.asking import asking
 from tests.differential.harness import Query, compare
 from tests.differential.test_filters import DDL, rounds
+from tests.support.asking import asking
 
 NAMES = ("lookahead(k)", "exchange", "lookahead(k) #2", "lookahead(k, v)", "lookahead(s)")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.s3 import s3
+from tests.servers.s3 import s3
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,7 +14,7 @@ from millpond.files.formats.codec import decode_block, decode_blocks, encode_blo
 from millpond.files.formats.segment import decode_rows, encode_rows
 from millpond.kernels.pointers import address
 from millpond.layout import RowLayout, Rows
-from tests.rows import FIXED, HASHES, LAYOUTS, MIXED, decode, encode, entries, random_rows
+from tests.support.rows import FIXED, HASHES, LAYOUTS, MIXED, decode, encode, entries, random_rows
 
 
 def joined(buffers) -> bytes:

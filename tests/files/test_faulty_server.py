@@ -14,10 +14,10 @@ from millpond.files.backends.filesystem import AlreadyExistsError
 from millpond.files.backends.objects import ObjectFiles
 from millpond.files.backends.retry import with_retries
 from millpond.files.locations.opening import open_filesystem
-from tests.proxy import KINDS, faulty
-from tests.real_s3 import BUCKET
-from tests.s3 import pointed_at
-from tests.uploads import upload
+from tests.files.uploads import upload
+from tests.servers.proxy import KINDS, faulty
+from tests.servers.s3 import pointed_at
+from tests.servers.seaweedfs import BUCKET
 
 pytestmark = pytest.mark.xdist_group("seaweedfs")
 

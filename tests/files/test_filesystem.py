@@ -22,9 +22,9 @@ from millpond.files.locations.counted import CountedFiles
 from millpond.files.locations.faults import Faults, FaultyFiles
 from millpond.files.locations.hedged import HedgedFiles
 from millpond.files.locations.opening import join_url, on_disk, open_filesystem
-from tests.real_s3 import BUCKET
-from tests.s3 import asked, pointed_at, s3
-from tests.uploads import PIECE, upload
+from tests.files.uploads import PIECE, upload
+from tests.servers.s3 import asked, pointed_at, s3
+from tests.servers.seaweedfs import BUCKET
 
 SEAWEEDFS = pytest.mark.xdist_group("seaweedfs")
 HDFS = pytest.mark.xdist_group("hdfs")

@@ -20,9 +20,9 @@ from millpond.files.backends.hadoop_conf import find_cluster
 from millpond.files.backends.hdfs import HdfsFiles
 from millpond.files.backends.local import STAGING
 from millpond.files.locations.opening import on_disk, open_filesystem
-from tests.proxy import KINDS
-from tests.real_hdfs import behind_proxies, configured, webhdfs
-from tests.real_s3 import free_ports
+from tests.servers.hdfs import behind_proxies, configured, webhdfs
+from tests.servers.process import free_ports
+from tests.servers.proxy import KINDS
 
 HDFS = pytest.mark.xdist_group("hdfs")
 FAULTS = [kind for kind in KINDS if kind != "conflict"]

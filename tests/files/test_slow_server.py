@@ -14,8 +14,8 @@ from millpond.errors import TransientError, UsageError
 from millpond.files.backends import objects
 from millpond.files.backends.retry import LONG_RETRY
 from millpond.files.locations.opening import open_filesystem
-from tests.real_s3 import free_ports
-from tests.s3 import pointed_at
+from tests.servers.process import free_ports
+from tests.servers.s3 import pointed_at
 
 RATE = 6 << 20
 

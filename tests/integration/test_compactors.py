@@ -36,8 +36,8 @@ from millpond.query.checkpoints.ownership import state_of_last_run
 from millpond.query.progress.reader import ProgressReader
 from millpond.state_reader.reader import StateReader
 from tests.integration.held_compactor import AFTER, BEFORE, STEPS
-from tests.real_s3 import BUCKET
-from tests.s3 import pointed_at
+from tests.servers.s3 import pointed_at
+from tests.servers.seaweedfs import BUCKET
 from tests.slot.conftest import with_tests_on_path
 
 JOB = Path(__file__).with_name("compaction_job.py")

@@ -16,8 +16,8 @@ import pytest
 
 import millpond
 from tests.chaos.truth import expected_updates, read_updates, write_input
-from tests.cluster import Hosts, hosts
 from tests.integration.test_hosts import PATIENT, run, run_job
+from tests.support.cluster import Hosts, hosts
 
 pytestmark = [pytest.mark.xdist_group("hosts"), pytest.mark.timeout(600)]
 

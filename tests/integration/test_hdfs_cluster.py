@@ -11,7 +11,7 @@ from millpond import cli
 from millpond.files.locations.opening import open_filesystem
 from tests.chaos.life import Life
 from tests.chaos.truth import expected_updates, read_updates, write_input
-from tests.real_hdfs import Hdfs, behind_proxies, configured, webhdfs
+from tests.servers.hdfs import Hdfs, behind_proxies, configured, webhdfs
 
 SHARES = {"slow_down": 0.05, "delay": 0.2, "hang": 0.01, "reset": 0.04, "cut": 0.04, "lost": 0.04}
 LIVES = ((2, True), (5, True), (3, False))

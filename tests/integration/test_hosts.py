@@ -20,10 +20,10 @@ from millpond.spec.operators import Field
 from millpond.state_reader.reader import StateReader
 from millpond.tasks.operator_task import OperatorTask, SlotSettings
 from tests.chaos.truth import EXPECTED, expected_updates, read_file_sink, read_updates, write_input
-from tests.cluster import Hosts, hosts
-from tests.s3 import s3
+from tests.servers.s3 import s3
 from tests.slot.conftest import with_tests_on_path
 from tests.slot.test_spark import FAILURES
+from tests.support.cluster import Hosts, hosts
 
 JOB = Path(__file__).parents[1] / "chaos" / "job.py"
 

@@ -12,8 +12,9 @@ import pytest
 
 from tests.chaos.life import Life
 from tests.integration.kafka_job import POISON
-from tests.jars import Unavailable, beside_spark, jars
-from tests.real_kafka import BROKER, CONNECTOR, running
+from tests.servers.jars import beside_spark, jars
+from tests.servers.kafka import BROKER, CONNECTOR, running
+from tests.servers.process import Unavailable
 
 pytestmark = pytest.mark.slow
 

@@ -10,9 +10,10 @@ import pytest
 from millpond import cli
 from tests.chaos.life import Life
 from tests.chaos.truth import expected_updates, read_updates, write_input
-from tests.proxy import faulty
-from tests.real_s3 import BUCKET, Unavailable, running, weed
-from tests.s3 import pointed_at
+from tests.servers.process import Unavailable
+from tests.servers.proxy import faulty
+from tests.servers.s3 import pointed_at
+from tests.servers.seaweedfs import BUCKET, running, weed
 
 pytestmark = pytest.mark.slow
 

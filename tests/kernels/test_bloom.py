@@ -6,15 +6,15 @@ import pytest
 from millpond.files.formats.blocks import MemorySource, sort_rows
 from millpond.kernels.runs.bloom import admit
 from millpond.kernels.runs.search import locate
-from tests.rows import FIXED, random_rows
+from tests.support.rows import FIXED, random_rows
 
 
 def admitted(source: MemorySource, hashes: np.ndarray) -> int:
     index, select = source.index, np.arange(len(hashes), dtype=np.int32)
     blocks, kept = np.empty(len(hashes), np.int32), np.empty(len(hashes), np.int32)
     locate(hashes, select, len(hashes), index.fence, blocks)
-    filters = source.filters(blocks)().at
-    return admit(hashes, select, len(hashes), blocks, index.fence, index.lines, filters, kept)
+    (part,) = source.filters(blocks)
+    return admit(hashes, select, len(hashes), blocks, index.fence, index.lines, part.at, kept)
 
 
 @pytest.mark.parametrize("top", [0, 10])

@@ -9,7 +9,7 @@ from millpond.kernels.hot_table import state as hs
 from millpond.kernels.hot_table.upsert import TOUCH_ALL, TOUCH_CREATED
 from millpond.layout import HashRange, RowLayout, Rows
 from millpond.stores.rmw.hot.table import HotTable
-from tests.rows import Entry, decode, encode, layout
+from tests.support.rows import Entry, decode, encode, layout
 
 NUMBERS = layout("w", "w")
 TEXTS = layout("b", "b")

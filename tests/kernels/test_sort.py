@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millpond.kernels.runs.sort import order_by_hash
-from tests.rows import HASHES
+from tests.support.rows import HASHES
 
 
 def check(hashes: np.ndarray) -> None:

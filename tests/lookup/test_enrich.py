@@ -32,9 +32,10 @@ from millpond.lookup import Connection, Found, PostgresTable, RedisTable
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.lookups import is_lookup_join, lookup_spec
 from millpond.spec.kinds.enrich import EnrichSpec
-from tests import real_postgres, real_redis
 from tests.differential.harness import Batches, assert_equal, order, plain, run
-from tests.wire import wire
+from tests.servers.postgres import PostgresServer
+from tests.servers.redis import RedisServer
+from tests.servers.wire import wire
 
 pytestmark = pytest.mark.xdist_group("lookup")
 
@@ -66,12 +67,12 @@ def session(spark: SparkSession) -> SparkSession:
 
 
 @pytest.fixture
-def redis(redis_server: real_redis.Server) -> RedisTable:
+def redis(redis_server: RedisServer) -> RedisTable:
     fill(redis_server)
     return RedisTable(redis_server.url, "ad:{id}")
 
 
-def fill(server: real_redis.Server, version: int = 0) -> None:
+def fill(server: RedisServer, version: int = 0) -> None:
     import redis
 
     with redis.Redis.from_url(server.url) as client:
@@ -81,7 +82,7 @@ def fill(server: real_redis.Server, version: int = 0) -> None:
 
 
 @pytest.fixture
-def postgres(postgres_server: real_postgres.Server) -> PostgresTable:
+def postgres(postgres_server: PostgresServer) -> PostgresTable:
     import psycopg
 
     with psycopg.connect(postgres_server.conninfo, autocommit=True) as client:
@@ -209,7 +210,7 @@ def test_explain_and_figures(session: SparkSession, tmp_path: Path, redis: Redis
         millpond.read_state(session, str(tmp_path / "c"), 0)
 
 
-def test_hints(session: SparkSession, tmp_path: Path, redis_server: real_redis.Server, redis: RedisTable) -> None:
+def test_hints(session: SparkSession, tmp_path: Path, redis_server: RedisServer, redis: RedisTable) -> None:
     """Keys that are announced are asked for before their rows come, and nothing but time is another."""
     for number in range(4):
         write(tmp_path / "in", number, 4000, ads=1_000_000)  # most of them once, and not in the table
@@ -229,7 +230,7 @@ def test_hints(session: SparkSession, tmp_path: Path, redis_server: real_redis.S
 
 class TestServerInTrouble:
     def test_killed_and_started_again(
-        self, session: SparkSession, tmp_path: Path, redis_server: real_redis.Server, redis: RedisTable
+        self, session: SparkSession, tmp_path: Path, redis_server: RedisServer, redis: RedisTable
     ) -> None:
         """The batch fails by name; the next start repeats it, and nothing is lost or counted twice."""
         write(tmp_path / "in", 0)
@@ -262,7 +263,7 @@ class TestServerInTrouble:
         assert dict(into[1]) == wanted
 
     def test_back_in_time(
-        self, session: SparkSession, tmp_path: Path, redis_server: real_redis.Server, redis: RedisTable
+        self, session: SparkSession, tmp_path: Path, redis_server: RedisServer, redis: RedisTable
     ) -> None:
         """A server that comes back while a request is tried again costs time only."""
         write(tmp_path / "in", 0)
@@ -287,7 +288,7 @@ class TestServerInTrouble:
         self,
         session: SparkSession,
         tmp_path: Path,
-        redis_server: real_redis.Server,
+        redis_server: RedisServer,
         redis: RedisTable,
         ours: bool,
         on_error: Any,
@@ -316,7 +317,7 @@ class TestServerInTrouble:
                 assert row[5][0] == "timeout"
 
     def test_wrong_types(
-        self, session: SparkSession, tmp_path: Path, redis_server: real_redis.Server, redis: RedisTable
+        self, session: SparkSession, tmp_path: Path, redis_server: RedisServer, redis: RedisTable
     ) -> None:
         write(tmp_path / "in", 0)
         rows = millpond.enrich(stream(session, tmp_path / "in"), redis, on={"ad": "id"}, columns="name bigint")

@@ -12,8 +12,9 @@ import pytest
 
 from millpond.errors import UsageError
 from millpond.lookup import Found, LookupTable, PostgresTable, RedisTable
-from tests import real_postgres, real_redis
-from tests.wire import wire
+from tests.servers.postgres import PostgresServer
+from tests.servers.redis import RedisServer
+from tests.servers.wire import wire
 
 pytestmark = pytest.mark.xdist_group("lookup")
 
@@ -43,14 +44,14 @@ def in_order(found: Found) -> dict[int, dict[str, Any]]:
 
 class TestRedis:
     @pytest.fixture
-    def client(self, redis_server: real_redis.Server) -> Iterator[Any]:
+    def client(self, redis_server: RedisServer) -> Iterator[Any]:
         import redis
 
         with redis.Redis.from_url(redis_server.url) as client:
             client.flushall()
             yield client
 
-    def test_types_come_from_text(self, redis_server: real_redis.Server, client: Any) -> None:
+    def test_types_come_from_text(self, redis_server: RedisServer, client: Any) -> None:
         said = {"b": "true", "at": NOON.isoformat(), "day": "2026-05-04"}
         client.hset("x:1", mapping={name: said.get(name, ROW[name]) for name in ("i", "l", "f", "s", "raw")})
         client.hset("x:1", mapping={**said, "d": "12.30"})
@@ -62,7 +63,7 @@ class TestRedis:
         assert not found.unreadable
         connection.close()
 
-    def test_keys_of_several_columns_and_names_of_its_own(self, redis_server: real_redis.Server, client: Any) -> None:
+    def test_keys_of_several_columns_and_names_of_its_own(self, redis_server: RedisServer, client: Any) -> None:
         client.hset("x:1/ä:true", mapping={"Name": "one"})
         table = RedisTable(redis_server.url, "x:{id}/{kind}:{flag}", fields={"name": "Name"})
         connection = table.connect(pa.schema([("name", pa.string())]), 5)
@@ -70,7 +71,7 @@ class TestRedis:
         assert in_order(connection.fetch(keys)) == {0: {"name": "one"}}
         connection.close()
 
-    def test_keys_of_bytes(self, redis_server: real_redis.Server, client: Any) -> None:
+    def test_keys_of_bytes(self, redis_server: RedisServer, client: Any) -> None:
         client.hset(b"x:\xff/1", mapping={"name": "one"})
         connection = RedisTable(redis_server.url, "x:{raw}/{id}").connect(pa.schema([("name", pa.string())]), 5)
         keys = pa.record_batch({"raw": [b"\xfe", b"\xff"], "id": [1, 1]})
@@ -79,14 +80,14 @@ class TestRedis:
             connection.fetch(pa.record_batch({"raw": [b"a"]}))
         connection.close()
 
-    def test_bytes_stand_for_themselves(self, redis_server: real_redis.Server, client: Any) -> None:
+    def test_bytes_stand_for_themselves(self, redis_server: RedisServer, client: Any) -> None:
         client.hset(b"x:\xff\x00\r\n", mapping={"name": "one"})
         connection = RedisTable(redis_server.url, "x:{id}").connect(pa.schema([("name", pa.string())]), 5)
         keys = pa.record_batch({"id": pa.array([b"", b"\xff\x00\r\n"], pa.binary())})
         assert in_order(connection.fetch(keys)) == {1: {"name": "one"}}
         connection.close()
 
-    def test_many_keys_of_all_lengths(self, redis_server: real_redis.Server, client: Any) -> None:
+    def test_many_keys_of_all_lengths(self, redis_server: RedisServer, client: Any) -> None:
         """Each finds its own hash, whatever is in it; a connection is good for the next ones."""
         texts = ["ü" * (number % 300) + f"\r\n${number}" for number in range(2000)]
         with client.pipeline(transaction=False) as pipeline:
@@ -107,7 +108,7 @@ class TestRedis:
             }
         connection.close()
 
-    def test_what_cannot_be_read_is_told_by_key(self, redis_server: real_redis.Server, client: Any) -> None:
+    def test_what_cannot_be_read_is_told_by_key(self, redis_server: RedisServer, client: Any) -> None:
         client.hset("x:1", mapping={"i": "abc", "l": "1"})
         client.set("x:2", "text")
         client.hset("x:3", mapping={"i": "1", "l": b"\xff"})
@@ -121,7 +122,7 @@ class TestRedis:
         assert "no hash" in found.unreadable[1]
         connection.close()
 
-    def test_a_type_that_it_does_not_have(self, redis_server: real_redis.Server, client: Any) -> None:
+    def test_a_type_that_it_does_not_have(self, redis_server: RedisServer, client: Any) -> None:
         columns = pa.schema([("parts", pa.list_(pa.struct([("a", pa.decimal128(3, 1)), ("b", pa.int64())])))])
         with pytest.raises(UsageError, match=r"converted to array<struct<a:decimal\(3,1\),b:bigint>> \(column parts\)"):
             RedisTable(redis_server.url, "x:{id}").connect(columns, 5)
@@ -157,14 +158,14 @@ class TestRedis:
             RedisTable(f"redis://joe:secret@host/0?{option}", "x:{id}")
         assert "cret" not in str(raised.value)
 
-    def test_options_are_taken(self, redis_server: real_redis.Server, client: Any) -> None:
+    def test_options_are_taken(self, redis_server: RedisServer, client: Any) -> None:
         client.hset("x:1", mapping={"i": "5"})
         table = RedisTable(f"{redis_server.url}?health_check_interval=5&client_name=me", "x:{id}")
         connection = table.connect(pa.schema([("i", pa.int32())]), 5)
         assert in_order(connection.fetch(pa.record_batch({"id": [1]}))) == {0: {"i": 5}}
         connection.close()
 
-    def test_decimals_in_keys_have_no_exponent(self, redis_server: real_redis.Server, client: Any) -> None:
+    def test_decimals_in_keys_have_no_exponent(self, redis_server: RedisServer, client: Any) -> None:
         client.hset("x:0.00000000", mapping={"name": "zero"})
         client.hset("x:0.00000001", mapping={"name": "least"})
         connection = RedisTable(redis_server.url, "x:{id}").connect(pa.schema([("name", pa.string())]), 5)
@@ -172,7 +173,7 @@ class TestRedis:
         assert in_order(connection.fetch(keys)) == {0: {"name": "least"}, 1: {"name": "zero"}}
         connection.close()
 
-    def test_a_number_too_large_for_single_precision(self, redis_server: real_redis.Server, client: Any) -> None:
+    def test_a_number_too_large_for_single_precision(self, redis_server: RedisServer, client: Any) -> None:
         client.hset("x:1", mapping={"f": "1e300"})
         client.hset("x:2", mapping={"f": "inf"})
         connection = RedisTable(redis_server.url, "x:{id}").connect(pa.schema([("f", pa.float32())]), 5)
@@ -181,7 +182,7 @@ class TestRedis:
         assert in_order(found)[1] == {"f": float("inf")}
         connection.close()
 
-    def test_keys_that_the_user_may_not_read(self, redis_server: real_redis.Server, client: Any) -> None:
+    def test_keys_that_the_user_may_not_read(self, redis_server: RedisServer, client: Any) -> None:
         """No other try helps: with `on_error="null"` all rows would come out empty."""
         client.execute_command("ACL", "SETUSER", "reader", "on", ">reader", "~other:*", "+@all")
         table = RedisTable(redis_server.url.replace("//", "//reader:reader@"), "x:{id}")
@@ -191,7 +192,7 @@ class TestRedis:
         connection.close()
         client.execute_command("ACL", "DELUSER", "reader")
 
-    def test_a_database_that_there_is_not(self, redis_server: real_redis.Server, client: Any) -> None:
+    def test_a_database_that_there_is_not(self, redis_server: RedisServer, client: Any) -> None:
         with pytest.raises(UsageError, match="refuses the request"):
             RedisTable(redis_server.url.removesuffix("0") + "99", "x:{id}").connect(SCHEMA, 5)
 
@@ -201,12 +202,12 @@ class TestRedis:
         assert table.name == "Redis example.org:77, hashes x:{id}"
         assert isinstance(table, LookupTable)
 
-    def test_a_user_who_is_refused(self, redis_server: real_redis.Server, client: Any) -> None:
+    def test_a_user_who_is_refused(self, redis_server: RedisServer, client: Any) -> None:
         url = redis_server.url.replace("//", "//nobody:wrong@")
         with pytest.raises(UsageError, match="refuses the request"):
             RedisTable(url, "x:{id}").connect(pa.schema([("name", pa.string())]), 5)
 
-    def test_no_answer_in_time(self, redis_server: real_redis.Server, client: Any) -> None:
+    def test_no_answer_in_time(self, redis_server: RedisServer, client: Any) -> None:
         with wire(redis_server.port) as slow:
             slow.cut = True
             table = RedisTable(f"redis://127.0.0.1:{slow.port}", "x:{id}")
@@ -216,7 +217,7 @@ class TestRedis:
             assert time.monotonic() - started < 5
 
     def test_answers_that_come_in_drops(
-        self, redis_server: real_redis.Server, client: Any, monkeypatch: pytest.MonkeyPatch
+        self, redis_server: RedisServer, client: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The time-out is that of the whole request, not of each of its answers."""
         connection: Any = RedisTable(redis_server.url, "x:{id}").connect(pa.schema([("name", pa.string())]), 0.3)
@@ -231,7 +232,7 @@ class TestRedis:
 
 class TestPostgres:
     @pytest.fixture
-    def client(self, postgres_server: real_postgres.Server) -> Iterator[Any]:
+    def client(self, postgres_server: PostgresServer) -> Iterator[Any]:
         import psycopg
 
         with psycopg.connect(postgres_server.conninfo, autocommit=True) as client:
@@ -239,7 +240,7 @@ class TestPostgres:
             client.execute("CREATE SCHEMA public")
             yield client
 
-    def test_types_come_as_they_are(self, postgres_server: real_postgres.Server, client: Any) -> None:
+    def test_types_come_as_they_are(self, postgres_server: PostgresServer, client: Any) -> None:
         client.execute(
             "CREATE TABLE things (id bigint PRIMARY KEY, b bool, i int, l bigint, f double precision, s text, "
             "d numeric(10,2), day date, at timestamptz, raw bytea)"
@@ -253,9 +254,7 @@ class TestPostgres:
         assert not in_order(connection.fetch(pa.record_batch({"id": [7]})))
         connection.close()
 
-    def test_keys_of_several_columns_and_of_other_types(
-        self, postgres_server: real_postgres.Server, client: Any
-    ) -> None:
+    def test_keys_of_several_columns_and_of_other_types(self, postgres_server: PostgresServer, client: Any) -> None:
         client.execute('CREATE SCHEMA "My"')
         client.execute('CREATE TABLE "My"."Things" (id uuid, "Kind" varchar(10), name int, PRIMARY KEY (id, "Kind"))')
         ids = [f"00000000-0000-0000-0000-00000000000{number}" for number in range(3)]
@@ -283,7 +282,7 @@ class TestPostgres:
         ],
     )
     def test_a_row_is_found_by_its_own_key_only(
-        self, postgres_server: real_postgres.Server, client: Any, kind: str, has: list[Any], keys: Any, found: list[int]
+        self, postgres_server: PostgresServer, client: Any, kind: str, has: list[Any], keys: Any, found: list[int]
     ) -> None:
         """No key is cut or rounded to another one."""
         client.execute("CREATE DOMAIN short AS varchar(3)")
@@ -310,7 +309,7 @@ class TestPostgres:
         ],
     )
     def test_no_zone_is_assumed(
-        self, postgres_server: real_postgres.Server, client: Any, kind: str, dtype: pa.DataType, said: str
+        self, postgres_server: PostgresServer, client: Any, kind: str, dtype: pa.DataType, said: str
     ) -> None:
         client.execute(f"CREATE TABLE things (id int PRIMARY KEY, at {kind})")
         table = PostgresTable(postgres_server.conninfo, "things")
@@ -319,7 +318,7 @@ class TestPostgres:
         with pytest.raises(UsageError, match=said):
             table.connect(pa.schema([("id", pa.int32())]), 5).fetch(pa.record_batch({"at": pa.nulls(1, dtype)}))
 
-    def test_no_times_are_made_of_an_array_of_numbers(self, postgres_server: real_postgres.Server, client: Any) -> None:
+    def test_no_times_are_made_of_an_array_of_numbers(self, postgres_server: PostgresServer, client: Any) -> None:
         client.execute("CREATE TABLE things (id int PRIMARY KEY, at bigint[])")
         table = PostgresTable(postgres_server.conninfo, "things")
         with pytest.raises(UsageError, match=r"as bigint\[\], which does not go with"):
@@ -336,7 +335,7 @@ class TestPostgres:
         ],
     )
     def test_a_key_that_the_column_cannot_have_fails_alone(
-        self, postgres_server: real_postgres.Server, client: Any, kind: str, has: Any, keys: Any, bad: set[int]
+        self, postgres_server: PostgresServer, client: Any, kind: str, has: Any, keys: Any, bad: set[int]
     ) -> None:
         """Or is not there, where no table could have it."""
         client.execute(f"CREATE TABLE things (id {kind} PRIMARY KEY, name text)")
@@ -347,9 +346,7 @@ class TestPostgres:
         assert list(in_order(found).values()) == [{"name": "x"}]
         connection.close()
 
-    def test_a_time_that_python_has_not_fails_its_own_key(
-        self, postgres_server: real_postgres.Server, client: Any
-    ) -> None:
+    def test_a_time_that_python_has_not_fails_its_own_key(self, postgres_server: PostgresServer, client: Any) -> None:
         client.execute("CREATE TABLE things (id int PRIMARY KEY, day date)")
         client.execute("INSERT INTO things SELECT n, '2026-01-01' FROM generate_series(0, 9) n")
         client.execute("UPDATE things SET day = 'infinity' WHERE id IN (2, 7)")
@@ -360,7 +357,7 @@ class TestPostgres:
         assert in_order(found) == {n: {"day": dt.date(2026, 1, 1)} for n in range(10) if n not in (2, 7)}
         connection.close()
 
-    def test_options_of_the_users_stay(self, postgres_server: real_postgres.Server, client: Any) -> None:
+    def test_options_of_the_users_stay(self, postgres_server: PostgresServer, client: Any) -> None:
         """A search path says which of two tables is meant."""
         client.execute("CREATE TABLE things (id int PRIMARY KEY, name text)")
         client.execute("INSERT INTO things VALUES (1, 'public')")
@@ -373,18 +370,14 @@ class TestPostgres:
         connection.close()
 
     @pytest.mark.parametrize(("kind", "keys"), [("real", [16777217]), ("float8", [1]), ("bool", [2])])
-    def test_what_is_no_key(
-        self, postgres_server: real_postgres.Server, client: Any, kind: str, keys: list[int]
-    ) -> None:
+    def test_what_is_no_key(self, postgres_server: PostgresServer, client: Any, kind: str, keys: list[int]) -> None:
         client.execute(f"CREATE TABLE things (id {kind} PRIMARY KEY, name text)")
         connection = PostgresTable(postgres_server.conninfo, "things").connect(pa.schema([("name", pa.string())]), 5)
         with pytest.raises(UsageError, match="does not go with bigint"):
             connection.fetch(pa.record_batch({"id": keys}))
         connection.close()
 
-    def test_a_number_that_is_no_integer_is_not_made_one(
-        self, postgres_server: real_postgres.Server, client: Any
-    ) -> None:
+    def test_a_number_that_is_no_integer_is_not_made_one(self, postgres_server: PostgresServer, client: Any) -> None:
         client.execute("CREATE TABLE things (id int PRIMARY KEY, n numeric, x float8)")
         client.execute("INSERT INTO things VALUES (1, 1.5, 1.5), (2, 2.0, 2.0), (3, NULL, NULL)")
         columns = pa.schema([("n", pa.int32()), ("x", pa.int64())])
@@ -394,7 +387,7 @@ class TestPostgres:
         assert in_order(found)[1] == {"n": 2, "x": 2}
         connection.close()
 
-    def test_the_index_is_used(self, postgres_server: real_postgres.Server, client: Any) -> None:
+    def test_the_index_is_used(self, postgres_server: PostgresServer, client: Any) -> None:
         client.execute("CREATE TABLE things (id int PRIMARY KEY, name text)")
         client.execute("INSERT INTO things SELECT n, 'x' FROM generate_series(1, 100000) n")
         client.execute("ANALYZE things")
@@ -406,7 +399,7 @@ class TestPostgres:
         plan = connection._query("EXPLAIN " + connection._statement.as_string(), [keys, keys])
         assert not any("Seq Scan" in line for (line,) in plan), plan
 
-    def test_what_cannot_be_read_is_told_by_key(self, postgres_server: real_postgres.Server, client: Any) -> None:
+    def test_what_cannot_be_read_is_told_by_key(self, postgres_server: PostgresServer, client: Any) -> None:
         client.execute("CREATE TABLE things (id int PRIMARY KEY, n bigint)")
         client.execute("INSERT INTO things VALUES (1, 5000000000), (2, 5)")
         connection = PostgresTable(postgres_server.conninfo, "things").connect(pa.schema([("n", pa.int32())]), 5)
@@ -423,7 +416,7 @@ class TestPostgres:
         ],
     )
     def test_what_has_to_change_is_told(
-        self, postgres_server: real_postgres.Server, client: Any, conninfo: str, table: str, column: str, said: str
+        self, postgres_server: PostgresServer, client: Any, conninfo: str, table: str, column: str, said: str
     ) -> None:
         client.execute("CREATE TABLE things (id int PRIMARY KEY, n bigint)")
         asked = PostgresTable(postgres_server.conninfo + conninfo, table)
@@ -496,7 +489,7 @@ class TestPostgres:
         assert table.name == "PostgreSQL example.org:5432, table things"
         assert isinstance(table, LookupTable)
 
-    def test_no_answer_in_time(self, postgres_server: real_postgres.Server, client: Any) -> None:
+    def test_no_answer_in_time(self, postgres_server: PostgresServer, client: Any) -> None:
         client.execute("CREATE TABLE things (id int PRIMARY KEY, n bigint)")
         with wire(postgres_server.port) as slow:
             conninfo = postgres_server.conninfo.replace(f"port={postgres_server.port}", f"port={slow.port}")
@@ -508,7 +501,7 @@ class TestPostgres:
             assert time.monotonic() - started < 5
             connection.close()
 
-    def test_a_lock_that_is_held(self, postgres_server: real_postgres.Server, client: Any) -> None:
+    def test_a_lock_that_is_held(self, postgres_server: PostgresServer, client: Any) -> None:
         import psycopg
 
         client.execute("CREATE TABLE things (id int PRIMARY KEY, n bigint)")

@@ -18,7 +18,7 @@ from millpond.operators.lookups.operator import LookupOperator
 from millpond.spec.kinds.enrich import EnrichSpec
 from tests.lookup.tables import Memory, MemoryTable
 from tests.operators.rig import Rig, as_rows, fields, record_batch
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 COLUMNS = fields("k bigint; s string; n int")
 FOUND = fields("name string; price decimal(10,2); parts array<int>")

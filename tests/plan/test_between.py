@@ -11,6 +11,8 @@ from pyspark.sql import functions as F
 
 from millpond.checkpoint.state_schema import BetweenSchema
 from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.stable import unstable_part
+from millpond.plan.catalyst.text import walk
 from millpond.plan.changelog.between import between_schemas
 from millpond.plan.decide import decide
 
@@ -149,6 +151,23 @@ def test_which_variable_of_a_lambda_is_read_counts(stream: DataFrame) -> None:
     assert digest(1) != first
 
 
+def test_each_level_of_what_spark_replaces_is_looked_at_once(stream: DataFrame) -> None:
+    """Two visits a level would be a million million in all."""
+    value = F.col("v")
+    for _ in range(40):
+        value = F.nvl(value, F.lit(0))
+    expressions = Catalyst(stream.sparkSession).analyzed(stream.select(value.alias("x"))).expressions
+    kinds = [part.kind for part in walk(expressions, lambda _: None)]
+    assert (kinds.count("Nvl"), kinds.count("Coalesce"), kinds.count("AttributeReference")) == (40, 40, 1)
+    assert unstable_part(expressions) is None
+
+
+def test_what_is_unstable_below_what_spark_replaces_is_found(stream: DataFrame) -> None:
+    for text in ("nvl(ts, now())", "nvl(ts, nvl2(s, now(), ts))", "ts between ts and now()"):
+        expressions = Catalyst(stream.sparkSession).analyzed(stream.selectExpr(f"{text} as x")).expressions
+        assert unstable_part(expressions) == "now()"
+
+
 def stored(stream: DataFrame, join: str) -> tuple[BetweenSchema, ...]:
     """Return the schemas that are recorded of a join of the views `l` and `r`, given the rest of the query."""
     for side in ("l", "r"):
@@ -211,11 +230,17 @@ def test_joins_that_store_the_same_value_are_told_apart(stream: DataFrame) -> No
     assert stored(stream, both) == first
 
 
-def test_whether_errors_are_nulls_is_not_recorded_of_a_join(stream: DataFrame) -> None:
+@pytest.mark.parametrize(
+    ("condition", "differs"),
+    [("cast(ls as bigint) * 2 < rv", False), ("cast(cast(lv as decimal(10, 8)) as string) < rs", True)],
+)
+def test_ansi_mode_is_recorded_of_a_join_if_values_differ_by_it(
+    stream: DataFrame, condition: str, differs: bool
+) -> None:
     session = stream.sparkSession
-    first = stored(stream, OUTER + "cast(ls as bigint) * 2 < rv")
+    first = stored(stream, OUTER + condition)
     session.conf.set("spark.sql.ansi.enabled", "false")
     try:
-        assert stored(stream, OUTER + "cast(ls as bigint) * 2 < rv") == first
+        assert (stored(stream, OUTER + condition) != first) == differs
     finally:
         session.conf.unset("spark.sql.ansi.enabled")

@@ -8,13 +8,14 @@ from contextlib import contextmanager
 import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 import millpond
 from millpond.conf import read_settings
 from millpond.errors import UnsupportedError
 from millpond.plan.catalyst.jvm import Catalyst
+from millpond.plan.catalyst.nodes import CLOCKS
 from millpond.plan.catalyst.optimiser.windows import needed_columns
 from millpond.plan.catalyst.python import worker_settings
 from millpond.plan.changelog.changes import may_split_updates
@@ -167,7 +168,7 @@ def test_deduplication_by_a_time_that_nobody_reads(stream: DataFrame) -> None:
         decision = decide(df, "append")
         (operator,) = decision.operators
         assert isinstance(operator.spec, DeduplicateSpec)
-        assert (operator.spec.time is None, operator.spec.passed) == (df is not rows,) * 2
+        assert (operator.spec.time is None, operator.spec.unread_time) == (df is not rows,) * 2
         assert operator.needs_no_data_batches
         pinned.append(state_schema_of(decision, Catalyst(df.sparkSession)).operators)
     assert pinned[0] == pinned[1]  # whether it is read may change, as natively
@@ -356,6 +357,14 @@ HIDDEN: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
         lambda df: df.select("k", F.to_timestamp("ts").alias("t")).selectExpr("k", "t as u").dropDuplicates(["k", "u"]),
         "append",
     ),
+    "a field": (
+        lambda df: (
+            df.select(F.struct("k", "ts").alias("s"))
+            .select("s.k", F.to_timestamp("s.ts").alias("t"))
+            .dropDuplicates(["k", "t"])
+        ),
+        "append",
+    ),
     "a group": (lambda df: df.withColumn("t", F.col("ts").cast("timestamp")).groupBy("t").count(), "update"),
     "a join": (joined_by_casts, "append"),
 }
@@ -371,11 +380,14 @@ def test_a_needless_cast_of_an_event_time(stream: DataFrame, name: str) -> None:
 
 
 def test_casts_by_which_no_row_is_late(stream: DataFrame) -> None:
-    """One that nothing reads, and one that changes the time."""
+    """One that nothing reads, one that changes the time, and those below operators without late rows."""
     marked = stream.withWatermark("ts", "1 minute")
-    unread = marked.withColumn("t2", F.col("ts").cast("timestamp")).groupBy(F.window("ts", "1 minute")).count()
+    cast = marked.withColumn("t", F.col("ts").cast("timestamp"))
+    unread = cast.groupBy(F.window("ts", "1 minute")).count()
     days = marked.withColumn("day", F.col("ts").cast("date").cast("timestamp")).groupBy("day").count()
-    for df, mode in ((unread, "append"), (days, "update")):
+    first = cast.withColumn("n", F.row_number().over(Window.partitionBy("k").orderBy("t"))).where("n = 1")
+    whole = cast.groupBy("t").count()
+    for df, mode in ((unread, "append"), (days, "update"), (first, "update"), (whole, "complete")):
         (operator,) = decide(df, mode).operators
         assert operator.reason is None
 
@@ -428,6 +440,42 @@ def test_the_clock_is_read_in_each_batch(stream: DataFrame, clock: str) -> None:
             for part in node.expressions
         ]
         assert any(clock in condition and "1 = 1" not in condition for condition in conditions)
+
+
+def counts_by_window(stream: DataFrame) -> DataFrame:
+    return stream.withWatermark("ts", "1 minute").groupBy(F.window("ts", "1 minute"), "k").count()
+
+
+def filters_below_the_watermark(df: DataFrame) -> str:
+    nodes = list(decide(df, "append").root.node.walk())
+    watermark = [node.kind for node in nodes].index("EventTimeWatermark")
+    return " ".join(str(node.expression("condition")) for node in nodes[watermark:] if node.kind == "Filter")
+
+
+@pytest.mark.parametrize(("clock", "moves"), [("now", True), ("current_timestamp", False), ("current_date", False)])
+def test_conditions_with_a_clock_move_as_in_spark(stream: DataFrame, clock: str, moves: bool) -> None:
+    """`now()` is a constant of each batch; the time of the batch is that of the batch that shows a row."""
+    df = counts_by_window(stream).where(f"k + 0 * year({clock}()) = 1")
+    assert (clock in filters_below_the_watermark(df)) == moves
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_a_time_that_nothing_reads_keeps_no_condition_though_another_is_read(stream: DataFrame, shown: bool) -> None:
+    df = counts_by_window(stream).withColumn("shown", F.current_timestamp()).where("k = 1")
+    df = (df if shown else df.drop("shown")).where("window.start < current_timestamp()")
+    assert ("= 1)" in filters_below_the_watermark(df)) == (not shown)
+
+
+def test_clocks_are_not_mixed_up(stream: DataFrame) -> None:
+    clocks = ("now", "current_timestamp", "localtimestamp", "current_date", "now")
+    later = " + ".join(f"year({clock}())" for clock in clocks)
+    df = counts_by_window(stream).where(f"count < {later}").withColumn("day", F.current_date())
+    nodes = list(decide(df, "append").root.node.walk())
+    conditions = [node.expression("condition") for node in nodes if node.kind == "Filter"]
+    (condition,) = (condition for condition in conditions if "count" in str(condition))
+    read = [part.kind for part in condition.walk() if part.kind in CLOCKS]
+    assert read == ["Now", "CurrentTimestamp", "LocalTimestamp", "CurrentDate", "Now"]
+    assert [part.kind for part in nodes[0].expressions[-1].walk()] == ["Alias", "CurrentDate"]
 
 
 @pytest.mark.parametrize(("below", "mode"), [("medians", "update"), ("medians", "complete"), ("distinct", "update")])

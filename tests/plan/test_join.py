@@ -128,6 +128,14 @@ def test_a_filter_makes_an_outer_join_an_inner_one(spark: SparkSession) -> None:
     assert spec.kind == "inner"
 
 
+@pytest.mark.parametrize(("time", "kind"), [("2000-01-01", "left_outer"), ("2999-01-01", "inner")])
+def test_whether_a_null_passes_a_filter_is_decided_by_the_time_now(spark: SparkSession, time: str, kind: str) -> None:
+    """Spark evaluates the filter for a row without a partner; `now()` is a constant then."""
+    where = f"coalesce(rts, timestamp'{time}') < now()"
+    spec, _ = read(spark, f"select lk, rk from l left join r on lk = rk and lts = rts where {where}")
+    assert spec.kind == kind
+
+
 STAY = {
     "arithmetic across": ("select lk from l left join r on lk = rk and lts >= rts and lv + rv > 3", "MP-CONDITION"),
     "function across": (

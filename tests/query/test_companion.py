@@ -36,6 +36,13 @@ def test_steps_are_repeated_until_the_query_ends() -> None:
     assert (len(steps), ends) == (3, [None])
 
 
+def test_the_first_action_comes_before_the_steps_also_if_the_query_has_ended() -> None:
+    did: list[str] = []
+    for waits in (2, 0):
+        ran(beside(Query(waits), "name", lambda: did.append("step"), 0.1, first=lambda: did.append("first")))
+    assert did == ["first", "step", "step", "first"]
+
+
 def test_an_error_of_the_query_or_of_a_step_is_known_at_the_end() -> None:
     failure = ValueError("failed")
     ends: list[Exception | None] = []

@@ -237,7 +237,7 @@ OTHERS: dict[str, Any] = {
     "retracts": [True],
     "changes": [True],
     "pattern": ["rmw"],
-    "passed": [True],
+    "unread_time": [True],
     "delay_ms": [7],
     "window": [Field("w", "struct<start:timestamp,end:timestamp>")],
     "lag_ms": [7],

@@ -20,7 +20,7 @@ from pyspark.sql.streaming import StatefulProcessor
 import millpond
 from millpond.query.running.handle import RunningQuery, _interruptible
 from millpond.slot.process.lifecycle import SlotDirectory
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture

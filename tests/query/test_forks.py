@@ -43,9 +43,10 @@ from millpond.query.checkpoints.fork import check_fork, fork
 from millpond.query.logs.query_logs import QueryLogs
 from millpond.query.schema.comparison import write_or_check_schema
 from tests.checkpoint.rig import Slot, slots
-from tests.interleave import Interleaved, schedules
-from tests.s3 import BUCKET, s3
+from tests.servers.s3 import s3
+from tests.servers.seaweedfs import BUCKET
 from tests.slot.conftest import GROUPED
+from tests.support.interleave import Interleaved, schedules
 
 RETAIN = 3
 """Spark's `minBatchesToRetain`."""

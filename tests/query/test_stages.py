@@ -20,7 +20,7 @@ from millpond.plan.replay.fingerprint import fingerprint
 from millpond.plan.rewriter import with_hints
 from millpond.tasks.operator_task import OperatorTask
 from millpond.worker.exchange import ExchangeWrite
-from tests.asking import asking
+from tests.support.asking import asking
 
 Figures = list[dict[str, float]]
 

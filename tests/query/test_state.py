@@ -14,7 +14,7 @@ from millpond.errors import TransientError, UsageError
 from millpond.files.locations.opening import open_filesystem
 from millpond.query.checkpoints.ownership import Ownership
 from millpond.query.running import runs
-from tests.s3 import s3
+from tests.servers.s3 import s3
 from tests.slot.test_damage import Counts, rows_of
 
 

@@ -16,12 +16,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import millpond.query.running.handle as handle
 import millpond.query.running.supervisor as supervision
-from millpond.checkpoint.generation import Restart, claim
+from millpond.checkpoint.generation import Restart, check_overtaken, claim
 from millpond.errors import MillpondError, StateDamagedError, TransientError
 from millpond.query.running.handle import RunningQuery
-from millpond.query.running.supervisor import Supervisor, check_overtaken
+from millpond.query.running.supervisor import Supervisor
 from tests.checkpoint.rig import begin, memory
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 class Java:

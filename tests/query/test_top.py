@@ -21,7 +21,7 @@ from millpond.query.progress.reader import BatchProgress, OperatorProgress, Prog
 from millpond.slot.process.messages import QueryStatus
 from millpond.slot.process.queries import find_running_query
 from millpond.top import frame
-from tests.s3 import s3
+from tests.servers.s3 import s3
 from tests.slot.test_damage import Counts, rows_of
 
 TOP = "import sys; from millpond.cli import main; sys.argv = ['millpond', 'top', *sys.argv[1:]]; {}main()"

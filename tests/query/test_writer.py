@@ -6,7 +6,9 @@ import logging
 import re
 import shutil
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,13 @@ from pyspark.errors import AnalysisException, PySparkValueError, StreamingQueryE
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.listener import StreamingQueryListener
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import millpond
 from millpond.errors import SettingError, StateIncompatibleError, UnsupportedError, UsageError
+from millpond.plan.decide import decide
+from millpond.plan.decision.decision import Decision
 from millpond.slot.process.messages import QueryStatus
 from tests.differential.data import batch, write
 from tests.differential.harness import stream
@@ -162,6 +168,48 @@ def test_session_settings_are_put_back(session: SparkSession, counts: DataFrame)
     with pytest.raises(AnalysisException):
         millpond.writeStream(counts).format("parquet").outputMode("update").start("/nowhere")
     assert session.conf.getAll == before
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_a_start_sees_no_settings_of_another_threads_start(
+    session: SparkSession, events: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, native: bool
+) -> None:
+    """Spark's start of a query that closes windows is slow here; the other query is started meanwhile."""
+    within = threading.Event()
+    decided: list[str] = []
+    started: list[str] = []
+    start = DataStreamWriter.start
+
+    def allows_multiple() -> str:
+        return str(session.conf.get("spark.sql.streaming.statefulOperator.allowMultiple"))
+
+    def noted(df: DataFrame, *arguments: Any) -> Decision:
+        decided.append(allows_multiple())
+        return decide(df, *arguments)
+
+    def slow(writer: DataStreamWriter, *arguments: Any) -> StreamingQuery:
+        started.append(allows_multiple())
+        if not within.is_set():
+            within.set()
+            time.sleep(1.0)  # the other start would read the settings meanwhile
+        return start(writer, *arguments)
+
+    def begin(name: str, frame: DataFrame) -> StreamingQuery:
+        writer = millpond.writeStream(frame).format("noop").option("checkpointLocation", str(tmp_path / name))
+        return once(writer, "append").start()
+
+    monkeypatch.setattr("millpond.query.writer.decide", noted)
+    monkeypatch.setattr(DataStreamWriter, "start", slow)
+    windows = events.withWatermark("ts", "1 minute").groupBy(F.window("ts", "1 minute")).count()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(begin, "first", windows)
+        assert within.wait(60)
+        second = begin("second", events.select("k") if native else windows)
+        for query in (first.result(60), second):
+            query.awaitTermination()
+    assert decided == ["true", "true"]
+    assert started == ["false", "true" if native else "false"]
+    assert (tmp_path / "second" / "millpond").exists() != native
 
 
 def test_the_query_is_known_to_the_session_and_its_listeners(session: SparkSession, counts: DataFrame) -> None:

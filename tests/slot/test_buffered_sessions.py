@@ -18,8 +18,8 @@ from millpond.state_reader.reader import StateReader
 from millpond.stores import delta_backlog
 from millpond.stores.unaligned import log as window_log
 from millpond.tasks.operator_task import SlotSettings
-from tests.application import Application
 from tests.operators.test_buffered_sessions import Model, Row, found, record_batch, session_spec
+from tests.support.application import Application
 
 from .conftest import TIME
 

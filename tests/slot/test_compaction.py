@@ -6,7 +6,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,7 @@ from millpond.checkpoint.compaction.requests import (
     Request,
     list_requests,
     put_request,
+    put_result,
     read_result,
     remove_request,
     request_of_file,
@@ -36,12 +38,13 @@ from millpond.slot.partition.remote_compaction import RemoteCompaction
 from millpond.stores import delta_backlog
 from millpond.stores.jobs import CompactSegments, MergeParts, MergeRuns
 from millpond.stores.runs.pace import Pace
+from millpond.stores.runs.run import Run
 from millpond.stores.runs.run_set import RunSet
 from millpond.stores.runs.run_store import RunStore
 from millpond.tasks.operator_task import SlotSettings
-from tests.rows import Entry, decode, encode
-from tests.s3 import pointed_at
-from tests.waiting import wait_until
+from tests.servers.s3 import pointed_at
+from tests.support.rows import Entry, decode, encode
+from tests.support.waiting import wait_until
 
 from .conftest import with_tests_on_path
 from .test_damage import Counts
@@ -206,6 +209,43 @@ def test_what_nobody_has_answered_leaves_no_request_behind(application: Asking) 
     assert application.remote.waiting
     application.close()
     wait_until(lambda: not list_requests(application.files))
+
+
+@pytest.mark.parametrize("closed", ["table", "query"])
+def test_runs_opened_for_what_is_closed_meanwhile_are_closed(tmp_path: Path, closed: str) -> None:
+    files, generation = open_filesystem(f"faults+{tmp_path}/state"), 7
+    layout = RowLayout(TableSchema((Column("k", "word"),), (Column("v", "word"),)))
+    store = RunStore(files, str(tmp_path), disk=0, memory=1 << 20)
+    now, runs = [0.0], []
+    remote = RemoteCompaction(files, generation, threaded=False, clock=lambda: now[0])
+
+    def opened(refs: Sequence[RunRef]) -> list[Run]:
+        runs.extend(store.open(ref, layout) for ref in refs)
+        if closed == "table":
+            result.cancel()
+        else:
+            remote.close()
+        return runs
+
+    def step() -> None:
+        now[0] += 10.0
+        remote.step()
+
+    try:
+        result = remote.submit(lambda: JOBS["runs"], Future, opened)
+        step()
+        (identity,) = list_requests(files)
+        ref = store.write(encode([Entry(1 << 32, (1,), (2,))], layout), layout).ref
+        assert ref is not None
+        put_result(files, generation, identity, CompactionResult("one", (ref, ref)))
+        step()
+        assert result.cancelled()
+        assert len(runs) == 2
+        assert all(run.source.closed for run in runs)
+        step()
+        assert not list_requests(files)
+    finally:
+        store.close()
 
 
 def test_files_of_a_schema_that_the_table_has_had(tmp_path: Path) -> None:

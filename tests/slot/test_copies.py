@@ -21,7 +21,7 @@ from millpond.slot.partition.resources import QueryResources
 from millpond.stores.runs.run import Run
 from millpond.stores.runs.run_set import RunSet
 from millpond.tasks.operator_task import OperatorTask
-from tests.rows import FIXED, random_rows
+from tests.support.rows import FIXED, random_rows
 
 from .conftest import begin
 

@@ -15,7 +15,7 @@ import pytest
 from millpond.errors import StateDamagedError
 from millpond.slot.process.messages import RunBatch
 from millpond.stores import delta_backlog
-from tests.application import Application
+from tests.support.application import Application
 
 from .conftest import GROUPED, TIME, grouped, table_of
 

@@ -31,7 +31,7 @@ from millpond.spec.operators import AggregateCall, Field
 from millpond.spec.types import parse_type
 from millpond.state_reader.reader import StateReader
 from millpond.stores import delta_backlog
-from tests.application import Application
+from tests.support.application import Application
 
 from .conftest import hashes_in
 from .test_damage import Counts

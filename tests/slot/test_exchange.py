@@ -23,7 +23,7 @@ from millpond.stores.rmw.table import RmwTable
 from millpond.tasks.block_references import BLOCK_REFERENCE, exchange_folder, open_references, split_into_passes
 from millpond.tasks.operator_task import OperatorTask
 from millpond.worker.exchange import ExchangeWrite
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 from .conftest import TIME, FakeContext, begin, hashes_in, key_hash, table_of
 

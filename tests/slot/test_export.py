@@ -18,7 +18,7 @@ from millpond.files.locations.opening import open_filesystem
 from millpond.state_reader import export as exporting
 from millpond.state_reader.export import export_state
 from millpond.state_reader.reader import StateReader
-from tests.s3 import s3
+from tests.servers.s3 import s3
 
 from .test_damage import PARTITIONS
 from .test_state_command import BATCHES, history, state

@@ -9,7 +9,13 @@ import pytest
 from millpond.errors import TransientError
 from millpond.files.locations.opening import open_filesystem
 from millpond.tasks import initial_state
-from millpond.tasks.initial_state import Portion, delete_initial_state, read_rows, write_list
+from millpond.tasks.initial_state import (
+    Portion,
+    delete_earlier_initial_state,
+    delete_initial_state,
+    read_rows,
+    write_list,
+)
 from millpond.tasks.operator_task import OperatorTask
 from millpond.worker.initial_state import InitialWrite
 
@@ -67,12 +73,13 @@ def test_what_cannot_be_read_is_written_anew(task: OperatorTask, harm: str) -> N
         list(read_rows(files, task, 0))
 
 
-def test_files_of_a_run_go_or_all(task: OperatorTask) -> None:
+def test_files_of_a_run_or_of_earlier_ones_are_removed(task: OperatorTask) -> None:
     files = open_filesystem(f"{task.location}/millpond")
-    for run in (1, 12):
+    for run in (1, 2, 12):
         written(msgspec.structs.replace(task, initial=run), rows(0, 1))
     delete_initial_state(files, 1)
-    (left,) = files.list("")
-    assert left.name.startswith("initial/000000000000012-0-")
-    delete_initial_state(files)
+    assert {info.name[:24] for info in files.list("")} == {"initial/000000000000002-", "initial/000000000000012-"}
+    delete_earlier_initial_state(files, 12)
+    assert {info.name[:24] for info in files.list("")} == {"initial/000000000000012-"}
+    delete_earlier_initial_state(files, 13)
     assert not files.list("")

@@ -24,8 +24,8 @@ from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.slot.process.messages import Done, Drained, RunBatch
 from millpond.tasks.operator_task import OperatorTask
 from millpond.worker.slot_stage import SlotStage
-from tests.interleave import Interleaved, schedules
-from tests.waiting import wait_until
+from tests.support.interleave import Interleaved, schedules
+from tests.support.waiting import wait_until
 
 from .conftest import FakeContext, hasty, rows, with_tests_on_path
 

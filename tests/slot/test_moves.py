@@ -19,7 +19,7 @@ from millpond.slot.process.messages import RunBatch
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.operators import AggregateCall, Field
 from millpond.tasks.operator_task import OperatorTask
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 from .conftest import begin, grouped, own_jvm, table_of
 

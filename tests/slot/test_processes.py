@@ -10,7 +10,7 @@ import pytest
 import millpond.slot.process.identity as identity
 from millpond.errors import TransientError
 from millpond.slot.process.identity import Process, executor_host, namespace, owner
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 def _start(code: str) -> subprocess.Popen:

@@ -15,8 +15,8 @@ from millpond.checkpoint.committer import Committer
 from millpond.metrics import REQUEST_PRICES
 from millpond.query.progress.reader import ProgressReader
 from millpond.slot.partition import resources
-from tests.proxy import faulty
-from tests.s3 import asked, pointed_at, s3
+from tests.servers.proxy import faulty
+from tests.servers.s3 import asked, pointed_at, s3
 from tests.slot.test_damage import Counts
 
 FIRST = 3

@@ -19,7 +19,7 @@ from millpond.slot.process.client import drain
 from millpond.slot.process.identity import Process
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.worker.slot_stage import Coverage, SlotStage
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 from .conftest import GROUPED, begin, with_tests_on_path
 

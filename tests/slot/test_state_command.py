@@ -15,13 +15,16 @@ import pyarrow as pa
 import pytest
 
 from millpond import cli
-from millpond.checkpoint.forks.parents import Parents
+from millpond.checkpoint.forks.parents import Parents, open_state
+from millpond.checkpoint.formats.commit import commit_prefix
 from millpond.checkpoint.formats.documents import write_document_once
 from millpond.checkpoint.formats.manifest import PartitionManifest, TableState, seal
 from millpond.checkpoint.generation import claim, claimed_generations, newest_claim
 from millpond.checkpoint.recovery import Recovery
 from millpond.checkpoint.state_schema import OperatorSchema, StateSchema, plain
 from millpond.errors import StateDamagedError, UsageError
+from millpond.files.backends.filesystem import FileInfo
+from millpond.files.locations.counted import CountedFiles
 from millpond.files.locations.opening import join_url, open_filesystem
 from millpond.files.refs import RunRef, TableManifest
 from millpond.operators.kinds.registry import state_tables
@@ -31,12 +34,13 @@ from millpond.spec.kinds.enrich import EnrichSpec
 from millpond.spec.kinds.group_state import STATE, GroupStateSpec
 from millpond.spec.kinds.processor import ProcessorSpec, Variable
 from millpond.spec.operators import Field
+from millpond.state_reader import reader as reader_module
 from millpond.state_reader.reader import StateOperator, StateReader
 from millpond.state_reader.tables import piece_rows
 from millpond.stores import delta_backlog
 from millpond.stores.rmw.eviction_buffer import EvictionBuffer
 from tests.checkpoint.rig import Slot, litter
-from tests.s3 import s3
+from tests.servers.s3 import s3
 
 from .conftest import GROUPED
 from .test_damage import PARTITIONS, Counts
@@ -131,6 +135,50 @@ def test_a_run_that_died_while_it_began_is_passed_over(
     assert error.value.file.endswith(before.name)
 
 
+@pytest.mark.parametrize(("document", "error"), [("", "A state file is missing"), (".base", r"The file .* is gone")])
+def test_a_missing_file_of_the_newest_run_is_named(
+    checkpoint: Path, state: Callable[..., tuple], document: str, error: str
+) -> None:
+    """Without it, the state of the run before must not be shown as the newest."""
+    missing = max((checkpoint / "millpond" / "generations").glob(f"???????????????{document}.json"))
+    missing.unlink()
+    with pytest.raises(StateDamagedError, match=error) as raised:
+        StateReader(str(checkpoint))
+    assert raised.value.file is not None
+    assert raised.value.file.endswith(missing.name)
+    for command in ("ls", "show", "verify"):
+        code, (line,) = state(command, checkpoint)
+        assert code == 1
+        assert missing.name in line
+
+
+def test_files_of_an_old_run_may_be_collected_while_it_is_read(checkpoint: Path) -> None:
+    """Garbage collection removes claim and base; commits of that run may stay."""
+    reader = StateReader(str(checkpoint))
+    folder = checkpoint / "millpond" / "generations"
+    for document in ("", ".base"):
+        min(folder.glob(f"???????????????{document}.json")).unlink()
+    for opened in (reader, StateReader(str(checkpoint))):
+        assert opened.versions() == [BATCHES - 1, BATCHES]
+        assert opened.newest() == BATCHES
+
+
+@pytest.mark.parametrize("listing", [1, 2])
+def test_a_run_may_begin_while_a_reader_lists(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, listing: int) -> None:
+    class Overtaken(CountedFiles):
+        """After one of the listings, another run begins and commits."""
+
+        def list(self, prefix: str, *, after: str = "") -> list[FileInfo]:
+            infos = super().list(prefix, after=after)
+            if self.counts()["lists"] == listing:
+                Counts(checkpoint).through(BATCHES + 1)
+            return infos
+
+    monkeypatch.setattr(reader_module, "open_state", lambda location: Overtaken(open_state(location)))
+    assert StateReader(str(checkpoint)).newest() == BATCHES
+    assert StateReader(str(checkpoint)).newest() == BATCHES + 1
+
+
 def test_a_whole_checkpoint_verifies(checkpoint: Path, state: Callable[..., tuple]) -> None:
     code, lines = state("verify", checkpoint)
     assert (code, len(lines)) == (0, 1)
@@ -183,6 +231,41 @@ def test_a_checkpoint_without_a_whole_version_is_damaged_not_new(checkpoint: Pat
     assert summary == f"no version is whole, {len(mine)} damaged"
     with pytest.raises(StateDamagedError):
         reader.choose()
+
+
+def test_missing_commits_are_named_where_no_version_is_whole(tmp_path: Path, state: Callable[..., tuple]) -> None:
+    files = open_filesystem(join_url(str(tmp_path), "millpond"))
+    write_or_check_schema(files, StateSchema(1 << 15, (OperatorSchema("counts", plain(GROUPED), {"main": {}}),)))
+    generation = claim(files, run="test", partitions=4)
+    Recovery(files, generation, 1).write_base([0])
+    slot = Slot(files, generation.number, tmp_path / "host")
+    held = {"main": (TableManifest(), [b"d"])}
+    sealed = seal(PartitionManifest(0, 2, 0), held, input_checksum=1, input_rows=1)
+    slot.committer.submit(slot.sealed.write(sealed, generation.number))
+    slot.settle()
+    slot.committer.close()
+    for options in ((), ("--version", 1), ("--version", 7)):
+        code, (line,) = state("verify", tmp_path, *options)
+        assert code == 1
+        assert "the commits of version 1 lack partitions 0 to 1, 3 of operator 0 (version 1, " in line
+        assert files.locate(f"{commit_prefix(1, generation.number)}*") in line
+    files.delete(files.list("commits/")[0].name)
+    code, (line,) = state("verify", tmp_path)
+    assert code == 1
+    assert line.startswith(f"[USAGE] There is no durable version yet ({files.locate('commits/')}). ")
+
+
+def test_damage_of_an_earlier_run_is_named_where_no_version_is_whole(
+    checkpoint: Path, state: Callable[..., tuple]
+) -> None:
+    files = open_filesystem(join_url(str(checkpoint), "millpond"))
+    Recovery(files, claim(files, run="test", partitions=PARTITIONS), 1).write_base([0])
+    *_, damaged, _ = sorted((checkpoint / "millpond" / "generations").glob("*.base.json"))
+    damaged.write_bytes(damaged.read_bytes()[:20])
+    code, (line, summary) = state("verify", checkpoint)
+    assert code == 1
+    assert damaged.name in line
+    assert summary == "no version is whole, 1 damaged"
 
 
 def test_what_the_newest_run_builds_on_may_be_gone_only_when_it_has_gone_on(
@@ -463,7 +546,7 @@ def test_gc_removes_what_nobody_needs(aged: Path, state: Callable[..., tuple]) -
     code, lines = state("gc", aged, "--dry-run")
     assert (code, collected(lines), lines[-1]) == (
         0,
-        [("1", "5"), ("0", "0"), ("0", "0"), ("0", "0"), ("1", "5")],
+        [("1", "5"), ("0", "0"), ("0", "0"), ("0", "0"), ("1", "5"), ("0", "0")],
         "2 objects would be removed",
     )
     assert contents(aged) == before

@@ -19,7 +19,7 @@ from millpond.files.locations.opening import join_url, open_filesystem
 from millpond.slot.process.client import drain, query_status
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.worker.slot_stage import SlotStage
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 from .conftest import FakeContext, begin, grouped, hasty, table_of, with_tests_on_path
 

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from tests.jars import Artifact, beside_spark
+from tests.servers.jars import Artifact, beside_spark
 
 DELTA = Artifact(
     "io.delta", "delta-spark_4.2_2.13", "4.4.0", "a4ada9e5b372270346703e5d40d5dffcf74848b8e19ea52f80281f2c05d8078e"

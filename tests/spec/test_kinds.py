@@ -32,7 +32,7 @@ SOURCES = Path(millpond.__file__).parent
 SPECS = {kind.__name__ for kind in get_args(OperatorSpec)}
 
 ALLOWED = {
-    "plan/spark_state/rows.py": 8,  # what Spark keeps of each kind
+    "plan/spark_state/rows.py": 9,  # what Spark keeps of each kind
     # The filter that bounds a rank lets all of its rows pass, so that it is read together with the rank's limit.
     "plan/changelog/changes.py": 1,
     "plan/reconcile.py": 1,  # the node above a processor says which of its columns is the event time
@@ -142,7 +142,7 @@ def test_what_is_pinned_keeps_its_names() -> None:
     names = {kind.__struct_config__.tag: kind.__struct_fields__ for kind in get_args(OperatorSpec)}
     assert names == {
         "aggregate": ("keys", "inputs", "calls", "output_mode", "time", "retracts", "changes", "pattern"),
-        "deduplicate": ("columns", "keys", "time", "passed"),
+        "deduplicate": ("columns", "keys", "time", "unread_time"),
         "within": ("columns", "keys", "time", "delay_ms"),
         "session": ("keys", "window", "inputs", "calls", "output_mode", "lag_ms", "pattern", "gap"),
         "join": (
@@ -227,8 +227,8 @@ class TestEveryKind:
 @pytest.mark.parametrize(
     "specs",
     [
-        (DeduplicateSpec((K,), (0,)), DeduplicateSpec((V, K, T), (1,), EventTime(2), passed=False)),
-        (DeduplicateSpec((K,), (0,)), DeduplicateSpec((K, V), (0,), passed=True)),
+        (DeduplicateSpec((K,), (0,)), DeduplicateSpec((V, K, T), (1,), EventTime(2), unread_time=False)),
+        (DeduplicateSpec((K,), (0,)), DeduplicateSpec((K, V), (0,), unread_time=True)),
         (DeduplicateSpec((K, T), (0, 1), EventTime(1)), DeduplicateSpec((T, V, K), (2, 0), EventTime(0))),
         (WithinSpec((K, T), (0,), EventTime(1), 5), WithinSpec((T, V, K), (2,), EventTime(0), 7)),
     ],

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -24,9 +25,9 @@ from millpond.stores.aligned import hash_intervals
 from millpond.stores.aligned import table as aligned
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import MemoryBudget
-from tests.rows import Entry, decode, encode, entries, layout, random_rows
 from tests.stores.test_rmw_model import Immediate
 from tests.stores.windows import WindowTables
+from tests.support.rows import Entry, decode, encode, entries, layout, random_rows
 
 WORDS = layout("w", "ww")
 BYTES = layout("wb", "bw")
@@ -256,9 +257,9 @@ from millpond.layout import Rows
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.memory.process_memory import anonymous_bytes, set_trim_threshold
-from tests.rows import layout
 from tests.stores.test_rmw_model import Immediate
 from tests.stores.windows import WindowTables
+from tests.support.rows import layout
 
 shape = layout("w", "wb")
 set_trim_threshold(1 << 17)
@@ -382,13 +383,7 @@ def test_a_merge_that_keeps_failing_is_raised(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(aligned, "_MAX_SMALL_SEGMENTS", 1)
     append_files = AppendFiles(open_filesystem(str(tmp_path / "store")), str(tmp_path))
     store = WindowTables(WORDS.schema, append_files, MemoryBudget(8 << 20), Immediate())
-    tries = 0
-
-    def fail(*_: object) -> None:
-        nonlocal tries
-        tries += 1
-        raise TransientError("the store is away")
-
+    fail = Mock(side_effect=TransientError("the store is away"))
     monkeypatch.setattr(append_files, "write", fail)
     store.begin(0)
     store.append(random_rows(10, WORDS, 1), np.zeros(10, np.int64))
@@ -398,6 +393,6 @@ def test_a_merge_that_keeps_failing_is_raised(tmp_path: Path, monkeypatch: pytes
         store.seal()
     with pytest.raises(TransientError, match="away"):
         store.begin(6)
-    assert tries == 5
+    assert fail.call_count == 5
     store.close()
     append_files.close()

@@ -25,7 +25,7 @@ from millpond.files.tiers.local_copies import LocalCache
 from millpond.layout import HASH
 from millpond.stores import append_files
 from millpond.stores.append_files import AppendFiles
-from tests.rows import FIXED, random_rows
+from tests.support.rows import FIXED, random_rows
 
 ROWS = sort_rows(random_rows(20_000, FIXED, 1), FIXED)
 

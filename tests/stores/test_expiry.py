@@ -16,9 +16,9 @@ from millpond.stores.rmw.expiry import Expiry
 from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.run_set import RunSet
 from millpond.stores.table_resources import TableResources
-from tests.rows import Entry, decode, encode, layout
 from tests.stores.shelf import Shelf
 from tests.stores.test_rmw_model import Immediate
+from tests.support.rows import Entry, decode, encode, layout
 
 SHAPE = layout("b", "wb")
 TIME = SHAPE.offsets[1]

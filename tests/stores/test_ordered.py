@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -15,25 +17,28 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millpond.errors import TransientError
+from millpond.errors import StateDamagedError, TransientError
 from millpond.files.formats.segment import decode_rows
 from millpond.files.locations.opening import open_filesystem
 from millpond.files.refs import TableManifest
+from millpond.files.tiers.local_copies import CachedSource
 from millpond.kernels.ordered.order import MATCHED
-from millpond.layout import META, NEVER, Column, RowLayout, Rows
+from millpond.layout import META, NEVER, Column, HashRange, RowLayout, Rows
 from millpond.stores import delta_backlog
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.ordered import parts as parts_module
 from millpond.stores.ordered import table as table_module
 from millpond.stores.ordered.expiry_index import ExpiryIndexBuilder
+from millpond.stores.ordered.files import PartFiles
 from millpond.stores.ordered.layout import OrderedLayout, ordered_schema
 from millpond.stores.ordered.parts import BEGINNING, Part
 from millpond.stores.ordered.table import OrderedTable
 from millpond.stores.ordered.time_buckets import TimeBuckets
+from millpond.stores.runs.run import Run
 from millpond.stores.runs.run_store import RunStore
 from millpond.stores.table_resources import TableResources
 from tests.operators.join_rig import Immediate
-from tests.rows import Entry, Value, decode, encode
+from tests.support.rows import Entry, Value, decode, encode
 
 SECOND = 1_000_000
 
@@ -282,7 +287,7 @@ def test_many_rows_through_files(
         delta = table.seal()
         rig.log.append(b"".join(bytes(piece) for piece in delta.pieces))
         rig.manifests.append(table.manifest())
-        merges += table._files._merge is not None
+        merges += table._files._merge.running
         if version % 3 == 2:
             rig.reopen()
         seen = {}
@@ -350,6 +355,9 @@ def test_a_file_is_scanned_once_for_its_unmatched_rows(
     assert len(scans) == 1
     assert expire(10, 900 * SECOND) == []  # the watermark stays
     assert len(scans) == 1
+    (part,) = table.parts
+    assert part._expiry_index is not None
+    assert 0 < part._expiry_index.memory < table._account.reserved
     rig.close()
 
 
@@ -494,6 +502,59 @@ def test_a_table_that_cannot_be_opened_takes_no_share_of_the_memory(
     with pytest.raises(TransientError):
         OrderedTable.open(rig.schema, manifest, store, TableResources(budget, Immediate()))
     assert budget._accounts == []
+
+
+def test_files_of_a_remote_merge_are_closed_if_one_cannot_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path, marked=False, remote=True)
+    (store,) = rig.stores
+    compactor = Mock(**{"submit.return_value": Future()})
+    resources = TableResources(MemoryBudget(4 << 20), Immediate(), remote_compactor=compactor)
+    rows = encode([Entry(1, (1, b"k"), (0, b"v", 1))], rig.layout.rows)
+    parts = [Part.of_run(rig.layout, store.write(rows, rig.layout.rows), 0) for _ in range(5)]
+    files = PartFiles(rig.layout, store, resources, HashRange(), flushed=0, drop_matched=False)
+    files._begin_merge(parts, TimeBuckets(), BEGINNING)
+    open_results = compactor.submit.call_args.args[2]
+    runs: list[Run] = []
+    open_run = store.open
+    monkeypatch.setattr(store, "open", lambda *arguments: runs.append(open_run(*arguments)) or runs[-1])
+    ref = parts[0].ref
+    assert ref is not None
+    with pytest.raises(StateDamagedError):
+        open_results([ref, msgspec.structs.replace(ref, name="files/gone.run")])
+    (run,) = runs
+    assert isinstance(run.source, CachedSource)
+    assert run.source.closed
+    files.close()
+    rig.close()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_inputs_that_expire_during_their_merge_are_dropped_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    rig = Rig(tmp_path, marked=False, remote=True)
+    (store,) = rig.stores
+    merge: Future[list[Run]] = Future()
+    compactor = Mock(**{"submit.return_value": merge})
+    resources = TableResources(MemoryBudget(4 << 20), Immediate(), remote_compactor=compactor)
+    rows = encode([Entry(1, (1, b"k"), (0, b"v", 1))], rig.layout.rows)
+    parts = [Part.of_run(rig.layout, store.write(rows, rig.layout.rows), 0) for _ in range(5)]
+    files = PartFiles(rig.layout, store, resources, HashRange(), flushed=0, drop_matched=False)
+    drop = Mock(wraps=store.drop)
+    monkeypatch.setattr(store, "drop", drop)
+    files._begin_merge(parts, TimeBuckets(), BEGINNING)
+    files.step(parts[1:], parts[:1], TimeBuckets(), BEGINNING)
+    drop.assert_not_called()
+    if fails:
+        merge.set_exception(TransientError("the store is away"))
+    else:
+        merge.set_result([])
+    files.step(parts[1:], [], TimeBuckets(), BEGINNING)
+    assert [call.args[0] for call in drop.call_args_list] == [part.run for part in (parts[:1] if fails else parts)]
+    files.close()
+    rig.close()
 
 
 def test_rows_without_time_in_a_file_do_not_lengthen_buckets() -> None:

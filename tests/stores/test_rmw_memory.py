@@ -25,8 +25,8 @@ from millpond.stores.runs.prefetcher import PrefetchFigures
 from millpond.stores.runs.run_set import RunSet
 from millpond.stores.runs.run_store import RunStore
 from millpond.stores.table_resources import TableResources
-from tests.rows import Entry, encode, layout
 from tests.stores.shelf import Shelf
+from tests.support.rows import Entry, encode, layout
 
 NUMBERS = layout("w", "ww")
 TEXTS = layout("b", "wwb")

@@ -19,8 +19,8 @@ from millpond.stores.rmw.policy import Policy
 from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.run_set import RunSet
 from millpond.stores.table_resources import TableResources
-from tests.rows import Entry, Value, decode, encode, layout, values
 from tests.stores.shelf import Shelf
+from tests.support.rows import Entry, Value, decode, encode, layout, values
 
 WORDS = layout("w", "www")
 BYTES = layout("wb", "bwb")

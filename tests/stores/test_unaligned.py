@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -26,8 +27,8 @@ from millpond.stores.unaligned import log as window_log
 from millpond.stores.unaligned import segment as log_segment
 from millpond.stores.unaligned import table as unaligned
 from millpond.stores.unaligned.table import UnalignedTable
-from tests.rows import Entry, decode, encode, layout
 from tests.stores.test_rmw_model import Immediate, Later
+from tests.support.rows import Entry, decode, encode, layout
 
 WORDS = layout("ww", "ww")
 BYTES = layout("wbw", "bw")
@@ -322,7 +323,7 @@ def test_without_prediction_nothing_hits(tmp_path: Path, pool: ThreadPoolExecuto
 
 @pytest.mark.parametrize("where", ["disk", "remote"])
 def test_prediction_reads_seldom(where: str, tmp_path: Path, pool: ThreadPoolExecutor) -> None:
-    """Its gain with cold reads is measured by `benchmarks.append_stores`."""
+    """Its gain with cold reads is measured by `benchmarks.studies.append_stores`."""
     reads = {}
     for ratio in (0.0, 0.04):
         folder = tmp_path / str(ratio)
@@ -476,13 +477,7 @@ def test_compaction_keeps_what_is_open(tmp_path: Path, tiny: None) -> None:
 
 def test_a_compaction_that_keeps_failing_is_raised(tmp_path: Path, tiny: None, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(WORDS, open_filesystem(str(tmp_path / "store")), str(tmp_path), 0.0)
-    tries = 0
-
-    def fail(*_: object) -> None:
-        nonlocal tries
-        tries += 1
-        raise TransientError("the store is away")
-
+    fail = Mock(side_effect=TransientError("the store is away"))
     monkeypatch.setattr(window_log, "compact", fail)
     rig.batch([Append([(Entry(k << 32, (k, k), (1, 2)), k) for k in range(40)]), Freeze()])
     rig.batch([Take(list(range(30)), False)])
@@ -490,7 +485,7 @@ def test_a_compaction_that_keeps_failing_is_raised(tmp_path: Path, tiny: None, m
         rig.batch([])
     with pytest.raises(TransientError, match="away"):
         rig.batch([])
-    assert tries == 5
+    assert fail.call_count == 5
     rig.table.close()
     rig.append_files.close()
 

@@ -2,7 +2,7 @@
 
 from benchmarks.papers.row import Command, Headline, Row
 
-_STATE = "benchmarks.disaggregated"
+_STATE = "benchmarks.studies.disaggregated"
 _ENGINES = ("millpond", "spark")
 _LOCAL, _NONE = "local", "store, no copies"
 _QUARTER, _WAITED = "store, ¼ copied", "store, no copies, commits waited for"

@@ -66,7 +66,7 @@ def _sweep(name: str, sweep: str, title: str, *headlines: Headline) -> Row:
         lines=True,
         commands=(
             Command(
-                module="benchmarks.append_stores",
+                module="benchmarks.studies.append_stores",
                 arguments=f"--plot '' --sweep '{sweep}'",
                 quick="--keys 1500 --active 100 --gap 100",
             ),

@@ -102,7 +102,7 @@ def _lookup(name: str, query: str, rate: str, timed: str, missed: str) -> Row:
         title=f"{name}: rows looked up in Redis behind 1 ms, row latency",
         commands=tuple(
             Command(
-                module="benchmarks.enrichment",
+                module="benchmarks.studies.enrichment",
                 arguments=f"{whole} {more}".strip(),
                 quick=smaller,
                 engines=(engine,),

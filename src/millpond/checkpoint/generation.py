@@ -12,21 +12,24 @@ belongs to a run that died before it began; recovery skips it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, Literal, TypeVar
+from typing import Literal
 
 import msgspec
 
 from millpond.checkpoint.formats.documents import (
     DIGITS,
     FORMAT,
+    damaged_error,
     digits,
     read_document,
     write_document,
     write_document_once,
 )
+from millpond.checkpoint.newest_first import NewestFirst
 from millpond.errors import FencedError, SettingError, StateDamagedError, TransientError
 from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem
 from millpond.files.backends.retry import with_retries
@@ -167,55 +170,6 @@ class BegunGeneration:
         return any(base.version <= version for base in self.base.versions)
 
 
-Item = TypeVar("Item")
-
-
-class NewestFirst(Generic[Item]):
-    """Items that are read from the claims or bases of generations, newest first; lazily, and each once.
-
-    An item is skipped if its claim or base is missing, cut short or altered. A run that dies while it begins leaves a
-    torn put, and no slot opens a generation without a base, so the run has no commits. `must_read` finds the
-    generations for which this cannot be the reason. There the error is raised: skipping a damaged base would silently
-    go back to the state of an earlier run. Later iterations raise it again.
-
-    Args:
-        numbers: the generations, ascending.
-        read: reads the item of a generation.
-        must_read: returns whether the error for a generation is raised; by default, all unreadable items are skipped.
-    """
-
-    def __init__(
-        self,
-        numbers: Sequence[int],
-        read: Callable[[int], Item],
-        must_read: Callable[[int, StateDamagedError], bool] = lambda number, error: False,
-    ) -> None:
-        self._unread = list(numbers)
-        self._read = read
-        self._must_read = must_read
-        self._items: list[Item] = []
-
-    def __iter__(self) -> Iterator[Item]:
-        index = 0
-        while index < len(self._items) or self._read_next():
-            yield self._items[index]
-            index += 1
-
-    def _read_next(self) -> bool:
-        """Read the next readable item; return False if there is none."""
-        while self._unread:
-            try:
-                self._items.append(self._read(self._unread[-1]))
-            except StateDamagedError as error:
-                if self._must_read(self._unread[-1], error):
-                    raise
-                self._unread.pop()
-            else:
-                self._unread.pop()
-                return True
-        return False
-
-
 def claim(
     files: FileSystem,
     *,
@@ -279,10 +233,11 @@ def _claim_again(files: FileSystem, generation: Generation) -> None:
 def _fence_older(files: FileSystem) -> None:
     """Write a fence mark for every claim but the newest.
 
-    If two claims race, the later one's listing has both. Marks are never removed, so a late put of one is harmless.
+    If two claims race, the later one's listing has both. A mark stays at least as long as its claim, so a late put of a
+    mark is harmless.
     """
     names = {info.name for info in files.list(FOLDER)}
-    claimed = _generations_in(names)
+    claimed = generations_in(names)
     for older in claimed[:-1]:
         if fenced_name(older) not in names:
             files.put(fenced_name(older), [b"%d\n" % claimed[-1]])
@@ -296,12 +251,23 @@ def write_base(files: FileSystem, base: Base) -> None:
 
 def read_claim(files: FileSystem, number: int) -> Generation:
     """Read the claim of a generation."""
-    return read_document(files, claim_name(number), Generation)
+    claimed = read_document(files, claim_name(number), Generation)
+    _check_number(files, claim_name(number), number, claimed.number)
+    return claimed
 
 
 def read_base(files: FileSystem, number: int) -> Base:
     """Read the base of a generation."""
-    return read_document(files, base_name(number), Base)
+    base = read_document(files, base_name(number), Base)
+    _check_number(files, base_name(number), number, base.generation)
+    return base
+
+
+def _check_number(files: FileSystem, name: str, number: int, written: int) -> None:
+    """Check that a document was written for the generation that its name has."""
+    # A file that was copied to a wrong name would otherwise give the state of another run.
+    if written != number:
+        raise damaged_error(files.locate(name), f"has a wrong name: it was written for generation {written}")
 
 
 def read_begun(files: FileSystem, number: int) -> BegunGeneration:
@@ -326,19 +292,56 @@ def newest_claim(files: FileSystem) -> Generation | None:
 def claimed_generations(files: FileSystem, after: int = 0) -> list[int]:
     """List the claimed generations greater than `after`, ascending."""
     start = claim_name(after) if after else ""
-    claimed = _generations_in(info.name for info in files.list(FOLDER, after=start))
+    claimed = generations_in(info.name for info in files.list(FOLDER, after=start))
     return [number for number in claimed if number > after]
 
 
-def _generations_in(names: Iterable[str]) -> list[int]:
+def generations_in(names: Iterable[str]) -> list[int]:
+    """Return the generations that files in `generations/` belong to, ascending."""
     prefixes = (name.removeprefix(FOLDER)[:DIGITS] for name in names)
     return sorted({int(prefix) for prefix in prefixes if prefix.isdigit()})
 
 
 def generations_with_base(files: FileSystem) -> list[int]:
     """List the generations that have a base, ascending."""
-    names = (info.name.removeprefix(FOLDER) for info in files.list(FOLDER))
-    return sorted(int(name[:DIGITS]) for name in names if name[:DIGITS].isdigit() and name[DIGITS:] == _BASE_SUFFIX)
+    return sorted(base_times(files))
+
+
+def base_times(files: FileSystem) -> dict[int, float]:
+    """Return when each base was written, by generation: seconds since the epoch, by the store's clock."""
+    infos = ((info.name.removeprefix(FOLDER), info.modified) for info in files.list(FOLDER))
+    return {
+        int(name[:DIGITS]): modified
+        for name, modified in infos
+        if name[:DIGITS].isdigit() and name[DIGITS:] == _BASE_SUFFIX
+    }
+
+
+def check_newest_base(files: FileSystem, committed: Iterable[int], begun: Iterable[int]) -> None:
+    """Check that the run of the newest commits has its base file.
+
+    Without it, recovery and readers would silently go back to the commits of an earlier run.
+
+    Args:
+        files: the location's `millpond/` folder.
+        committed: the generations of all commits, listed before `begun`.
+        begun: the generations with a base.
+
+    Raises:
+        StateDamagedError: the base file is missing.
+    """
+    # The order of the listings is an invariant. A run has its base before its first commit, and garbage collection
+    # removes a base only after a newer one exists. So each listed commit has its base or a newer one in the second
+    # listing, whatever begins or is collected meanwhile.
+    newest = max(committed, default=0)
+    if newest > max(begun, default=0):
+        name = base_name(newest)
+        raise StateDamagedError(
+            f"The file {name}, which says what state the newest commits build on, is gone.",
+            action="Put it back from a backup of the checkpoint, with all that is in generations/; or start with a "
+            "new checkpointLocation, which reads the source from its beginning.",
+            file=files.locate(name),
+        )
 
 
 def check_fence(files: FileSystem, number: int) -> None:
@@ -352,6 +355,28 @@ def check_fence(files: FileSystem, number: int) -> None:
     later = claimed_generations(files, after=number)
     if later:
         raise fenced_error(later[-1], number, files.locate(claim_name(later[-1])))
+
+
+def check_overtaken(files: FileSystem, replaced: int, restart: Restart, query: str) -> None:
+    """Check that only tries of this restart have claimed the query since the run that it replaces.
+
+    Args:
+        files: the location's `millpond/` folder.
+        replaced: generation of that run.
+        restart: the restart; its failed tries have claimed generations, too.
+        query: the query's id.
+
+    Raises:
+        FencedError: the user, or another application, has started the query.
+    """
+    for number in claimed_generations(files, after=replaced):
+        with suppress(StateDamagedError):  # a torn claim was never returned to its run
+            if read_claim(files, number).restart != restart:
+                raise FencedError(
+                    "A newer run of the query has taken over while hosts were lost.",
+                    action="None is needed: the newer run goes on.",
+                    query=query,
+                )
 
 
 def fenced_error(newer: int, number: int, file: str | None = None) -> FencedError:

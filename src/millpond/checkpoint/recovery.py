@@ -18,12 +18,20 @@ sink's run could be mistaken for two attempts of one run.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from millpond.checkpoint.formats.commit import CommitHeader, only_commits, parse_commit_name, read_header
+from millpond.checkpoint.formats.commit import (
+    CommitHeader,
+    check_commit_name,
+    only_commits,
+    parse_commit_name,
+    read_commit,
+    read_header,
+)
 from millpond.checkpoint.formats.documents import damaged_error
 from millpond.checkpoint.formats.manifest import PartitionManifest
 from millpond.checkpoint.generation import (
@@ -32,14 +40,14 @@ from millpond.checkpoint.generation import (
     BegunGeneration,
     Generation,
     KeyGroups,
-    NewestFirst,
     Tip,
-    base_name,
+    check_newest_base,
     claim_name,
     generations_with_base,
     read_begun,
     write_base,
 )
+from millpond.checkpoint.newest_first import NewestFirst
 from millpond.checkpoint.resolution import Place, latest_attempts, uncertain_places
 from millpond.errors import StateDamagedError, StateIncompatibleError
 from millpond.files.backends.filesystem import FileInfo, FileSystem, MissingFileError
@@ -56,7 +64,7 @@ class Recovery:
 
     Raises:
         StateIncompatibleError: the previous run had another number of key groups.
-        StateDamagedError: a generation file that was in use is altered or missing.
+        StateDamagedError: a generation file that was in use is altered, missing, or that of another generation.
     """
 
     def __init__(
@@ -75,12 +83,13 @@ class Recovery:
         # One listing, after the claim: a commit that arrives later is of a fenced run, which does not acknowledge it.
         for info in only_commits(files.list("commits/")):
             self._commits[parse_commit_name(info.name)].append(info)
-        committed = {number for _, number in self._commits}
-        begun = [number for number in generations_with_base(files) if generation is None or number < generation.number]
+        claimed = math.inf if generation is None else generation.number
+        committed = {number for _, number in self._commits if number < claimed}
+        begun = [number for number in generations_with_base(files) if number < claimed]
         # A run with commits had a claim and a base, so both have to be readable, and a missing one is damage, too.
         self._runs = NewestFirst(begun, partial(read_begun, files), lambda number, error: number in committed)
         if not from_scratch:
-            self._check_runs(max(begun, default=0), generation)
+            check_newest_base(files, committed, begun)
         newest = None if from_scratch else self._newest_run()
         self._from_scratch = from_scratch
         if newest and generation:
@@ -162,23 +171,19 @@ class Recovery:
             if version == 0:
                 return PartitionManifest(operator, partition, 0)
             raise ValueError(f"Version {version} is not durable.")
-        for candidate in read_header(self.files, tip.commit, tip.size).manifests:
-            if candidate.id == tip.id:
-                return candidate
-        raise damaged_error(
-            self.files.locate(tip.commit), f"does not hold partition {partition} of operator {operator}"
-        )
+        (manifest,) = self._read_tips([tip])
+        return manifest
 
     def manifests(self, version: int) -> list[PartitionManifest]:
         """Read the manifests of all partitions at a durable version (above 0)."""
-        tips = [tip for tip in self._tips_of(version).tips.values() if tip is not None]
+        return self._read_tips([tip for tip in self._tips_of(version).tips.values() if tip is not None])
+
+    def _read_tips(self, tips: Sequence[Tip]) -> list[PartitionManifest]:
+        """Read the manifests of tips, in their order."""
         # The partitions of a slot share a commit object: each header is read once.
-        objects = dict.fromkeys((tip.commit, tip.size) for tip in tips)
-        held = {
-            manifest.id: manifest
-            for name, size in objects
-            for manifest in read_header(self.files, name, size).manifests
-        }
+        sizes = {tip.commit: tip.size for tip in tips}
+        headers = [read_commit(self.files, name, size) for name, size in sizes.items()]
+        held = {manifest.id: manifest for header in headers for manifest in header.manifests}
         for tip in tips:
             if tip.id not in held:
                 raise damaged_error(
@@ -202,9 +207,46 @@ class Recovery:
         run = next((begun for begun in self._runs if begun.began_by(version)), None)
         if run is None or version == 0 or self._from_scratch:
             return _VersionTips(self._ranges, dict.fromkeys(self._places(self._ranges)))
-        ranges = run.claim.ranges
-        places = self._places(ranges)
-        headers = list(self._headers(version, run.claim.number))
+        ranges, base = run.claim.ranges, run.base.find_version(version)
+        own = self._own_tips(version, run.claim.number)
+        if all(place in own.tips and place not in own.uncertain for place in self._places(ranges)):
+            return self._tips_of_commits(own, ranges)
+        if base is not None and base.ranges != ranges and not own.uncertain:
+            return self._tips_of_base(base)
+        return self._tips_of_both(own, ranges, base if base is not None and base.ranges == ranges else None)
+
+    def _tips_of_commits(self, own: _OwnTips, ranges: KeyGroups) -> _VersionTips:
+        """Return the tips of a version that the run committed in every partition: the base cannot add any."""
+        return _VersionTips(ranges, {place: own.tips[place] for place in self._places(ranges)})
+
+    def _tips_of_base(self, base: BaseVersion) -> _VersionTips:
+        """Return the tips of a version that the run began with and did not repeat in every partition.
+
+        Its partitions have other ranges than the run's, so the run's own commits cannot be combined with them. The base
+        is complete without these.
+        """
+        return _VersionTips(base.ranges, {place: base.tip(*place) for place in self._places(base.ranges)})
+
+    def _tips_of_both(self, own: _OwnTips, ranges: KeyGroups, base: BaseVersion | None) -> _VersionTips:
+        """Return the tips of a version that the run did not commit in every partition, completed by its base.
+
+        A place whose attempts saw different input counts as missing, and the batch is repeated.
+
+        Args:
+            own: the run's own commits.
+            ranges: the key groups of its partitions.
+            base: the version in the run's base; None if there is none for these partitions.
+        """
+        uncertain = uncertain_places(own.latest, base)
+        chosen: dict[Place, Tip | None] = {}
+        for place in self._places(ranges):
+            tip = base.tip(*place) if base is not None else None
+            chosen[place] = None if place in uncertain else tip or own.tips.get(place)
+        return _VersionTips(ranges, chosen)
+
+    def _own_tips(self, version: int, number: int) -> _OwnTips:
+        """Read the tips of a version in the commits of one generation."""
+        headers = list(self._headers(version, number))
         tips = {
             manifest.id: Tip(
                 *manifest.place, manifest.id, manifest.lineage, info.name, info.size, manifest.schema_number
@@ -214,52 +256,21 @@ class Recovery:
         }
         latest = latest_attempts(manifest for _, header in headers for manifest in header.manifests)
         # Where these have one lineage, they are interchangeable: any of their tips will do.
-        own = {place: tips[manifests[-1].id] for place, manifests in latest.items()}
-        uncertain = uncertain_places(latest)
-        if all(place in own and place not in uncertain for place in places):
-            return _VersionTips(ranges, {place: own[place] for place in places})
-        base = run.base.find_version(version)
-        if base is not None and base.ranges != ranges and not uncertain:
-            # Partitions with other ranges cannot be combined with the run's own commits. The base is complete, so all
-            # tips come from it.
-            return _VersionTips(base.ranges, {place: base.tip(*place) for place in self._places(base.ranges)})
-        # The run did not commit this version in all partitions. Tips of its base count as well, where both agree. An
-        # uncertain place counts as missing, and the batch is repeated.
-        inherited = base if base is not None and base.ranges == ranges else None
-        uncertain = uncertain_places(latest, inherited)
-        chosen: dict[Place, Tip | None] = {}
-        for place in places:
-            tip = inherited.tip(*place) if inherited is not None else None
-            chosen[place] = None if place in uncertain else tip or own.get(place)
-        return _VersionTips(ranges, chosen)
+        chosen = {place: tips[manifests[-1].id] for place, manifests in latest.items()}
+        return _OwnTips(latest, chosen, uncertain_places(latest))
 
     def _headers(self, version: int, number: int) -> Iterator[tuple[FileInfo, CommitHeader]]:
         for info in self._commits.get((version, number), ()):
             try:
-                yield info, read_header(self.files, info.name, info.size)
+                header = read_header(self.files, info.name, info.size)
             except MissingFileError:
                 continue  # removed by garbage collection meanwhile
             except StateDamagedError:
                 self.damaged.add(self.files.locate(info.name))
-
-    def _check_runs(self, last: int, generation: Generation | None) -> None:
-        """Check that the run of the newest commits has its base file.
-
-        If the base file is missing, recovery would silently go back to the commits of an earlier run.
-
-        Args:
-            last: the newest earlier generation with a base; 0 if there is none.
-            generation: the run's new claim, or None.
-        """
-        newest = max((n for _, n in self._commits if generation is None or n < generation.number), default=0)
-        if newest > last:
-            name = base_name(newest)
-            raise StateDamagedError(
-                f"The file {name}, which says what state the newest commits build on, is gone.",
-                action="Put it back from a backup of the checkpoint, with all that is in generations/; or start with a "
-                "new checkpointLocation, which reads the source from its beginning.",
-                file=self.files.locate(name),
-            )
+                continue  # as a torn put is, which was never acknowledged
+            # A whole object under a wrong name is no torn put: it may have replaced an acknowledged commit.
+            check_commit_name(self.files, info.name, header)
+            yield info, header
 
     def _check_key_groups(self, before: Generation, now: Generation) -> None:
         if before.key_groups != now.key_groups:
@@ -276,3 +287,18 @@ class _VersionTips:
 
     ranges: KeyGroups
     tips: dict[Place, Tip | None]
+
+
+@dataclass(frozen=True)
+class _OwnTips:
+    """One version in the commits of the run that it belongs to.
+
+    Attributes:
+        latest: the manifests of the latest attempt at each place (see `latest_attempts`).
+        tips: the tip of one of these, by place.
+        uncertain: the places whose manifests saw different input.
+    """
+
+    latest: dict[Place, list[PartitionManifest]]
+    tips: dict[Place, Tip]
+    uncertain: set[Place]

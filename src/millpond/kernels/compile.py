@@ -9,7 +9,6 @@ most ten minutes.
 
 from __future__ import annotations
 
-import fcntl
 import importlib
 import os
 import pkgutil
@@ -22,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import millpond.kernels
-from millpond.kernels.compiled import KERNELS, Kernel, missing, open_lock
+from millpond.kernels.compiled import KERNELS, Kernel, lock_file, missing
 
 _BACKGROUND_SECONDS = 600
 """Seconds after which the system ends the background process."""
@@ -108,13 +107,10 @@ def _lock() -> int | None:
     folder = KERNELS[0].folder
     if folder is None:
         return None
-    lock = open_lock(folder / "compiling.lock")
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return lock_file(folder / "compiling.lock", wait=False)
     except BlockingIOError:
-        os.close(lock)
         return None
-    return lock
 
 
 def compile_in_background() -> None:

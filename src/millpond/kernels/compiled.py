@@ -167,9 +167,8 @@ class Kernel(CPUDispatcher):
         if self.folder is None or self.is_cached:
             yield
             return
-        lock = open_lock(Path(f"{self._cache._cache_file._index_path}.lock"))
+        lock = lock_file(Path(f"{self._cache._cache_file._index_path}.lock"), wait=True)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
             yield
         finally:
             os.close(lock)
@@ -216,9 +215,21 @@ def inlined(function: Any) -> Any:
     return njit(inline="always")(function)
 
 
-def open_lock(file: Path) -> int:
-    """Open a lock file, which another user may have created: every user with write access to the folder may lock it."""
-    return os.open(file, os.O_CREAT | os.O_RDONLY | os.O_CLOEXEC, 0o644)
+def lock_file(file: Path, *, wait: bool) -> int:
+    """Lock a file, and return the lock's descriptor; closing it releases the lock.
+
+    Another user may have created the file: every user with write access to the folder may lock it.
+
+    Raises:
+        BlockingIOError: another process holds the lock, and `wait` is False.
+    """
+    lock = os.open(file, os.O_CREAT | os.O_RDONLY | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
 
 
 def missing(kernels: Iterable[Kernel] = KERNELS) -> list[Kernel]:

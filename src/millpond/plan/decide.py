@@ -13,7 +13,7 @@ from millpond.plan.catalyst.nodes import Node
 from millpond.plan.catalyst.optimiser.settle import settled
 from millpond.plan.catalyst.session import in_session
 from millpond.plan.changelog.between import unstable_between
-from millpond.plan.changelog.changes import connected, shows_changes, with_changelog_output
+from millpond.plan.changelog.changes import shows_changes, with_changelog_inputs, with_changelog_output
 from millpond.plan.decision.decision import Decided, Decision
 from millpond.plan.decision.reader import OperatorReader
 from millpond.plan.lookahead.keys import find_stages, missing_stages
@@ -39,14 +39,14 @@ def decide(
         output_mode: `append`, `update` or `complete`.
         changes: the changes shown in update mode: `upsert` shows new versions of rows, `all` also deletions.
         pattern: the store pattern of groups that are shown once, where there is a choice.
-        map_groups: the input of `applyInPandas` and `applyInArrow` functions: a group's rows in one micro-batch
-            (`batch`), as in Spark, or all its rows, once its window has closed (`window`).
+        map_groups: the input of `applyInPandas` and `applyInArrow` functions. `batch` is a group's rows in one
+            micro-batch, as in Spark; `window` is all its rows, once its window has closed.
 
     Returns:
         The decision for every operator, with the plan with lookahead stages, if there are any.
 
     Raises:
-        UnsupportedError: all changes are requested, but the query cannot emit all of them; or functions are to be
+        UnsupportedError: all changes are requested, but the query cannot emit all of them. Or functions are to be
             called with whole closed windows, which is not possible here.
     """
     catalyst = Catalyst(df.sparkSession)
@@ -103,7 +103,7 @@ def _decided(
         children = tuple(visit(child, below) for child in node.children)
         operator = reader.read(node, limits) if node.streaming else None
         if operator is not None:
-            operator, children = connected(operator, children, mode, unstable)
+            operator, children = with_changelog_inputs(operator, children, mode, unstable)
         return Decided(node, children, operator)
 
     return reconciled(visit(plan, MappingProxyType({})), mode, pattern)

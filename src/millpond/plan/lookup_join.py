@@ -53,15 +53,7 @@ def lookup_join(
     Raises:
         UsageError: an argument is invalid.
     """
-    if isinstance(table, type):
-        raise UsageError(
-            f"{table.__name__} is a class, and no table to look keys up in.", action=f"Make one: {table.__name__}(…)."
-        )
-    if not isinstance(table, LookupTable):
-        raise UsageError(
-            f"{type(table).__name__} is no table to look keys up in: it has no `name`, or no `connect`.",
-            action="Give a RedisTable, a PostgresTable, or a class of your own (`millpond docs enrichment`).",
-        )
+    _check_table(table)
     _check_choice("how", how, get_args(How))
     _check_choice("on_error", on_error, get_args(OnError))
     cache, retries = _whole_number("cache", cache, 0), _whole_number("retries", retries, 0)
@@ -100,8 +92,23 @@ def lookup_join(
         fields.append(StructField(ERROR.name, _ERROR_TYPE))
     if any(not PLAIN_NAME.fullmatch(name) for name in df.columns):  # `mapInArrow` reads column names as paths
         df = df.toDF(*(f"c{number}" for number in range(len(df.columns))))
-    result = map_in_arrow(df, Lookup(spec), StructType(fields))
-    # The watermark is kept: a lookup does not change the rows' event times.
+    return _with_watermark(map_in_arrow(df, Lookup(spec), StructType(fields)), schema)
+
+
+def _check_table(table: object) -> None:
+    if isinstance(table, type):
+        raise UsageError(
+            f"{table.__name__} is a class, and no table to look keys up in.", action=f"Make one: {table.__name__}(…)."
+        )
+    if not isinstance(table, LookupTable):
+        raise UsageError(
+            f"{type(table).__name__} is no table to look keys up in: it has no `name`, or no `connect`.",
+            action="Give a RedisTable, a PostgresTable, or a class of your own (`millpond docs enrichment`).",
+        )
+
+
+def _with_watermark(result: DataFrame, schema: StructType) -> DataFrame:
+    """Return the rows with the watermark of their input: a lookup does not change event times."""
     marked = {field.name: field.metadata for field in schema.fields if WATERMARK_DELAY in field.metadata}
     if not marked:
         return result

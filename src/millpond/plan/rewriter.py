@@ -1,7 +1,8 @@
 """Rewrite a query so that its stateful operators run in slots.
 
-Each chosen node becomes child → projection and key hash → marker rows → exchange by hash range → slot stage →
-projection under the old column identities. Nodes above it need no change (docs/architecture/01-rewriting-the-plan.md).
+Each chosen node becomes a chain, bottom up: projection and key hash, marker rows, exchange by hash range, slot stage,
+projection. The last one has the old column identities, so nodes above need no change: see
+docs/architecture/01-rewriting-the-plan.md.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from millpond.plan.reading.join import JoinReading
 from millpond.plan.reading.join_input import side_projections
 from millpond.plan.reading.processor import EVENT_TIME_NODE, ProcessorReading
 from millpond.plan.reading.reading import InputColumn, LookupReading, Reading
+from millpond.spec.kinds.union import OperatorSpec
 from millpond.spec.operators import OP
 from millpond.tasks.operator_task import OperatorTask
 from millpond.worker.hints import PassingHints
@@ -147,8 +149,26 @@ class _PlanRewriter:
         return next((column for column in node.output if column.expr_id in self._change_kinds), None)
 
     def _replace(self, node: Node, operator: Operator, child: Node, shown_as: Node) -> Node:
-        reading = operator.reading
+        """Replace an operator over one input by an exchange and a slot stage; the columns are those of `shown_as`."""
+        spec, reading = operator.spec, operator.reading
+        assert spec is not None
+        assert operator.index is not None
         assert isinstance(reading, Reading)
+        rows = self._input_rows(node, operator.index, spec, reading, child)
+        schema = StructType([StructField(name, type_) for name, type_ in _slot_results(node, spec, reading)])
+        if spec.changes:
+            schema.add(OP.name, ByteType())
+        stage, broadcasts = self._stage_with_user_code(operator, reading, schema)
+        sent = self.sides.map_output(self.catalyst, operator.index, rows, reading.hash, len(reading.keys))
+        slot_rows = self._through_slot(sent, operator, schema, stage, broadcasts)
+        kinds = []
+        if spec.changes:
+            kinds = [self.catalyst.alias(slot_rows.output[-1], OP.name)]
+            self._change_kinds.add(kinds[0].expr_id)
+        return self._reattach(node, reading, slot_rows, kinds, shown_as.output)
+
+    def _input_rows(self, node: Node, index: int, spec: OperatorSpec, reading: Reading, child: Node) -> DataFrame:
+        """Return the operator's input columns, the arguments of its combination, and the key hash."""
         if node.kind in MAPS:  # the grouping columns are projected directly below the node
             (child,) = child.children
         # The operator assigns the windows itself, so Spark need not make a row per window: the Expand is removed.
@@ -156,56 +176,29 @@ class _PlanRewriter:
             (below,) = child.children
             child = below if child.kind == "Expand" else self.catalyst.with_children(child, below.children)
         columns, raw = reading.columns, reading.raw
-        if operator.spec is not None and operator.spec.retracts:
+        if spec.retracts:
             kind = self.change_kind(child)
             assert kind is not None
             # The kind is the last input column, so that the positions of the operator's own columns stay.
             columns, raw = [*columns, InputColumn(OP, (len(raw),), "{0}")], [*raw, kind]
-        assert operator.index is not None
-        combination = self.sides.combination(operator.index)
+        combination = self.sides.combination(index)
         extra = () if combination is None else combination.arguments
-        rows = project_input(self.catalyst, child, raw, columns, reading.hash, extra)
-        if node.kind in MAPS or isinstance(reading, ProcessorReading | LookupReading):
-            # Names are positional: the plan's may repeat, and `mapInArrow` reads dots in names as paths.
-            names = [f"result{index}" for index in range(len(node.output))]
-            types: list[DataType] = [column.data_type for column in node.output]
-        elif operator.spec is not None and operator.spec.facts.emits_input_rows:
-            names = [column.field.name for column in reading.inputs]
-            types = [
-                reading.raw[column.raw[0]].data_type if column.sql == "{0}" else _DERIVED[column.field.type]
-                for column in reading.inputs
-            ]
-            for index, result in enumerate(node.list("windowExpressions") if node.kind == "Window" else []):
-                names.append(f"window{index}")
-                types.append(result.data_type)
-        else:
-            shown = reading.results(node.list("groupingExpressions") if node.kind == "Aggregate" else node.output)
-            names, types = [name for name, _ in shown], [key.data_type for _, key in shown]
-            names += [f"call{index}" for index in range(len(reading.aggregates))]
-            types += [slot_result_type(aggregate) for aggregate in reading.aggregates]
-        schema = StructType([StructField(name, type_) for name, type_ in zip(names, types, strict=True)])
-        changes = operator.spec is not None and operator.spec.changes
-        if changes:
-            schema.add(OP.name, ByteType())
-        stage, users, broadcasts = (
-            self.slot_stages[operator.index or 0],
-            reading.user_calls,
-            reading.user_calls.broadcasts,
-        )
+        return project_input(self.catalyst, child, raw, columns, reading.hash, extra)
+
+    def _stage_with_user_code(
+        self, operator: Operator, reading: Reading, schema: StructType
+    ) -> tuple[ArrowFunction, Sequence[Any]]:
+        """Return the operator's stage with the user's functions or processor, and the broadcast variables of these."""
+        assert operator.index is not None
+        stage, users = self.slot_stages[operator.index], reading.user_calls
         if users.functions:
             assert isinstance(stage, SlotStage)
             stage = stage.with_functions(users.for_worker(self.catalyst, operator.title, schema))
         if isinstance(reading, ProcessorReading):
             assert isinstance(stage, SlotStage)
             assert reading.processor is not None
-            stage, broadcasts = stage.with_processor(reading.processor), reading.broadcasts
-        sent = self.sides.map_output(self.catalyst, operator.index, rows, reading.hash, len(reading.keys))
-        slot_rows = self._through_slot(sent, operator, schema, stage, broadcasts)
-        kinds = []
-        if changes:
-            kinds = [self.catalyst.alias(slot_rows.output[-1], OP.name)]
-            self._change_kinds.add(kinds[0].expr_id)
-        return self._reattach(node, reading, slot_rows, kinds, shown_as.output)
+            return stage.with_processor(reading.processor), reading.broadcasts
+        return stage, users.broadcasts
 
     def _replace_join(self, node: Node, operator: Operator, reading: JoinReading, children: list[Node]) -> Node:
         both = [
@@ -339,6 +332,30 @@ class _PlanRewriter:
 
 def _runs_on_millpond(decided: Decided) -> bool:
     return decided.operator is not None and decided.operator.spec is not None
+
+
+def _slot_results(node: Node, spec: OperatorSpec, reading: Reading) -> list[tuple[str, DataType]]:
+    """Return names and types of the columns that an operator's slot stage returns, without the kind of a change."""
+    if node.kind in MAPS or isinstance(reading, ProcessorReading | LookupReading):
+        # Names are positional: the plan's may repeat, and `mapInArrow` reads dots in names as paths.
+        return [(f"result{index}", column.data_type) for index, column in enumerate(node.output)]
+    if spec.facts.emits_input_rows:
+        windows = node.list("windowExpressions") if node.kind == "Window" else []
+        return [
+            *(
+                (
+                    column.field.name,
+                    reading.raw[column.raw[0]].data_type if column.sql == "{0}" else _DERIVED[column.field.type],
+                )
+                for column in reading.inputs
+            ),
+            *((f"window{index}", result.data_type) for index, result in enumerate(windows)),
+        ]
+    shown = reading.results(node.list("groupingExpressions") if node.kind == "Aggregate" else node.output)
+    return [
+        *((name, key.data_type) for name, key in shown),
+        *((f"call{index}", slot_result_type(aggregate)) for index, aggregate in enumerate(reading.aggregates)),
+    ]
 
 
 def with_hints(

@@ -50,6 +50,7 @@ from millpond.plan.spark_state.rows import (
 )
 from millpond.query.logs.copying import check_finished, check_free, copy_folders, copy_logs, not_retained_error
 from millpond.query.logs.query_logs import METADATA, QueryLogs
+from millpond.query.running.session_settings import unchanged_settings
 from millpond.query.schema.matching import state_schema_of
 from millpond.query.starting.checks import check_session, check_stream
 from millpond.query.starting.operator_metadata import update_operator_metadata
@@ -98,13 +99,15 @@ def import_checkpoint(
         UsageError: the checkpoint does not exist, the new location is not empty, or the query is running.
         StateIncompatibleError: the state is of another query, or part of it cannot be imported; nothing was written.
         SettingError: `spark.millpond.state.location` is set.
+        TransientError: another thread's start takes too long.
     """
     check_session(df)
     spark = df.sparkSession
     catalyst = Catalyst(spark)
     settings = read_settings(settings_of(spark))
-    decision = decide(df, output_mode, settings.changes, settings.store_pattern, settings.map_groups)
-    check_stream(df, decision)
+    with unchanged_settings():
+        decision = decide(df, output_mode, settings.changes, settings.store_pattern, settings.map_groups)
+        check_stream(df, decision)
     if settings.state_location is not None:
         raise SettingError(
             "Imported state lies in the checkpoint, and spark.millpond.state.location is set.",

@@ -25,6 +25,7 @@ from millpond.plan.decision.decision import Decision, Operator
 from millpond.plan.explain import as_text
 from millpond.plan.reading.reasons import Reason
 from millpond.query.launch import Launch, WriterCall
+from millpond.query.running.session_settings import unchanged_settings
 from millpond.query.starting.checks import (
     check_name,
     check_session,
@@ -106,6 +107,7 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
             UnsupportedError: an operator is not supported and `onUnsupported` is `error`.
             WrongInSparkError: Spark gives wrong rows for a shape of the query, and `onWrongInSpark` does not allow it.
             UsageError: the setup of the query would break its state.
+            TransientError: another thread's start takes too long, or a store fails.
         """
         self._apply(format, outputMode, partitionBy, queryName, options)
         self._path = path
@@ -141,11 +143,13 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         if not settings.enabled:
             return self._launch_natively(launch, settings)
         mode = self._argument("outputMode") or "append"
-        decision = decide(self._df, mode, settings.changes, settings.store_pattern, settings.map_groups)
-        check_user_functions(self._spark, decision)
-        unsupported = unsupported_anywhere(self._df, decision)
-        self._report(decision, unsupported, settings)
-        check_wrong_in_spark(self._df, decision, settings.on_wrong_in_spark)
+        # Starts of other threads change settings that decide what runs where, and what Spark checks.
+        with unchanged_settings():
+            decision = decide(self._df, mode, settings.changes, settings.store_pattern, settings.map_groups)
+            check_user_functions(self._spark, decision)
+            unsupported = unsupported_anywhere(self._df, decision)
+            self._report(decision, unsupported, settings)
+            check_wrong_in_spark(self._df, decision, settings.on_wrong_in_spark)
         try:
             return self._launch_decided(launch, decision, settings)
         except AnalysisException as error:
@@ -168,24 +172,26 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         if trigger:
             log.warning("the query stays on Spark: %s", Reason("MP-TRIGGER", trigger))
             return self._launch_natively(launch, settings)
-        check_stream(self._df, decision)
-        check_writer(self._spark, self._option)
-        check_name(self._spark, self._argument("queryName"))
-        checkpoint = choose_checkpoint(
-            self._spark, self._sink(), self._argument("queryName"), self._option("checkpointLocation")
-        )
-        if checkpoint is None:
-            return launch(self)  # Spark raises its own error for a missing checkpoint location
-        return Launch(
-            self._df,
-            decision,
-            settings,
-            checkpoint,
-            list(self._calls),  # the writer may be used again
-            self._sink(),
-            self._path or self._option("path"),
-            launch,
-        ).supervise()
+        with unchanged_settings():
+            check_stream(self._df, decision)
+            check_writer(self._spark, self._option)
+            check_name(self._spark, self._argument("queryName"))
+            checkpoint = choose_checkpoint(
+                self._spark, self._sink(), self._argument("queryName"), self._option("checkpointLocation")
+            )
+            if checkpoint is None:
+                return launch(self)  # Spark raises its own error for a missing checkpoint location
+            prepared = Launch(
+                self._df,
+                decision,
+                settings,
+                checkpoint,
+                list(self._calls),  # the writer may be used again
+                self._sink(),
+                self._path or self._option("path"),
+                launch,
+            )
+        return prepared.supervise()
 
     def _launch_natively(
         self, launch: Callable[[DataStreamWriter], StreamingQuery], settings: Settings
@@ -193,7 +199,8 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         checkpoint = named_checkpoint(self._spark, self._argument("queryName"), self._option("checkpointLocation"))
         if checkpoint is not None:
             refuse_own_state(self._spark, settings, checkpoint)
-        return launch(self)
+        with unchanged_settings():
+            return launch(self)
 
     def _report(self, decision: Decision, unsupported: list[Operator], settings: Settings) -> None:
         if settings.changes == "all" and decision.on_millpond and not decision.all_changes:

@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import msgspec
 import pyarrow as pa
 
 from millpond.checkpoint.forks.parents import open_state
-from millpond.checkpoint.formats.commit import commit_prefix, only_commits, parse_commit_name, read_header
+from millpond.checkpoint.formats.commit import commit_prefix, only_commits, parse_commit_name, read_commit
 from millpond.checkpoint.formats.manifest import PartitionManifest
 from millpond.checkpoint.generation import (
     BaseVersion,
     BegunGeneration,
     Generation,
-    NewestFirst,
-    claimed_generations,
+    check_newest_base,
+    generations_with_base,
     read_begun,
 )
+from millpond.checkpoint.newest_first import NewestFirst
 from millpond.checkpoint.rescale import inherited
 from millpond.checkpoint.resolution import latest_attempts, uncertain_places
 from millpond.checkpoint.retention.needs import needs_of
@@ -39,10 +40,15 @@ LOCATION_ADVICE = "Give the query's checkpointLocation, or its folder in spark.m
 
 def format_versions(versions: Sequence[int]) -> str:
     """Format ascending versions as text, with ranges: `versions 1 to 3, 5`."""
-    first = [version for version in versions if version - 1 not in versions]
-    last = [version for version in versions if version + 1 not in versions]
+    return _format_numbers("version", versions)
+
+
+def _format_numbers(noun: str, numbers: Sequence[int]) -> str:
+    known = set(numbers)
+    first = [number for number in numbers if number - 1 not in known]
+    last = [number for number in numbers if number + 1 not in known]
     parts = [f"{begin} to {end}" if begin < end else str(begin) for begin, end in zip(first, last, strict=True)]
-    return f"version{'s' if len(versions) > 1 else ''} {', '.join(parts)}"
+    return f"{noun}{'s' if len(numbers) > 1 else ''} {', '.join(parts)}"
 
 
 @dataclass(frozen=True)
@@ -113,6 +119,7 @@ class StateReader:
 
     Raises:
         UsageError: there is no Millpond state.
+        StateDamagedError: the claim or base of the newest run with commits is missing or altered.
     """
 
     def __init__(self, location: str, generation: int | None = None, *, action: str = LOCATION_ADVICE) -> None:
@@ -120,8 +127,8 @@ class StateReader:
             raise UsageError("The location of the state is empty.", action=action)
         self.location = location
         self.files: FileSystem = open_state(location)
-        claimed = claimed_generations(self.files) if generation is None else [generation]
-        self._runs = NewestFirst(claimed, partial(read_begun, self.files), partial(_is_damaged, self.files))
+        begun = [generation] if generation is not None else self._begun_generations()
+        self._runs = NewestFirst(begun, partial(read_begun, self.files), self._is_damage)
         newest = next(iter(self._runs), None)
         if newest is None or not self.files.exists(QUERY_FILE):
             raise UsageError(
@@ -134,6 +141,25 @@ class StateReader:
         self._state_schemas = read_schemas(self.files, self.base.schema_number)
         self.operators = self._operators(self.base.schema_number)
         self._commits: dict[int, _Commits] = {}
+
+    @cached_property
+    def _committed(self) -> list[tuple[int, int]]:
+        """Version and generation of each commit, as first listed."""
+        return [parse_commit_name(info.name) for info in only_commits(self.files.list("commits/"))]
+
+    def _begun_generations(self) -> list[int]:
+        committed = {number for _, number in self._committed}  # listed before the bases, see `check_newest_base`
+        begun = generations_with_base(self.files)
+        check_newest_base(self.files, committed, begun)
+        return begun
+
+    def _is_damage(self, number: int, error: StateDamagedError) -> bool:
+        """Return whether an unreadable claim or base is damaged, and not left by a run that died before it began."""
+        # Unlike in `Recovery`, a run may collect garbage meanwhile: old claims and bases go, and commits of their runs
+        # may stay. Those of the newest run with a base never go.
+        if isinstance(error, MissingFileError) and number < max(generations_with_base(self.files), default=0):
+            return False
+        return any(generation == number for _, generation in self._committed)
 
     def operators_at(self, version: int) -> list[StateOperator]:
         """Return the query's operators as they were when a version was made; the query may have changed since."""
@@ -236,8 +262,7 @@ class StateReader:
         """Return the versions for which the commits or bases of `runs` count, in ascending order."""
         known = {base.version for run in runs for base in run.base.versions}
         claimed = {run.claim.number for run in runs}
-        committed = [parse_commit_name(info.name) for info in only_commits(self.files.list("commits/"))]
-        known |= {version for version, number in committed if number in claimed}
+        known |= {version for version, number in self._committed if number in claimed}
         return sorted(version for version in known if version > 0 and self._run_of(version).claim.number in claimed)
 
     def newest(self) -> int:
@@ -264,13 +289,30 @@ class StateReader:
         elif damage := self.damage(version):
             raise damage[0]
         versions = versions or self.versions()
+        if not versions and not self.newest() and (known := self.known()):
+            raise self._incomplete_error(version if version is not None and version in known else known[-1])
         raise UsageError(
             "There is no durable version yet." if version is None else "This version of the state is not stored.",
             version=version,
-            file=self.files.url,
+            file=self.files.locate("commits/"),
             action=f"There {'are' if len(versions) > 1 else 'is'} {format_versions(versions)}."
             if versions
             else "Look again when a batch has ended.",
+        )
+
+    def _incomplete_error(self, version: int) -> UsageError:
+        """Return the error for state without a whole version; it names the commits and what they lack."""
+        manifests, partitions = self.manifests(version), range(self.partitions_at(version))
+        places = []
+        for operator in range(len(self.operators)):
+            missing = [partition for partition in partitions if (operator, partition) not in manifests]
+            if missing:
+                places.append(f"{_format_numbers('partition', missing)} of operator {operator}")
+        return UsageError(
+            f"There is no durable version yet: the commits of version {version} lack {', '.join(places)}.",
+            action="Look again when a batch has ended. If the query has ended, restore these commits from a backup.",
+            version=version,
+            file=f"{self.files.locate(commit_prefix(version, self.generation_of(version)))}*",
         )
 
     def manifests(self, version: int) -> dict[tuple[int, int], PartitionManifest]:
@@ -374,12 +416,11 @@ class StateReader:
 
     def _manifests_in(self, name: str, version: int, damage: list[StateDamagedError]) -> list[PartitionManifest]:
         try:
-            header = read_header(self.files, name)
+            return list(read_commit(self.files, name).manifests)
         except StateDamagedError as error:
             error.at(version=version)
             damage.append(error)
             return []
-        return [manifest for manifest in header.manifests if manifest.version == version]
 
     def _has_all_partitions(self, claim: Generation, found: _Commits) -> bool:
         return len(found.manifests) == len(self.operators) * claim.partitions
@@ -408,12 +449,3 @@ class StateReader:
             if run.began_by(version):
                 break
         return run
-
-
-def _is_damaged(files: FileSystem, number: int, error: StateDamagedError) -> bool:
-    """Return whether an unreadable claim or base is damaged, and not left by a run that died before it began."""
-    # Unlike in `Recovery`, a missing one is skipped even if the run has commits. The reader lists claims, which need
-    # not have a base. It may also read while garbage is collected: old claims go, and commits of their runs may stay.
-    if isinstance(error, MissingFileError):
-        return False
-    return any(parse_commit_name(info.name)[1] == number for info in only_commits(files.list("commits/")))

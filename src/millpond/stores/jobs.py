@@ -98,5 +98,6 @@ class RemoteCompactor(Protocol):
         Args:
             job: describes the work.
             local: starts the same work in this process.
-            opened: opens the files that a remote worker wrote; if that fails, the job is run locally.
+            opened: opens the files that a remote worker wrote; if that fails, the job is run locally. Runs that it
+                returns are closed if the future was cancelled meanwhile.
         """

@@ -118,15 +118,27 @@ def read_rows(files: FileSystem, task: OperatorTask, partition: int) -> Iterator
         ) from error
 
 
-def delete_initial_state(files: FileSystem, run: int = 0) -> None:
-    """Remove the initial state of one run, or of all runs.
+def delete_initial_state(files: FileSystem, run: int) -> None:
+    """Remove the initial state of one run.
 
     Args:
         files: the location's `millpond/` folder.
-        run: the run's generation; 0 for all.
+        run: the run's generation.
     """
-    for info in files.list(_prefix(run) if run else INITIAL):
+    for info in files.list(_prefix(run)):
         files.delete(info.name)
+
+
+def delete_earlier_initial_state(files: FileSystem, run: int) -> None:
+    """Remove the initial state of all runs before one; those after it may have taken over.
+
+    Args:
+        files: the location's `millpond/` folder.
+        run: the run's generation.
+    """
+    for info in files.list(INITIAL):
+        if info.name < _prefix(run):
+            files.delete(info.name)
 
 
 def _prefix(run: int) -> str:

@@ -21,7 +21,7 @@ from millpond.stores.runs.pace import Pace
 from millpond.stores.runs.run import discard_result, memory_run
 from millpond.stores.runs.run_set import RunSet
 from millpond.stores.runs.run_store import RunStore
-from tests.rows import FIXED, HASHES, MIXED, decode, encode, entries, in_order, random_rows
+from tests.support.rows import FIXED, HASHES, MIXED, decode, encode, entries, in_order, random_rows
 
 
 class Now:
@@ -183,7 +183,7 @@ def test_a_merge_that_is_done_when_the_table_closes_is_closed(store):
     with ThreadPoolExecutor(1) as background:
         compactor = Compactor(runs, store, background)
         compactor.step()
-        merged = compactor._result.result()
+        merged = compactor._merge._result.result()
         assert not merged.source.closed
         compactor.close()
     assert merged.source.closed

@@ -17,9 +17,9 @@ from millpond.layout import HASH, Rows
 from millpond.stores.runs.merge import merge
 from millpond.stores.runs.run_set import RunSet
 from millpond.stores.runs.run_store import RunStore
-from tests.rows import FIXED, decode, random_rows
 from tests.stores.shelf import found_rows
-from tests.waiting import wait_until
+from tests.support.rows import FIXED, decode, random_rows
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.costly
 
@@ -163,6 +163,27 @@ def test_what_is_under_way_keeps_to_its_limit(far, monkeypatch):
     ask(runs, rows, 1000)
     assert 20_000 < highest <= 40_000 + 4 * 2 * store._read_budget.step
     assert store._read_budget.used == 0
+
+
+def test_filters_under_way_keep_to_the_limit(far):
+    """Though the filters of one run are larger."""
+    _, store, runs, _ = far(40_000)
+    budget, source = store._read_budget, runs.runs[0].source.remote()
+    groups = len(source.directory.filter_offsets)
+    assert sum(source.directory.filter_size(group) for group in range(groups)) > budget.limit
+    numbers, end = np.arange(source.index.count), 0
+    for part in source.filters(numbers):
+        assert part.begin == end
+        end = part.end
+        assert np.flatnonzero(part.at).tolist() == list(range(part.begin, part.end))
+        assert 0 < budget.used <= budget.limit
+    assert end == len(numbers)
+    assert budget.used == 0
+    begun, unused = source.filters(numbers), source.filters(numbers)
+    next(begun)
+    assert budget.used > 0
+    del begun, unused
+    assert budget.used == 0
 
 
 def test_a_lookup_that_fails_gives_back_what_it_took(far, monkeypatch):

@@ -12,9 +12,9 @@ from millpond.layout import RowLayout, Rows
 from millpond.stores.runs.prefetcher import Prefetcher
 from millpond.stores.runs.run import Run, memory_run
 from millpond.stores.runs.run_set import RunSet
-from tests.rows import layout
 from tests.stores.shelf import found_rows
 from tests.stores.test_rmw_model import Later
+from tests.support.rows import layout
 
 NUMBERS = layout("w", "w")
 TEXTS = layout("w", "wb")

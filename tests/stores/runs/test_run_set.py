@@ -11,8 +11,8 @@ from millpond.kernels.hot_table.state import TOMBSTONE
 from millpond.layout import META, HashRange, Rows
 from millpond.stores.runs.run import Run, memory_run
 from millpond.stores.runs.run_set import RunSet
-from tests.rows import FIXED, HASHES, LAYOUTS, MIXED, Entry, decode, encode, entries, in_order, random_rows
 from tests.stores.shelf import found_rows
+from tests.support.rows import FIXED, HASHES, LAYOUTS, MIXED, Entry, decode, encode, entries, in_order, random_rows
 
 
 @pytest.fixture(autouse=True)

@@ -25,8 +25,8 @@ from millpond.stores.runs import run_store
 from millpond.stores.runs.run import Run
 from millpond.stores.runs.run_set import RunSet
 from millpond.stores.runs.run_store import RunStore
-from tests.rows import FIXED, HASHES, LAYOUTS, MIXED, Entry, decode, encode, entries, in_order, random_rows
 from tests.stores.shelf import found_rows
+from tests.support.rows import FIXED, HASHES, LAYOUTS, MIXED, Entry, decode, encode, entries, in_order, random_rows
 
 EVERYTHING = HashRange()
 

@@ -194,6 +194,25 @@ def read_header(files: FileSystem, name: str, size: int | None = None) -> Commit
     return resolve(header, name, end)
 
 
+def read_commit(files: FileSystem, name: str, size: int | None = None) -> CommitHeader:
+    """Read and check the header of a commit object, as `read_header` and `check_commit_name` do."""
+    header = read_header(files, name, size)
+    check_commit_name(files, name, header)
+    return header
+
+
+def check_commit_name(files: FileSystem, name: str, header: CommitHeader) -> None:
+    """Check that an object was written under its name; it would otherwise count for another version or another run.
+
+    Raises:
+        StateDamagedError: it was written under another name.
+    """
+    if not name.startswith(f"{commit_prefix(header.version, header.generation)}{header.slot}."):
+        written = f"version {header.version}, generation {header.generation}, slot {header.slot}"
+        error = damaged_error(files.locate(name), f"has a wrong name: it was written for {written}")
+        raise error.at(version=parse_commit_name(name)[0])
+
+
 def _header_checksum(prefix: bytes, body: Buffer) -> int:
     digest = xxhash.xxh3_64(prefix)
     digest.update(body)

@@ -14,6 +14,8 @@ request exists.
 
 Objects that forks share with this checkpoint stay, too. The collector of a fork releases parents that it does not need
 any more, by the same rules (see `checkpoint.forks`).
+
+Files in `generations/` become garbage only by further starts, which remove those of older runs (see `find_orphans`).
 """
 
 from __future__ import annotations
@@ -32,25 +34,11 @@ from millpond.checkpoint.compaction.requests import (
 from millpond.checkpoint.forks.parents import Parent, Parents, read_parents
 from millpond.checkpoint.forks.pins import Pin, pinned, read_pins, release, unused_parents
 from millpond.checkpoint.formats.commit import only_commits, parse_commit_name
-from millpond.checkpoint.formats.documents import digits
-from millpond.checkpoint.generation import (
-    FOLDER,
-    NewestFirst,
-    check_fence,
-    claimed_generations,
-    generations_with_base,
-    read_base,
-)
+from millpond.checkpoint.generation import check_fence
 from millpond.checkpoint.retention.needs import IN_FLIGHT_BATCHES, read_needs
 from millpond.files.backends.filesystem import FileInfo, FileSystem, MissingFileError
 from millpond.files.backends.local import STAGING
 from millpond.files.locations.forked import shared_name
-
-_MIN_KEPT_CLAIMS = 16
-"""Smallest number of claims that are kept: they are small and document which runs there were.
-
-Claims needed to read a retained version are kept as well.
-"""
 
 
 @dataclass(frozen=True)
@@ -101,7 +89,6 @@ class Collector:
         self._parents_read = False  # whether `_parents` was read
         self._unused_parents: dict[str, Parent] = {}  # by the name that represents the parent among the candidates
         self._released: set[str] = set()
-        self._base_begin: dict[int, int] = {}  # by generation: the oldest version of its base
         self._request_seen: dict[str, float] = {}  # by request of this run: when it was first seen, in seconds
         self._expired_in_batch: dict[str, int] = {}  # by request past its limit: the batch that ran by then
 
@@ -144,7 +131,7 @@ class Collector:
         candidates |= _objects(state for identity, state in requests.items() if identity not in live_requests)
         candidates |= {name: FileInfo(name, 0, 0.0) for name in self._unused_parents}
         removed = self._remove_unneeded(candidates)
-        return self._remove(self._expired_aside(oldest), removed)
+        return self._remove(self._expired_aside(), removed)
 
     def _settled_files(self, runs: Iterable[FileInfo], running: int) -> set[str]:
         """Return the files that a version names by now, or that no version will ever name."""
@@ -199,37 +186,14 @@ class Collector:
         due = [info for name, info in candidates.items() if now - self._unneeded_since[name] >= self._grace_seconds]
         return self._remove(due, Collected())
 
-    def _expired_aside(self, oldest: int) -> list[FileInfo]:
+    def _expired_aside(self) -> list[FileInfo]:
         until = self._clock() - self._aside_seconds
-        old = [
+        return [
             info
             for folder in ("rolled-back/", f"{STAGING}/")
             for info in self.files.list(folder)
             if info.modified < until
         ]
-        claims = claimed_generations(self.files)
-        if len(claims) > _MIN_KEPT_CLAIMS:
-            first = FOLDER + digits(min(claims[-_MIN_KEPT_CLAIMS], self.generation))
-            old_claims = [info for info in self.files.list(FOLDER) if info.name < first and info.modified < until]
-            needed = FOLDER + digits(self._generation_of(max(oldest, 1)) if old_claims else 0)
-            old += [info for info in old_claims if info.name < needed]
-        return old
-
-    def _generation_of(self, version: int) -> int:
-        """Return the generation that a version belongs to (see `StateReader`); 0 if unknown.
-
-        Generations before it are not needed to read the version.
-        """
-        # Skipping an unreadable base is safe also if its run has commits: the result is an older generation, with which
-        # more claims stay.
-        begins = NewestFirst(generations_with_base(self.files), self._base_begin_of)
-        return next((number for number, begin in begins if begin <= version), 0)
-
-    def _base_begin_of(self, number: int) -> tuple[int, int]:
-        """Return a generation and the oldest version of its base; each base is read once."""
-        if number not in self._base_begin:
-            self._base_begin[number] = min(base.version for base in read_base(self.files, number).versions)
-        return number, self._base_begin[number]
 
     def _remove(self, infos: Iterable[FileInfo], before: Collected) -> Collected:
         infos = list(infos)

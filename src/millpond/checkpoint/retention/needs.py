@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
-from millpond.checkpoint.formats.commit import parse_commit_name, read_header
+from millpond.checkpoint.formats.commit import parse_commit_name, read_commit
 from millpond.checkpoint.formats.manifest import PartitionManifest
 from millpond.files.backends.filesystem import FileInfo, FileSystem
 
@@ -19,10 +20,10 @@ def read_needs(files: FileSystem, info: FileInfo) -> frozenset[str]:
     """Read the names of the objects that a commit's manifests need: commits with older deltas, and run files.
 
     Raises:
-        StateDamagedError: the commit is cut short or altered.
+        StateDamagedError: the commit is cut short or altered, or has the name of another one.
         MissingFileError: the commit was removed; a subclass of `StateDamagedError`.
     """
-    return needs_of(read_header(files, info.name, info.size).manifests)
+    return needs_of(read_commit(files, info.name, info.size).manifests)
 
 
 def needs_of(manifests: Iterable[PartitionManifest]) -> frozenset[str]:
@@ -42,3 +43,18 @@ def committed_at(commits: Iterable[FileInfo], version: int) -> float:
         if committed <= version:
             times[committed] = min(info.modified, times.get(committed, info.modified))
     return times[max(times)] if times else float("-inf")
+
+
+def version_committed_by(commits: Iterable[FileInfo], time: float) -> int:
+    """Return the newest version whose batch was certainly planned by a time; 0 if there is none.
+
+    A batch is planned before its version is committed. After a return to an older batch, versions are made again beside
+    their old commits. So no version counts from the first one on that has a commit after the time.
+
+    Args:
+        commits: commits of versions up to that of the running batch.
+        time: seconds since the epoch.
+    """
+    committed = [(parse_commit_name(info.name)[0], info.modified) for info in commits]
+    later = min((version for version, modified in committed if modified > time), default=math.inf)
+    return max((version for version, _ in committed if version < later), default=0)

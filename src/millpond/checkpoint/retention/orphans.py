@@ -1,8 +1,8 @@
 """Garbage collection from outside: a single pass over a location, also while its query runs.
 
 The query's own `Collector` runs repeatedly, so it knows since when an object is unneeded. A single pass uses times
-instead: an object that was needed an hour ago counts as needed. Spark's offset log shows which batch ran an hour ago,
-and its length shows the number of retained batches.
+instead: an object that was needed an hour ago counts as needed. Spark's offset log and the times of the commits show
+which batch ran an hour ago, and the length of the log shows the number of retained batches.
 
 - A commit is removed if its version was not retained an hour ago, and no retained commit names it.
 - A file in `files/` is removed if no retained commit names it and it is an hour old. It must also be so old that the
@@ -13,6 +13,8 @@ and its length shows the number of retained batches.
   run is fenced. It is also removed if it is so old that no retained version can name its files.
 - Initial state (`initial/`) is removed once the second batch is planned.
 - A file in `staging/` is removed a day after its last change.
+- A generation's claim, base and mark are removed if all retained commits are of newer generations, and they are an hour
+  old. The newest generations stay. A version is read by its claim and base, and by those of newer runs.
 
 Objects that forks share with the location stay, too. A fork releases a parent once no retained commit names an object
 of it. The pins are read after Spark's offset log and the listings (see `checkpoint.forks`).
@@ -24,7 +26,7 @@ objects are deleted, and their names are never used again.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from millpond.checkpoint.compaction.requests import (
@@ -37,8 +39,8 @@ from millpond.checkpoint.compaction.requests import (
 from millpond.checkpoint.forks.parents import Parent, read_parents
 from millpond.checkpoint.forks.pins import Pin, pinned, read_pins, release, unused_parents
 from millpond.checkpoint.formats.commit import only_commits, parse_commit_name
-from millpond.checkpoint.generation import INITIAL, claimed_generations, newest_base
-from millpond.checkpoint.retention.needs import IN_FLIGHT_BATCHES, committed_at, read_needs
+from millpond.checkpoint.generation import FOLDER, INITIAL, fenced_name, generations_in, newest_base
+from millpond.checkpoint.retention.needs import IN_FLIGHT_BATCHES, committed_at, read_needs, version_committed_by
 from millpond.files.backends.filesystem import FileInfo, FileSystem, MissingFileError
 from millpond.files.backends.local import STAGING
 from millpond.files.backends.uploads import PART_BYTES
@@ -51,6 +53,9 @@ MAX_UPLOAD_SECONDS = 86400.0
 
 STAGING_AGE_SECONDS = 86400.0
 """Seconds after its last change from which a staging file counts as left by a dead process."""
+
+MIN_KEPT_GENERATIONS = 16
+"""Smallest number of generations whose files stay: they are small and document which runs there were."""
 
 Kind = str
 """Description of a kind of orphan, for people."""
@@ -94,16 +99,21 @@ def find_orphans(files: FileSystem, planned: Mapping[int, float], *, now: float 
         StateDamagedError: a retained commit cannot be read, so its needs are unknown.
     """
     now = time.time() if now is None else now
+    until = now - MIN_AGE_SECONDS
     running = max(planned, default=-1)
     retained = max(running - min(planned, default=0), IN_FLIGHT_BATCHES)
     base = newest_base(files)
     kept = max(retained, base.retain if base is not None else 0)
-    oldest = max((batch for batch, written in planned.items() if written <= now - MIN_AGE_SECONDS), default=-1) - kept
     # The order of the listings is an invariant: files before commits, requests in between (see `Collector.collect`).
     runs = files.list("files/")
     requests = list_requests(files)
     commits = only_commits(files.list("commits/"))
-    newest = max(claimed_generations(files), default=0)
+    generations = files.list(FOLDER)
+    newest = max(generations_in(info.name for info in generations), default=0)
+    # The offset log of a query with many batches an hour has no entry of that age, but there are commits.
+    ran = max((batch for batch, written in planned.items() if written <= until), default=-1)
+    committed = version_committed_by((info for info in commits if parse_commit_name(info.name)[0] <= running), until)
+    oldest = max(ran, committed - 1) - kept
     needs = dict(_needs(files, [info for info in commits if parse_commit_name(info.name)[0] >= oldest]))
     named = set().union(*needs.values())
     pins = read_pins(files)
@@ -113,7 +123,7 @@ def find_orphans(files: FileSystem, planned: Mapping[int, float], *, now: float 
     # A result taken at the last moment is named up to two versions later, and such a version may be retained.
     expired = min(now, committed_at(commits, oldest - IN_FLIGHT_BATCHES)) - MAX_WAIT_SECONDS - CLOCK_MARGIN_SECONDS
     live_requests = {key for key, state in requests.items() if _may_be_named(state, newest, expired)}
-    old = min(now - MIN_AGE_SECONDS, committed_at(commits, running - IN_FLIGHT_BATCHES))
+    old = min(until, committed_at(commits, running - IN_FLIGHT_BATCHES))
     return Orphans(
         {
             "files that no retained version names": tuple(
@@ -130,19 +140,49 @@ def find_orphans(files: FileSystem, planned: Mapping[int, float], *, now: float 
                 info
                 for identity, state in sorted(requests.items())
                 for info in (*((state.request,) if state.request else ()), *state.replies)
-                if identity not in live_requests and info.modified < now - MIN_AGE_SECONDS
+                if identity not in live_requests and info.modified < until
             ),
             "initial state that was taken up": tuple(
-                info for info in files.list(INITIAL) if running >= 1 and info.modified < now - MIN_AGE_SECONDS
+                info for info in files.list(INITIAL) if running >= 1 and info.modified < until
             ),
             "files that were never finished": tuple(
                 info for info in files.list(f"{STAGING}/") if info.modified < now - STAGING_AGE_SECONDS
             ),
+            "generations before those of all retained versions": _old_generations(generations, commits, oldest, until),
         },
         _missing(files, needs, {info.name for info in (*runs, *commits)}, running - retained),
         pins,
         unused,
     )
+
+
+def _old_generations(
+    infos: Sequence[FileInfo], commits: Iterable[FileInfo], oldest: int, until: float
+) -> tuple[FileInfo, ...]:
+    """Return the files of generations by which no version from `oldest` on is read, in the order of their removal.
+
+    A version is read by the newest run that began with it or an older one. This run has committed the version, or has
+    begun with commits of an earlier run. So the oldest generation of the retained commits, and all newer ones, stay.
+
+    Args:
+        infos: the listing of `generations/`.
+        commits: a listing of `commits/` from before.
+        oldest: the oldest retained version.
+        until: time from which files stay, in seconds since the epoch.
+    """
+    committed = (parse_commit_name(info.name) for info in commits)
+    needed = min((generation for version, generation in committed if version >= oldest), default=0)
+    stored = generations_in(info.name for info in infos)
+    first = min([needed, *stored[-MIN_KEPT_GENERATIONS:]])
+    old = [
+        (info.name == fenced_name(number), info)
+        for info in infos
+        for number in generations_in([info.name])
+        if number < first and info.modified < until
+    ]
+    # Oldest first: with a gap, a version would be read by an older run, from which it was taken back. Marks last: a run
+    # that has its claim and no mark is not fenced.
+    return tuple(info for _, info in sorted(old))
 
 
 def _latest_upload_end(info: FileInfo) -> float:

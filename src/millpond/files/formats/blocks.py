@@ -145,9 +145,16 @@ class Part(NamedTuple):
     table: BlockTable
 
 
-class FilterTable(NamedTuple):
-    """Addresses of blocks' filters, by block number (0: not requested, or no filter); `pins` keeps the memory alive."""
+class FilterPart(NamedTuple):
+    """The filters of a part of the requested blocks: positions [begin, end) of the request.
 
+    Attributes:
+        at: u64[blocks], addresses of filters by block number; 0 for blocks outside the part and for those without one.
+        pins: objects that keep the memory alive.
+    """
+
+    begin: int
+    end: int
     at: NDArray[np.uint64]
     pins: Sequence[Any]
 
@@ -192,12 +199,8 @@ class BlockSource(Protocol):
             keep_with_previous: bool per element of `requested`: whether it must be in the same part as its predecessor.
         """
 
-    def filters(self, requested: Numbers) -> Callable[[], FilterTable]:
-        """Begin to fetch the filters of some blocks (ascending numbers).
-
-        Returns:
-            A function that waits for the filters and returns their addresses.
-        """
+    def filters(self, requested: Numbers) -> Iterator[FilterPart]:
+        """Yield the filters of some blocks (ascending numbers) in parts that fit the memory budget (see `parts`)."""
 
     def prefetch_rows(self, places: NDArray[np.uint64]) -> None:
         """Prefetch hint: rows near some addresses (ascending) of a block table will be read soon."""
@@ -239,7 +242,7 @@ class MemorySource:
             self._filter = np.zeros(int(begins[-1]), np.uint64)
             build_filters(address(words), layout.width, np.diff(starts), lines, self._filter)
             filter_at = np.uint64(address(self._filter)) + begins[:-1].astype(np.uint64) * np.uint64(8)
-        self._filters = FilterTable(filter_at, (self._filter,))
+        self._filter_at = filter_at
 
     @property
     def memory(self) -> int:
@@ -258,9 +261,9 @@ class MemorySource:
         """Yield all blocks in one part."""
         return iter([Part(0, len(requested), self._table)])
 
-    def filters(self, requested: Numbers) -> Callable[[], FilterTable]:
-        """See `BlockSource.filters`: all filters are in memory."""
-        return lambda: self._filters
+    def filters(self, requested: Numbers) -> Iterator[FilterPart]:
+        """Yield all filters in one part."""
+        return iter([FilterPart(0, len(requested), self._filter_at, (self._filter,))])
 
     def prefetch_rows(self, places: NDArray[np.uint64]) -> None:
         """Do nothing: all rows are in memory."""

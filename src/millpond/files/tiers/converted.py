@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from millpond.files.formats.blocks import (
     BlockSource,
     BlockTable,
-    FilterTable,
+    FilterPart,
     Numbers,
     Part,
     kernel_layout,
@@ -89,7 +89,7 @@ class ConvertedSource:
         """See `BlockSource.parts`."""
         return split_into_parts(self.blocks, requested, keep_with_previous, _MAX_BLOCKS_AT_ONCE)
 
-    def filters(self, requested: Numbers) -> Callable[[], FilterTable]:
+    def filters(self, requested: Numbers) -> Iterator[FilterPart]:
         """See `BlockSource.filters`: hashes do not change, so the file's own filters apply."""
         return self._source.filters(requested)
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from millpond.errors import StateDamagedError
 from millpond.files.backends.filesystem import Buffer
-from millpond.files.formats.blocks import BlockSource, BlockTable, FilterTable, Numbers, Part, split_into_parts
+from millpond.files.formats.blocks import BlockSource, BlockTable, FilterPart, Numbers, Part, split_into_parts
 from millpond.files.refs import RunRef
 from millpond.files.tiers.mapped import PART_BLOCKS, MappedSource
 from millpond.files.tiers.policy import CachePolicy, HistoryPolicy
@@ -367,7 +367,7 @@ class CachedSource:
         yield from parts
         self._record_remote_read(remote, before)
 
-    def filters(self, requested: Numbers) -> Callable[[], FilterTable]:
+    def filters(self, requested: Numbers) -> Iterator[FilterPart]:
         """See `BlockSource.filters`."""
         mapped = self._mapped
         if mapped is not None:  # length 0: few and small, filters would stay in the cache, so a copy saves little

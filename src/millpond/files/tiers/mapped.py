@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.files.formats.blocks import BlockTable, FilterTable, Numbers, Part, split_into_parts
+from millpond.files.formats.blocks import BlockTable, FilterPart, Numbers, Part, split_into_parts
 from millpond.files.formats.codec import FILTER, HEADER, RAW, ROWS, check_block, check_references, damaged_error
 from millpond.files.formats.run import read_directory
 from millpond.kernels.pointers import address
@@ -70,7 +70,7 @@ class MappedSource:
         group = np.arange(self.index.count) // self.group
         filter_at = base + (directory.filter_offsets[group] + HEADER + LINE * directory.filter_lines).astype(np.uint64)
         self._table = BlockTable(words_at, heap_at, (self._map,))
-        self._filters = FilterTable(filter_at, (self._map,))
+        self._filter_at = filter_at
         self._reach = _REACH_ROWS * 8 * layout.width
         # No readahead by the kernel: a page fault of a probe reads one page, and `expect_…` requests further pages.
         self._map.madvise(mmap.MADV_RANDOM)
@@ -108,13 +108,13 @@ class MappedSource:
         """See `BlockSource.parts`."""
         return split_into_parts(self.blocks, requested, keep_with_previous, PART_BLOCKS)
 
-    def filters(self, requested: Numbers) -> Callable[[], FilterTable]:
-        """See `BlockSource.filters`."""
+    def filters(self, requested: Numbers) -> Iterator[FilterPart]:
+        """Check the filters, and yield them in one part."""
         if not self._all_filters:
             unchecked = np.unique(np.asarray(requested) // self.group)
             unchecked = unchecked[~self._checked_filters[unchecked]]
             for group in unchecked.tolist():
-                offset = int(self._filters.at[group * self.group]) - self._base - HEADER
+                offset = int(self._filter_at[group * self.group]) - self._base - HEADER
                 header = check_block(self._view, offset, self.path, kind=FILTER, width=LINE // 8)
                 lines = int(self.index.lines[group * self.group : (group + 1) * self.group].sum())
                 if header.encoding != RAW or header.stored != LINE * lines:
@@ -122,7 +122,7 @@ class MappedSource:
                 self._checked_filters[group] = True
             if len(unchecked):
                 self._all_filters = bool(self._checked_filters.all())
-        return lambda: self._filters
+        return iter([FilterPart(0, len(requested), self._filter_at, (self._map,))])
 
     def prefetch_rows(self, places: NDArray[np.uint64]) -> None:
         """See `BlockSource.prefetch_rows`: pages that are not in memory are requested together."""

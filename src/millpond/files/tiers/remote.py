@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millpond.files.backends.filesystem import Buffer, FileSystem
 from millpond.files.backends.retry import with_retries
-from millpond.files.formats.blocks import RUN_BLOCK, BlockTable, FilterTable, Numbers, Part, cut_positions
+from millpond.files.formats.blocks import RUN_BLOCK, BlockTable, FilterPart, Numbers, Part, cut_positions
 from millpond.files.formats.codec import FILTER, HEADER, RAW, Decoded, check_block, damaged_error, decode_blocks
 from millpond.files.formats.run import Directory, estimate_footer_size, read_directory
 from millpond.files.refs import RunRef
@@ -30,6 +30,8 @@ _REQUEST_BYTES = 1 << 20
 """Largest size of one request in bytes, unless a block is larger; requests of one call run concurrently."""
 _NO_HEAP = np.empty(0, np.uint8)
 
+T = TypeVar("T")
+
 
 class RemoteSource:
     """The blocks of a run file in the state location.
@@ -40,7 +42,7 @@ class RemoteSource:
         layout: layout of its rows.
         cache: cache of decoded blocks and of filters.
         pool: runs requests concurrently; its threads must not wait for this source.
-        read_budget: memory budget for blocks in flight to lookups.
+        read_budget: memory budget for blocks and filters in flight to lookups.
 
     Attributes:
         fetched: bytes of blocks and filters that were read so far, including repeated reads.
@@ -118,37 +120,46 @@ class RemoteSource:
 
     def parts(self, requested: NDArray[np.int64], keep_with_previous: NDArray[np.bool_]) -> Iterator[Part]:
         """See `BlockSource.parts`; the next parts are prefetched as far as the memory budget allows."""
-        parts = self._parts(requested, keep_with_previous)
-        next(parts)  # sends the first requests
-        return cast(Iterator[Part], parts)
+        return _begun(self._parts(requested, keep_with_previous))
 
     def _parts(self, requested: NDArray[np.int64], keep_with_previous: NDArray[np.bool_]) -> Iterator[Part | None]:
         # A lookup of more blocks than the cache holds would evict its own blocks before the next lookup needs them.
         once = len(requested) * RUN_BLOCK > self._cache.block_limit // 2
-        waiting = deque(self._steps(requested, keep_with_previous))
-        started: deque[_Step] = deque()
         table = self._empty_table()
+
+        def send(step: _Step) -> None:
+            step.cached = self._cached(step.numbers, once=once)
+            for span in self._spans(_exclude(step.numbers, step.cached)):
+                step.requests.append((span, self._pool.submit(self._fetch, span)))
+
+        for step in self._in_flight(self._steps(requested, keep_with_previous, self._block_memory), send):
+            if step is None:
+                yield None
+                continue
+            read = [(span, self._decode(span, request.result())) for span, request in step.requests]
+            step.requests.clear()
+            self._cache_blocks(read, once=once)
+            yield Part(step.begin, step.end, table._replace(pins=self._fill(table, step.cached, read)))
+            del read
+            table.words_at[step.numbers] = table.heap_at[step.numbers] = 0
+
+    def _in_flight(self, steps: Iterable[_Step], send: Callable[[_Step], None]) -> Iterator[_Step | None]:
+        """Yield steps in order, each after it was sent; the next ones are sent as far as the memory budget allows.
+
+        Yields None first, when the first steps are sent. A step's memory counts until the next step is requested.
+        """
+        waiting, started = deque(steps), deque[_Step]()
 
         def go_on() -> None:
             while waiting and self._read_budget.reserve(waiting[0].size, force=not started):
-                step = waiting.popleft()
-                started.append(step)
-                numbers = step.numbers
-                step.cached = self._cached(numbers, once=once)
-                for span in self._spans(_exclude(numbers, step.cached)):
-                    step.requests.append((span, self._pool.submit(self._fetch, span)))
+                started.append(waiting.popleft())
+                send(started[-1])
 
         try:
             go_on()
             yield None
             while started:
-                step = started[0]
-                read = [(span, self._decode(span, request.result())) for span, request in step.requests]
-                step.requests.clear()
-                self._cache_blocks(read, once=once)
-                yield Part(step.begin, step.end, table._replace(pins=self._fill(table, step.cached, read)))
-                del read
-                table.words_at[step.numbers] = table.heap_at[step.numbers] = 0
+                yield started[0]
                 self._read_budget.release(started.popleft().size)
                 go_on()
         finally:
@@ -157,43 +168,68 @@ class RemoteSource:
                     request.cancel()
                 self._read_budget.release(step.size)
 
-    def _steps(self, requested: NDArray[np.int64], keep_with_previous: NDArray[np.bool_]) -> list[_Step]:
-        """Divide a lookup's blocks into parts of the read budget's step size.
+    def _block_memory(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the bytes of memory for some blocks (ascending): the bytes read with gaps, and the decoded blocks."""
+        offsets, sizes = self.directory.offsets[numbers], self.directory.sizes[numbers]
+        gaps = np.append(np.diff(offsets), sizes[-1:]) - sizes
+        memory: NDArray[np.int64] = sizes + np.where(gaps <= MAX_GAP_BYTES, gaps, 0) + np.maximum(RUN_BLOCK, sizes)
+        return memory
 
-        A part takes memory for the bytes that are read, including gaps, and for the decoded blocks.
+    def _steps(
+        self,
+        requested: NDArray[np.int64],
+        keep_with_previous: NDArray[np.bool_],
+        memory: Callable[[NDArray[np.int64]], NDArray[np.int64]],
+    ) -> list[_Step]:
+        """Divide a lookup's blocks or filter groups into steps of the read budget's size.
+
+        Args:
+            requested, keep_with_previous: see `BlockSource.parts`.
+            memory: returns the bytes of memory that each of some distinct numbers takes.
         """
         new = np.diff(requested, prepend=-1) > 0
         numbers, position = requested[new], np.cumsum(new) - 1
-        offsets, sizes = self.directory.offsets[numbers], self.directory.sizes[numbers]
-        gaps = np.append(np.diff(offsets), sizes[-1:]) - sizes
-        memory = sizes + np.where(gaps <= MAX_GAP_BYTES, gaps, 0) + np.maximum(RUN_BLOCK, sizes)
-        total = np.append(0, np.cumsum(memory))
+        total = np.append(0, np.cumsum(memory(numbers)))
         steps = []
         for begin, end in pairwise(cut_positions(keep_with_previous, total[position] // self._read_budget.step)):
             low, high = int(position[begin]), int(position[end - 1]) + 1
             steps.append(_Step(begin, end, numbers[low:high], int(total[high] - total[low])))
         return steps
 
-    def filters(self, requested: Numbers) -> Callable[[], FilterTable]:
-        """See `BlockSource.filters`."""
-        per_group = self.directory.group
-        groups = np.flatnonzero(np.bincount(np.asarray(requested) // per_group)).tolist()
-        filter_rows = self._cache.get_filters(self.ref.name, groups)
-        missing = [group for group in groups if group not in filter_rows]
-        awaited = [(group, self._pool.submit(self._read_filter, group)) for group in missing]
+    def filters(self, requested: Numbers) -> Iterator[FilterPart]:
+        """See `BlockSource.filters`; the next parts are prefetched as far as the memory budget allows."""
+        return _begun(self._filter_parts(np.asarray(requested, np.int64) // self.directory.group))
 
-        def wait() -> FilterTable:
-            read = {group: future.result() for group, future in awaited}
+    def _filter_parts(self, requested: NDArray[np.int64]) -> Iterator[FilterPart | None]:
+        """Yield the filters of some groups (ascending, with repetitions) in parts."""
+        per_group = self.directory.group
+        cached = self._cache.get_filters(self.ref.name, np.flatnonzero(np.bincount(requested)).tolist())
+
+        def memory(groups: NDArray[np.int64]) -> NDArray[np.int64]:
+            sizes = [0 if group in cached else self.directory.filter_size(group) for group in groups.tolist()]
+            return np.array(sizes, np.int64)
+
+        def send(step: _Step) -> None:
+            step.cached = {group: cached[group] for group in step.numbers.tolist() if group in cached}
+            for group in _exclude(step.numbers, step.cached).tolist():
+                step.requests.append((group, self._pool.submit(self._read_filter, group)))
+
+        filter_at = np.zeros(self.index.count, np.uint64)
+        for step in self._in_flight(self._steps(requested, np.zeros(len(requested), np.bool_), memory), send):
+            if step is None:
+                yield None
+                continue
+            read = {group: request.result() for group, request in step.requests}
+            step.requests.clear()
             self._cache.put_filters(self.ref.name, read)
-            filter_rows.update(read)
-            filter_at = np.zeros(self.index.count, np.uint64)
-            for group in groups:
+            filters = step.cached | read
+            for group, rows in filters.items():
                 blocks = slice(group * per_group, (group + 1) * per_group)
                 lines = self.directory.filter_lines[blocks].astype(np.uint64)
-                filter_at[blocks] = np.uint64(address(filter_rows[group].words)) + np.uint64(LINE) * lines
-            return FilterTable(filter_at, list(filter_rows.values()))
-
-        return wait
+                filter_at[blocks] = np.uint64(address(rows.words)) + np.uint64(LINE) * lines
+            yield FilterPart(step.begin, step.end, filter_at, list(filters.values()))
+            del read, filters, rows
+            filter_at[step.numbers[0] * per_group : (step.numbers[-1] + 1) * per_group] = 0
 
     def pieces(self) -> Iterator[Rows]:
         """Yield all blocks in order; each is read once and not cached."""
@@ -283,14 +319,14 @@ _Read = list[tuple[NDArray[np.int64], Decoded]]
 
 @dataclass(eq=False)
 class _Step:
-    """A part of the blocks of a lookup.
+    """A part of the blocks or filters of a lookup.
 
     Attributes:
         begin, end: positions [begin, end) in the lookup's request.
-        numbers: int64, block numbers.
+        numbers: int64, numbers of blocks or of filter groups.
         size: bytes of memory that the part takes.
-        cached: blocks that were in the cache.
-        requests: requests in flight for the other blocks.
+        cached: blocks or filters that were in the cache.
+        requests: requests in flight for the others, each with the numbers or the number that it is for.
     """
 
     begin: int
@@ -298,7 +334,13 @@ class _Step:
     numbers: NDArray[np.int64]
     size: int
     cached: dict[int, Rows] = field(default_factory=dict)
-    requests: list[tuple[NDArray[np.int64], Future[Buffer]]] = field(default_factory=list)
+    requests: list[tuple[Any, Future[Any]]] = field(default_factory=list)
+
+
+def _begun(parts: Iterator[T | None]) -> Iterator[T]:
+    """Return an iterator of parts whose first requests are sent: the None before the first part is taken."""
+    next(parts)
+    return cast(Iterator[T], parts)
 
 
 def _exclude(numbers: NDArray[np.int64], cached: dict[int, Rows]) -> NDArray[np.int64]:

@@ -1,7 +1,7 @@
 """Groups that appear and disappear: their row counts, their state before the batch, and the changelog.
 
-See docs/changes.md. Beside its accumulators a group's row holds its number of rows. If changes are asked for, it also
-holds a copy of all this from before the batch, made when the batch first touches the group.
+See docs/architecture/11-changelog.md. Beside its accumulators a group's row holds its number of rows. If changes are
+asked for, it also holds a copy of all this from before the batch, made when the batch first touches the group.
 """
 
 from __future__ import annotations

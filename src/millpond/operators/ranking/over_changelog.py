@@ -2,7 +2,7 @@
 
 All rows of a key are kept in order, as by a top-N over a changelog. Once a batch's changes are folded in, the results
 that they may affect are computed twice: over the rows before the batch, and over those after it. The differences are
-emitted (docs/changes.md).
+emitted (docs/architecture/11-changelog.md).
 """
 
 from __future__ import annotations

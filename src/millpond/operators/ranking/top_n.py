@@ -2,7 +2,7 @@
 
 Rows that are equal in the order are ranked by the batch in which they came, earlier first, then by their other columns;
 where rows can be retracted, by their other columns alone. The changes follow Flink's retraction model
-(docs/changes.md).
+(docs/architecture/11-changelog.md).
 """
 
 from __future__ import annotations

@@ -109,6 +109,12 @@ def delete_at_exit(spark: SparkSession, folder: str) -> None:
     hooks.registerShutdownDeleteDir(java_class(spark, "java.io.File")(folder))
 
 
+def delete_location(spark: SparkSession, path: str) -> None:
+    """Delete a folder and all below it, where Spark's default file system has it."""
+    hadoop = java_class(spark, "org.apache.hadoop.fs.Path")(path)
+    hadoop.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()).delete(hadoop, True)
+
+
 def check_sink(spark: SparkSession, name: str) -> None:
     """Check that Spark knows the sink's format; raise Spark's own error otherwise."""
     if name not in ("", "foreach", "foreachBatch", "memory"):

@@ -1,7 +1,7 @@
 """Stability of expressions: whether a row gets the same value in another batch.
 
 Spark evaluates an expression once per row. An expression between two operators where rows change is evaluated again for
-a row's old version, batches later; one in the condition of an outer join is evaluated before the row has a partner. So
+a row's old version, batches later. One in the condition of an outer join is evaluated before the row has a partner. So
 they may depend on the row alone: not on the clock, the session or a table.
 """
 

@@ -233,13 +233,21 @@ def constant_string(expression: Expression) -> str | None:
 
 
 def walk(expressions: Sequence[Expression], cut: Cut) -> Iterator[Expression]:
-    """Yield expressions and their descendants, and the replacements of runtime-replaceable ones."""
-    for expression in expressions:
+    """Yield expressions and their descendants, top down; below a runtime-replaceable one, what Spark evaluates instead.
+
+    Args:
+        expressions: resolved expressions.
+        cut: returns a text for expressions to skip, with all below.
+    """
+    pending = [*reversed(expressions)]
+    while pending:
+        expression = pending.pop()
         if cut(expression) is not None:
             continue
         yield expression
+        # The replacement contains the operands: with both, each level would double the number of visits.
         replacement = expression.expression("replacement")
-        yield from walk(expression.children if replacement is None else [*expression.children, replacement], cut)
+        pending += reversed(expression.children) if replacement is None else [replacement]
 
 
 def nameless(text: str) -> str:

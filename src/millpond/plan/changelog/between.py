@@ -1,9 +1,9 @@
 """Expressions that Spark evaluates between two operators where rows change, or above the last one.
 
 They matter above the last operator if the query shows its changes. Spark evaluates them again for a retracted row, in a
-later batch or a later run. So they have to be `stable`, and are recorded with the state (docs/changes.md). They are
-read from the query as the user wrote it. A filter that Spark's rules move below an operator is therefore still between
-two operators.
+later batch or a later run. So they have to be `stable`, and are recorded with the state: see
+docs/architecture/11-changelog.md. They are read from the query as the user wrote it. A filter that Spark's rules move
+below an operator is therefore still between two operators.
 """
 
 from __future__ import annotations
@@ -121,12 +121,21 @@ def _stored_by_joins(catalyst: Catalyst, decision: Decision) -> Iterator[Between
                 described = ", ".join(canonical.expression(expression, _no_cut) for expression in computed)
                 shown = [readable(expression) for expression in computed]
                 ends = f"the {side_name} side", operator.title
-                # With their place, so that equal values of two sides have digests of their own. Whether errors are
-                # nulls is left out: it changes no row that came through.
-                exact = f"{operator.index} {side_name}[{_EVAL_MODES.sub('', described)}]"
+                by_mode = any(_differs_by_mode(part) for expression in computed for part in expression.walk())
+                # With their place, so that equal values of two sides have digests of their own.
+                exact = f"{operator.index} {side_name}[{described if by_mode else _EVAL_MODES.sub('', described)}]"
                 schema = _schema(catalyst, canonical, ends, shown, [exact])
-                settings = {name: value for name, value in schema.settings.items() if name != _ANSI}
+                settings = schema.settings
+                if not by_mode:
+                    settings = {name: value for name, value in settings.items() if name != _ANSI}
                 yield replace(schema, settings=settings)
+
+
+def _differs_by_mode(expression: Expression) -> bool:
+    """Whether ANSI mode changes values. Of most expressions, it changes only whether an error is null."""
+    if expression.kind == "Cast":  # ANSI mode never writes a decimal with an exponent
+        return "string" in expression.type and "decimal" in expression.children[0].type
+    return expression.kind == "Size"  # of null: null in ANSI mode, else -1
 
 
 def _between_schema(catalyst: Catalyst, path: ChangelogPath) -> BetweenSchema:

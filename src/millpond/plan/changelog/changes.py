@@ -1,4 +1,7 @@
-"""Placement of changelogs: where emitted rows change, and how changes reach the operator above (docs/changes.md)."""
+"""Placement of changelogs: where emitted rows change, and how changes reach the operator above.
+
+See docs/architecture/11-changelog.md.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +43,10 @@ def changelog_source(decided: Decided) -> OperatorSpec | None:
     return None
 
 
-def connected(
+def with_changelog_inputs(
     operator: Operator, children: tuple[Decided, ...], output_mode: str, unstable: Callable[[], str | None]
 ) -> tuple[Operator, tuple[Decided, ...]]:
-    """Connect an operator with those below: where their rows change, by changelogs.
+    """Return an operator over changelogs where rows below change, and the plans below that produce them.
 
     Args:
         operator: an operator, here or on Spark.
@@ -52,8 +55,8 @@ def connected(
         unstable: returns an expression between two operators that may give a retracted row another value, or None.
 
     Returns:
-        The operator and the plans below. Where changes cannot be passed on, the operator is left to Spark, and with it
-        all below whose updates it would count as new rows.
+        The operator and the plans below. Where changes cannot be passed on, the operator is left to Spark. So are all
+        operators below whose updates it would count as new rows.
     """
     if operator.spec is not None:
         passing = operator.spec.over_updates()

@@ -17,7 +17,13 @@ from millpond.plan.decision.decision import Operator, describe
 from millpond.plan.reading.aggregate import MAPS, read_aggregate, read_map_groups
 from millpond.plan.reading.deduplicate import read_deduplicate, read_distinct, read_within
 from millpond.plan.reading.join import JoinReading, read_join
-from millpond.plan.reading.processor import GROUP_STATES, PROCESSORS, read_group_state, read_processor
+from millpond.plan.reading.processor import (
+    GROUP_STATES,
+    PROCESSORS,
+    by_event_time,
+    read_group_state,
+    read_processor,
+)
 from millpond.plan.reading.ranking import RANKS, Limits, read_over, read_rank
 from millpond.plan.reading.reading import LookupReading, Reading
 from millpond.plan.reading.reasons import Reason, Unsupported
@@ -122,6 +128,12 @@ class OperatorReader:
         return readers.get(node.kind)
 
     def _check_times(self, node: Node) -> None:
+        """Refuse a node for which rows are late on Spark by a column that has no watermark in the analysed plan."""
+        # Late rows count like others in these operators.
+        if node.kind == "Window" or (node.kind == "Aggregate" and self._output_mode == "complete"):
+            return
+        if node.kind in (*PROCESSORS, *GROUP_STATES) and not by_event_time(node):
+            return
         if node.kind == "Aggregate":
             columns = node.list("groupingExpressions")
         else:

@@ -162,8 +162,8 @@ def exchanged(
         # Zero, but no constant: by a key that is the same for all rows, Spark exchanges to a single partition.
         keys += " + least(spark_partition_id(), 0)"
         rows = sent.withColumn(PARTITION_KEY, F.expr(keys)).repartition(partitions, PARTITION_KEY)
-        # Nothing may stand between the union and the slot stage: a projection without the key would make Spark forget
-        # the partitioning, and run markers and rows in different tasks.
+        # Nothing may stand between the union and the slot stage. After a projection without the key, Spark would not
+        # know the partitioning, and would run markers and rows in different tasks.
         return located.markers(catalyst, signed, "low").select(*columns, PARTITION_KEY).union(rows)
     markers = (rows_of or catalyst.rows)(signed, "low").select(*columns)
     if no_data is None:

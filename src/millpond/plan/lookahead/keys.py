@@ -32,8 +32,8 @@ class _Placement:
     """Stages between an operator and the sources.
 
     Attributes:
-        places: the stages that can compute the operator's keys, latest first, with the columns to compute; a place has
-            the stages of several branches that are in the same order.
+        places: the stages that can compute the operator's keys, latest first, with the columns to compute. Stages of
+            several branches share a place if they are in the same order.
         reasons: stage → why it cannot compute the keys.
     """
 
@@ -156,33 +156,16 @@ def _place_below(catalyst: Catalyst, decided: Decided, columns: list[Expression]
     node = decided.node
     named = stage_columns(node)
     if named is not None:
-        others = {reference.name for column in columns[:needed] for reference in _references(column)} - set(named)
-        placement = _place_below(catalyst, decided.children[0], columns, needed)
-        if others:
-            placement.reasons[id(node)] = (
-                f"its key depends on {', '.join(sorted(others))}, which the stage does not name"
-            )
-        else:
-            computed_columns = _computable_or_null(
-                catalyst,
-                columns,
-                needed,
-                lambda column: all(reference.name in named for reference in _references(column)),
-            )
-            placement.places.insert(0, [(node, computed_columns)])
-        return placement
-    computed: list[Expression] = []
-    if node.kind == "Project":
-        computed = node.list("projectList")
-    elif node.kind == "Aggregate":
-        computed = node.list("aggregateExpressions")
-    elif node.kind == "Union":
+        return _place_at_stage(catalyst, decided, named, columns, needed)
+    if node.kind == "Union":
         return _merged(
             [
                 _place_below(catalyst, child, _renamed(catalyst, columns, node.output, child.node.output), needed)
                 for child in decided.children
             ]
         )
+    results = {"Project": "projectList", "Aggregate": "aggregateExpressions"}.get(node.kind)
+    computed: list[Expression] = [] if results is None else node.list(results)
     opaque = {
         result.expr_id for result in computed if result.kind == "Alias" and _opaque_part(result.children[0]) is not None
     }
@@ -210,6 +193,24 @@ def _place_below(catalyst: Catalyst, decided: Decided, columns: list[Expression]
             else _place_below(catalyst, child, _available(catalyst, columns, needed, child.node), needed)
         )
     return _merged(branches)
+
+
+def _place_at_stage(
+    catalyst: Catalyst, decided: Decided, named: Sequence[str], columns: list[Expression], needed: int
+) -> _Placement:
+    """Return the stages below a stage, and the stage itself if it names the columns that are required."""
+    node = decided.node
+    placement = _place_below(catalyst, decided.children[0], columns, needed)
+    others = {reference.name for column in columns[:needed] for reference in _references(column)} - set(named)
+    if others:
+        placement.reasons[id(node)] = f"its key depends on {', '.join(sorted(others))}, which the stage does not name"
+        return placement
+
+    def is_named(column: Expression) -> bool:
+        return all(reference.name in named for reference in _references(column))
+
+    placement.places.insert(0, [(node, _computable_or_null(catalyst, columns, needed, is_named))])
+    return placement
 
 
 def _computable_or_null(

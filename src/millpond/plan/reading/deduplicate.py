@@ -75,8 +75,8 @@ def _read(node: Node, marked: list[Expression]) -> tuple[Reading, DeduplicateSpe
     if marked:  # not only a key column: Spark drops late rows by any column with a watermark
         reading.time = EventTime(node.output.index(marked[0]))
     columns = tuple(column.field for column in reading.inputs)
-    passed = bool(_marked(node)) and reading.time is None
-    return reading, DeduplicateSpec(columns, tuple(positions), reading.time, passed)
+    unread_time = bool(_marked(node)) and reading.time is None
+    return reading, DeduplicateSpec(columns, tuple(positions), reading.time, unread_time)
 
 
 def _column(reading: Reading, attribute: Expression, names: set[str]) -> InputColumn:

@@ -121,10 +121,7 @@ def read_processor(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, Pr
     asynchronous = check_asynchronous(processor, pandas=_uses_pandas(node))
     marked = [item for item in node.children[0].output if WATERMARK_DELAY in item.metadata]
     if time_mode == "event":
-        check_one_time(marked)
-        ids = [item.expr_id for item in reading.raw]
-        if marked:
-            reading.time = EventTime(ids.index(marked[0].expr_id))
+        _set_time(reading, marked)
     names: set[str] = set()
     declared = run_init(processor, time_mode)
     spec = ProcessorSpec(
@@ -208,26 +205,14 @@ def read_group_state(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, 
     if not isinstance(load(catalyst, function), tuple):
         raise Unsupported(Reason("MP-PROCESSOR", "a function that is so large that Spark sends it as a broadcast"))
     reading = ProcessorReading()
-    names: set[str] = set()
-    for position, attribute in enumerate(node.children[0].output):
-        reading.raw.append(attribute)
-        reading.inputs.append(
-            InputColumn(Field(unique_name(attribute.name, names), attribute.type), (position,), "{0}")
-        )
-    ids = [column.expr_id for column in reading.raw]
     groupings = node.list("groupingAttributes")
     if not groupings:
         raise Unsupported(Reason("MP-PROCESSOR", "no key"))
-    for column in groupings:
-        check_key(column)
-    keys = tuple(ids.index(column.expr_id) for column in groupings)
-    reading.set_hash([reading.inputs[position].field.name for position in dict.fromkeys(keys)])
+    keys = _read_columns(reading, [*groupings, *node.children[0].output], len(groupings))
     mode = _TIMEOUTS[str(node.java.timeout().toString())]
     marked = [column for column in reading.raw if WATERMARK_DELAY in column.metadata]
     if mode == "event":
-        check_one_time(marked)
-        if marked:
-            reading.time = EventTime(ids.index(marked[0].expr_id))
+        _set_time(reading, marked)
     state = StructType.fromJson(json.loads(str(node.java.stateType().json())))
     shown: set[str] = set()
     spec = GroupStateSpec(
@@ -284,6 +269,14 @@ def _read_columns(reading: Reading, output: Sequence[Expression], count: int) ->
     keys = tuple(ids.index(expression.expr_id) for expression in groupings)
     reading.set_hash([reading.inputs[position].field.name for position in dict.fromkeys(keys)])
     return keys
+
+
+def _set_time(reading: Reading, marked: list[Expression]) -> None:
+    """Set the event time: the only column with a watermark, if there is one."""
+    check_one_time(marked)
+    if marked:
+        ids = [column.expr_id for column in reading.raw]
+        reading.time = EventTime(ids.index(marked[0].expr_id))
 
 
 def _grouping_count(node: Node) -> int:

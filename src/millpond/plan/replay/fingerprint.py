@@ -26,9 +26,9 @@ def fingerprint(catalyst: Catalyst, decision: Decision) -> str:
     """Return a digest of the query up to its topmost Millpond operators: operators, expressions, sources.
 
     It is the same in every session, unless Spark's version differs, or the time zone if the query depends on it.
-    `spark.sql.ansi.enabled` (whether errors are nulls) does not change the digest: it does not change rows that came
-    through. The digest does not distinguish sources with equal columns, the code of user functions in Java, and
-    constants that Spark abbreviates in a long list.
+    `spark.sql.ansi.enabled` (whether errors are nulls) does not change the digest. Of rows that came through, it only
+    changes decimals as strings and the size of a null array. The digest does not distinguish sources with equal
+    columns, the code of user functions in Java, and constants that Spark abbreviates in a long list.
     """
     # Nodes above these may change freely: they have no part in the state.
     texts = [_text(catalyst, Node(top.node.java.canonicalized())) for top in _topmost(decision.root)]

@@ -18,9 +18,9 @@ from pyspark.sql import functions as F
 from millpond.humanize import counted
 from millpond.plan.catalyst.buffers import Buffers, buffers_of
 from millpond.plan.catalyst.jvm import Catalyst
-from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Node
+from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Expression, Node
 from millpond.plan.decision.decision import Decided, Operator
-from millpond.plan.reading.join import JoinReading
+from millpond.plan.reading.join import JoinReading, SideReading
 from millpond.plan.reading.join_input import side_projections
 from millpond.plan.reading.reading import Reading
 from millpond.plan.spark_state.buffers import StateColumn, state_columns
@@ -51,7 +51,7 @@ _JOIN = "symmetricHashJoin"
 _ROWS = "-keyWithIndexToValue"
 _MAX_PERMUTED_FUNCTIONS = 7  # up to this number of functions, all orders are tried
 _AMBIGUOUS_ORDER = (
-    "the projection above it may have had Spark keep its functions in another order, and the state does not tell"
+    "the projection above it may have had Spark keep its functions in another order, which the state does not record"
 )
 
 
@@ -172,16 +172,7 @@ def _aggregated(
     projected: bool,
 ) -> DataFrame:
     _check_spec(operator, spec)
-    if node.kind == "Distinct":
-        buffers = Buffers(
-            [Field(column.name, column.type) for column in node.output],
-            [column.metadata for column in node.output],
-            [],
-            [],
-            [],
-        )
-    else:
-        buffers = buffers_of(catalyst, node, reading.aggregates)
+    buffers = _buffers(catalyst, node, reading)
     keys, values = _fields(state, "key"), _fields(state, "value")
     session = isinstance(spec, SessionSpec)
     if not session:
@@ -199,26 +190,47 @@ def _aggregated(
     place = "v" if session else "k"
     compare_times(operator, buffers.keys, buffers.metadata, _metadata(state, "value" if session else "key"), times)
     check_groups(node, operator, spec, reading, buffers, flat, place, first, times)
+    columns = _group_columns(spec, reading, buffers.keys, place)
+    for number, (call, own) in enumerate(zip(spec.calls, buffers.calls, strict=True)):
+        parts = _state_columns(operator, spec, call, buffers, own, reading.function_name(number))
+        held = [f"v{first + position}" for position in own or ()]
+        columns |= {f"__{number}_{part}": column.sql.format(*held) for part, column in enumerate(parts)}
+    rows = flat.selectExpr(*(f"{sql} as {quoted(name)}" for name, sql in columns.items()))
+    return rows.selectExpr("*", f"{reading.hash} as __hash")
+
+
+def _buffers(catalyst: Catalyst, node: Node, reading: Reading) -> Buffers:
+    """Return the keys and buffers that Spark keeps for a node; a `Distinct` has keys only."""
+    if node.kind != "Distinct":
+        return buffers_of(catalyst, node, reading.aggregates)
+    keys = [Field(column.name, column.type) for column in node.output]
+    return Buffers(keys, [column.metadata for column in node.output], [], [], [])
+
+
+def _group_columns(
+    spec: AggregateSpec | SessionSpec, reading: Reading, held: Sequence[Field], place: str
+) -> dict[str, str]:
+    """Return SQL for the key columns of the operator's input, and for the bounds of sessions.
+
+    Args:
+        spec, reading: of the query.
+        held: the groupings in the state.
+        place: the prefix of the columns that hold them.
+    """
     columns: dict[str, str] = {}
-    groupings = list(range(len(buffers.keys)))
+    groupings = list(range(len(held)))
     if reading.session is not None:
         groupings.remove(reading.session.position)
     for number, key in zip(groupings, reading.keys, strict=True):
         sql = f"{place}{number}"
         if reading.assignment is not None and reading.time is not None and reading.time.column == number:
-            sql = micros(f"{sql}.start", parse_type(buffers.keys[number].type).fields[0][1].name)
+            sql = micros(f"{sql}.start", parse_type(held[number].type).fields[0][1].name)
         columns[key.field.name] = sql
     if reading.session is not None:
-        window = f"v{reading.session.position}"
+        window = f"{place}{reading.session.position}"
         kind = parse_type(spec.window.type).fields[0][1].name if isinstance(spec, SessionSpec) else ""
         columns |= {f"__{bound}": micros(f"{window}.{bound}", kind) for bound in ("start", "end")}
-    for number, (call, own) in enumerate(zip(spec.calls, buffers.calls, strict=True)):
-        for part, state_column in enumerate(
-            _state_columns(operator, spec, call, buffers, own, reading.function_name(number))
-        ):
-            columns[f"__{number}_{part}"] = state_column.sql.format(*(f"v{first + position}" for position in own or ()))
-    rows = flat.selectExpr(*(f"{sql} as {quoted(name)}" for name, sql in columns.items()))
-    return rows.selectExpr("*", f"{reading.hash} as __hash")
+    return columns
 
 
 def _in_stored_order(operator: Operator, buffers: Buffers, held: Sequence[Field]) -> Buffers:
@@ -280,52 +292,68 @@ def _deduplicated(
     state: DataFrame,
     times: Times,
 ) -> DataFrame:
-    expected = [reading.raw[reading.inputs[position].raw[0]] for position in spec.keys]
     held = _fields(state, "key")
+    expected = _stored_keys(operator, spec, reading, held)
+    time = spec.time.column if isinstance(spec, WithinSpec) else None
+    values = _fields(state, "value") if time is not None else []
+    if time is not None:
+        _compare(operator, "keeps of each key", [Field("expiresAtMicros", "bigint")], values)
+    flat = _flat(state, values, keys=held)
+    fields = [Field(column.name, column.type) for column in expected]
+    compare_times(operator, fields, [column.metadata for column in expected], _metadata(state, "key"), times)
+    check_rows(operator, flat, _key_checks(node, spec, reading, expected, times))
+    if time in spec.keys:
+        raise refused(operator, "the event time is one of its keys")
+    position_of = {column.expr_id: number for number, column in enumerate(expected)}
+    columns = []
+    for position, column in enumerate(reading.inputs):
+        if position == time:
+            sql = _time("v0", column.field.type)
+        elif position in spec.keys:
+            sql = f"k{position_of[reading.raw[column.raw[0]].expr_id]}"
+        else:
+            sql = f"cast(null as {column.field.type})"
+        columns.append((column.field.name, sql))
+    rows = flat.selectExpr(*(f"{sql} as {quoted(name)}" for name, sql in columns))
+    return rows.selectExpr("*", f"{reading.hash} as __hash")
+
+
+def _stored_keys(
+    operator: Operator, spec: DeduplicateSpec | WithinSpec, reading: Reading, held: Sequence[Field]
+) -> list[Expression]:
+    """Return the query's key columns in the order of the state's keys."""
+    expected = [reading.raw[reading.inputs[position].raw[0]] for position in spec.keys]
     names = [field.name for field in held]
     if len(set(names)) == len(names) and {column.name for column in expected} == set(names):
         # The order of the keys does not matter, as long as their names are distinct.
         expected.sort(key=lambda column: names.index(column.name))
     _compare(operator, "deduplicates by", [Field(column.name, column.type) for column in expected], held)
     if len(set(names)) < len(names):
-        raise refused(operator, "two of its keys have one name, and the state does not tell them apart")
-    within = isinstance(spec, WithinSpec)
-    values = _fields(state, "value") if within else []
-    if within:
-        _compare(operator, "keeps of each key", [Field("expiresAtMicros", "bigint")], values)
-    flat = _flat(state, values, keys=held)
-    fields = [Field(column.name, column.type) for column in expected]
-    compare_times(operator, fields, [column.metadata for column in expected], _metadata(state, "key"), times)
+        raise refused(operator, "two of its keys have one name, by which the state cannot distinguish them")
+    return expected
+
+
+def _key_checks(
+    node: Node, spec: DeduplicateSpec | WithinSpec, reading: Reading, keys: Sequence[Expression], times: Times
+) -> list[Check]:
+    """Return the checks of a deduplication's rows: windows among the keys, and the times when keys expire."""
     closed = None if spec.lag is None else times.watermark - spec.lag
+    within = spec if isinstance(spec, WithinSpec) else None
     checks: list[Check] = []
-    for number, key in enumerate(expected):
+    for number, key in enumerate(keys):
         end, own = end_and_checks(node, key, f"k{number}")
         checks += own
-        if end is not None and closed is not None and not within and WATERMARK_DELAY in key.metadata:
+        marked = within is None and WATERMARK_DELAY in key.metadata
+        if end is not None and closed is not None and marked:
             checks += closed_checks(*end, "keys", closed)
-    if within and closed is not None:
+    if within is not None and closed is not None:
         checks += closed_checks("v0", "timestamp_micros(v0)", "keys", closed)
-        time = reading.raw[reading.inputs[spec.time.column].raw[0]]  # type: ignore[union-attr]
+        time = reading.raw[reading.inputs[within.time.column].raw[0]]
         marks = [mark.expression("eventTime") for mark in node.walk() if mark.kind == "EventTimeWatermark"]
         # otherwise this time may be ahead of the time that the watermark follows
         if len(marks) == 1 and marks[0].expr_id == time.expr_id:
-            checks += delay_checks("v0", spec.delay_ms, times.following)  # type: ignore[union-attr]
-    check_rows(operator, flat, checks)
-    position_of = {column.expr_id: number for number, column in enumerate(expected)}
-    columns = []
-    for position, column in enumerate(reading.inputs):
-        attribute = reading.raw[column.raw[0]]
-        if within and position == spec.time.column:  # type: ignore[union-attr]
-            sql = _time("v0", column.field.type)
-        elif position in spec.keys:
-            sql = f"k{position_of[attribute.expr_id]}"
-        else:
-            sql = f"cast(null as {column.field.type})"
-        columns.append((column.field.name, sql))
-    if within and spec.time is not None and spec.time.column in spec.keys:
-        raise refused(operator, "the event time is one of its keys")
-    rows = flat.selectExpr(*(f"{sql} as {quoted(name)}" for name, sql in columns))
-    return rows.selectExpr("*", f"{reading.hash} as __hash")
+            checks += delay_checks("v0", within.delay_ms, times.following)
+    return checks
 
 
 def _joined(
@@ -340,58 +368,93 @@ def _joined(
     frames = []
     parts = (reading.left, reading.right)
     sides = zip(("left", "right"), parts, node.children, side_projections(catalyst, reading), strict=True)
-    for side, part, child, (aliases, columns) in sides:
+    for side, part, child, projection in sides:
         store = side + _ROWS
         if store not in held.stores:
             raise refused(operator, f"its state is of a format that has no {store}")
-        state = read(store)
-        values = _fields(state, "value")
-        # Only Spark's second format of join state records which rows have found a match.
-        known = values and values[-1].name == "matched" and values[-1].type == "boolean"
-        if not known and reading.spec.kind != "inner":
-            raise refused(operator, "its state is of the first format, and does not say who has found a partner")
-        rows = values[:-1] if known else values
-        *keys, number = _fields(state, "key")  # the number of a row within its key
-        flat = _flat(state, values, [*keys, number])
-        matched = F.col(f"v{len(rows)}") if known else F.lit(None).cast("boolean")
-        analyzed = catalyst.analyzed(flat.withColumn("__matched", matched))
-        held_columns = analyzed.output[len(keys) + 1 :]
-        needed = {
-            expression.expr_id
-            for alias in aliases
-            for expression in alias.walk()
-            if expression.kind == "AttributeReference"
-        }
-        replacements, matched_columns = [], []
-        checks: list[Check] = []
-        for column in child.output:
-            places = [
-                position
-                for position, field in enumerate(rows)
-                if (field.name, field.type) == (column.name, column.type)
-            ]
-            if len(places) == 1:
-                replacements.append(catalyst.aliased_as(catalyst.cast_to(held_columns[places[0]], column), column))
-                matched_columns.append((column, _metadata(state, "value")[places[0]]))
-                checks += end_and_checks(child, column, f"v{places[0]}")[1]
-            elif column.expr_id in needed:
-                raise refused(
-                    operator,
-                    f"the query reads {column.name} {column.type} on its {side} side; its checkpoint has "
-                    f"{_field_list(rows)} there",
-                )
-        ours = [column.metadata for column, _ in matched_columns]
-        fields = [Field(column.name, column.type) for column, _ in matched_columns]
-        compare_times(operator, fields, ours, [theirs for _, theirs in matched_columns], times)
-        check_rows(operator, flat, checks)
-        # Spark's columns take the identities of the query's, so that the query's own expressions apply to them.
-        under = catalyst.project([*analyzed.output, *replacements], analyzed)
-        projected = catalyst.dataframe(catalyst.project([*aliases, *analyzed.output], under))
-        *others, hashed = columns
-        named = [f"{column} as __{column}" for column in flat.columns]
-        check_keys(operator, part.keys, reading.spec, side, projected.selectExpr(*named, *others), keys, rows)
-        frames.append(projected.selectExpr(*others, "__matched", hashed))
+        frames.append(_joined_side(catalyst, operator, reading.spec, side, part, child, projection, read(store), times))
     return frames[0].union(frames[1])
+
+
+def _joined_side(
+    catalyst: Catalyst,
+    operator: Operator,
+    spec: JoinSpec,
+    side: str,
+    reading: SideReading,
+    child: Node,
+    projection: tuple[list[Expression], list[str]],
+    state: DataFrame,
+    times: Times,
+) -> DataFrame:
+    """Return the rows of one side of a join.
+
+    Args:
+        catalyst: of the query's session.
+        operator, spec: the join.
+        side: left or right.
+        reading: the side's reading.
+        child: the query's plan below that side.
+        projection: the side's input (see `side_projections`).
+        state: the side's rows in the state.
+        times: the query's watermarks.
+    """
+    values = _fields(state, "value")
+    # Only Spark's second format of join state records which rows have found a match.
+    known = values and values[-1].name == "matched" and values[-1].type == "boolean"
+    if not known and spec.kind != "inner":
+        raise refused(operator, "its state is of the first format, and does not say who has found a partner")
+    rows = values[:-1] if known else values
+    *keys, number = _fields(state, "key")  # the number of a row within its key
+    flat = _flat(state, values, [*keys, number])
+    matched = F.col(f"v{len(rows)}") if known else F.lit(None).cast("boolean")
+    analyzed = catalyst.analyzed(flat.withColumn("__matched", matched))
+    aliases, columns = projection
+    places = _stored_places(operator, side, child.output, aliases, rows)
+    metadata = _metadata(state, "value")
+    compare_times(
+        operator,
+        [Field(column.name, column.type) for column, _ in places],
+        [column.metadata for column, _ in places],
+        [metadata[place] for _, place in places],
+        times,
+    )
+    check_rows(
+        operator, flat, [check for column, place in places for check in end_and_checks(child, column, f"v{place}")[1]]
+    )
+    # Spark's columns take the identities of the query's, so that the query's own expressions apply to them.
+    stored = analyzed.output[len(keys) + 1 :]
+    renamed = [catalyst.aliased_as(catalyst.cast_to(stored[place], column), column) for column, place in places]
+    under = catalyst.project([*analyzed.output, *renamed], analyzed)
+    projected = catalyst.dataframe(catalyst.project([*aliases, *analyzed.output], under))
+    *others, hashed = columns
+    named = [f"{column} as __{column}" for column in flat.columns]
+    check_keys(operator, reading.keys, spec, side, projected.selectExpr(*named, *others), keys, rows)
+    return projected.selectExpr(*others, "__matched", hashed)
+
+
+def _stored_places(
+    operator: Operator, side: str, output: Sequence[Expression], aliases: Sequence[Expression], held: Sequence[Field]
+) -> list[tuple[Expression, int]]:
+    """Return the columns of a join's side that the state has, each with its place among the stored columns.
+
+    Raises:
+        StateIncompatibleError: the join reads a column that the state lacks, or has twice.
+    """
+    parts = (part for alias in aliases for part in alias.walk())
+    needed = {part.expr_id for part in parts if part.kind == "AttributeReference"}
+    found: list[tuple[Expression, int]] = []
+    for column in output:
+        places = [place for place, field in enumerate(held) if (field.name, field.type) == (column.name, column.type)]
+        if len(places) == 1:
+            found.append((column, places[0]))
+        elif column.expr_id in needed:
+            raise refused(
+                operator,
+                f"the query reads {column.name} {column.type} on its {side} side; its checkpoint has "
+                f"{_field_list(held)} there",
+            )
+    return found
 
 
 def _metadata(state: DataFrame, part: str) -> list[dict[str, Any]]:

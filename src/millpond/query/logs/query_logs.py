@@ -150,7 +150,8 @@ class QueryLogs:
 
     def entry_times(self, log: Log) -> dict[int, float]:
         """Return the time of each entry of a log by batch: seconds since the epoch, by the store's clock."""
-        entries = ((info.name.rpartition("/")[2], info.modified) for info in self._files.list(f"{log}/"))
+        # Spark ignores what lies in folders below.
+        entries = ((info.name.removeprefix(f"{log}/"), info.modified) for info in self._files.list(f"{log}/"))
         return {int(name): modified for name, modified in entries if name.isdigit()}
 
     def retained(self) -> range:
@@ -234,6 +235,7 @@ class RollBack:
         self._logs = query_logs
         self._state = state
         self._generation = generation
+        self._journal = f"{_PENDING}{digits(generation)}.json"
 
     def undo_interrupted(self) -> None:
         """Restore the entries that interrupted starts have removed.
@@ -241,7 +243,12 @@ class RollBack:
         Raises:
             StateDamagedError: a journal is damaged.
         """
-        journals = [info.name for info in self._files.list(_FOLDER) if info.name.startswith(_PENDING)]
+        journals = [
+            info.name
+            for info in self._files.list(_FOLDER)
+            # If a newer start has taken over, its journal is in use.
+            if info.name.startswith(_PENDING) and info.name <= self._journal
+        ]
         for journal in sorted(journals, reverse=True):  # newest first: each record is relative to the older ones
             try:
                 record = read_document(self._files, journal, _RollBack)
@@ -271,15 +278,14 @@ class RollBack:
             commit=commit.decode() if commit is not None else None,
             planned=planned.decode() if planned is not None else None,
         )
-        journal = f"{_PENDING}{digits(self._generation)}.json"
-        write_document(self._files, journal, record)
+        write_document(self._files, self._journal, record)
         # Remove the plan of the next batch first: with `offsets/C+1` and without `commits/C`, Spark skips to C+2.
         self._logs.remove("offsets", batch + 1)
         self._logs.remove("commits", batch)
         yield
         # A fenced start must not restore entries: the logs belong to the newer generation.
         check_fence(self._state, self._generation)
-        self._restore(record, journal)
+        self._restore(record, self._journal)
 
     def _restore(self, record: _RollBack, journal: str) -> None:
         if record.commit is None:
@@ -287,7 +293,9 @@ class RollBack:
             gone_on = record.planned is None and self._logs.read("offsets", record.again + 1) is not None
             if not gone_on:
                 self._logs.remove("commits", record.again)
-        elif self._logs.read("commits", record.again) is None:
+        else:
+            # The original, in place of the repetition's: Spark begins that with no event times but those of its batch,
+            # so its entry may have a lower watermark.
             self._logs.put("commits", record.again, record.commit.encode())
         if record.planned is not None:
             self._logs.put("offsets", record.again + 1, record.planned.encode())

@@ -16,7 +16,13 @@ JVM is gone. It is None after a stop."""
 
 
 def beside(
-    query: StreamingQuery, name: str, step: Callable[[], None], every: float, at_end: AtEnd = lambda error: None
+    query: StreamingQuery,
+    name: str,
+    step: Callable[[], None],
+    every: float,
+    at_end: AtEnd = lambda error: None,
+    *,
+    first: Callable[[], None] = lambda: None,
 ) -> threading.Thread:
     """Return a thread that repeats a step until the query ends. The caller starts it.
 
@@ -26,9 +32,11 @@ def beside(
         step: the step; an error in it ends the repetition.
         every: seconds before each step. The end of the query is noticed at once.
         at_end: action after the last step.
+        first: action at once, also if the query has ended by then; an error in it is like one in a step.
     """
 
     def repeat() -> None:
+        first()
         while not query.awaitTermination(every):
             step()
 

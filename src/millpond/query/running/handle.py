@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
+from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
@@ -62,7 +63,7 @@ class RunningQuery(StreamingQuery):  # type: ignore[misc]
     @classmethod
     def of(cls, query: StreamingQuery, *, supervised: bool = False) -> RunningQuery:
         """Wrap a query, so that it is stopped when the program exits."""
-        _running[:] = [other for other in _running if other.isActive]
+        _running[:] = [other for other in _running if _is_active(other)]
         running = cls(query._jsq, supervised=supervised)
         _running.append(running)
         return running
@@ -211,6 +212,13 @@ def _interruptible(wait: Callable[[], _T]) -> _T:
         signal.signal(signal.SIGINT, handler)
 
 
+def _is_active(query: RunningQuery) -> bool:
+    try:
+        return query.isActive
+    except Py4JError:  # the JVM of an earlier SparkContext has ended
+        return False
+
+
 @atexit.register
 def _stop_running() -> None:
     """Stop the queries before the program exits.
@@ -224,5 +232,5 @@ def _stop_running() -> None:
         return
     for query in _running:
         with suppress(Exception, KeyboardInterrupt):
-            if query.isActive:
+            if _is_active(query):
                 stop_at_exit(StreamingQuery(query._jsq), _STOP_SECONDS)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from pyspark.sql import SparkSession
 
 from millpond.conf import Settings
+from millpond.errors import TransientError
 from millpond.plan.catalyst.session import settings_of
 from millpond.spec.kinds.union import OperatorSpec
 from millpond.spec.types import leaves, parse_type
@@ -37,8 +38,43 @@ PLANNING_SETTINGS = {
 }
 """Settings that matter only while queries start and batches are planned; they do not change the rows of a batch."""
 
-_START_LOCK = threading.RLock()
-"""Two starts must not see, or restore, each other's settings."""
+LONGEST_START_SECONDS = 60.0
+"""Seconds after which a start that keeps others waiting counts as stuck.
+
+Spark's `start()` waits until the listeners' `onQueryStarted` have returned, which run in another thread. If one of them
+starts a query, each of the two starts waits for the other one.
+"""
+
+
+class _StartLock:
+    """Lock of the starts in this process: two starts must not see, or restore, each other's settings. Reentrant."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._holder = ""
+        self._turn = 0
+
+    def __enter__(self) -> None:
+        turn: int | None = None
+        # Many starts may have their turn before this one: only one that holds the lock all the time is stuck.
+        while turn != self._turn:
+            turn = self._turn
+            if self._lock.acquire(timeout=LONGEST_START_SECONDS):
+                self._turn += 1
+                self._holder = threading.current_thread().name
+                return
+        raise TransientError(
+            f"A query has been starting in the thread {self._holder!r} for {LONGEST_START_SECONDS:.0f} s, and no other "
+            "query can start meanwhile.",
+            action="Start this one again. If a listener's onQueryStarted does it, start it from another thread after "
+            "onQueryStarted has returned: Spark's start() waits for that.",
+        )
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+
+_START_LOCK = _StartLock()
 
 
 def running_settings(settings: Settings, specs: Sequence[OperatorSpec], given: Mapping[str, str]) -> dict[str, str]:
@@ -83,10 +119,19 @@ def settings_of_user(session_settings: Mapping[str, str], given: Mapping[str, st
     return {name: given.get(name) for name in session_settings if name in PLANNING_SETTINGS}
 
 
+def unchanged_settings() -> AbstractContextManager[None]:
+    """Return a context within which no other thread's start changes a session's settings.
+
+    Raises:
+        TransientError: another start takes too long.
+    """
+    return _START_LOCK
+
+
 @contextmanager
 def starting_settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
-    """Change a session's settings while a query starts, and restore the old ones."""
-    with _START_LOCK:
+    """Change a session's settings while a query starts, and restore the old ones; raise as `unchanged_settings`."""
+    with unchanged_settings():
         before = settings_of(spark)
         with changed_settings(spark, wanted, {name: before.get(name) for name in wanted}):
             yield

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from py4j.protocol import Py4JError
@@ -23,9 +23,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.checkpoint.checkpoint import Checkpoint, NotDurableError
 from millpond.checkpoint.forks.parents import open_state
-from millpond.checkpoint.generation import Restart, RestartReason, claimed_generations, read_claim
-from millpond.errors import FencedError, MillpondError, StateDamagedError, TransientError
-from millpond.files.backends.filesystem import FileSystem
+from millpond.checkpoint.generation import Restart, RestartReason, check_overtaken
+from millpond.errors import FencedError, MillpondError, TransientError
 from millpond.files.backends.retry import SHORT_RETRY
 from millpond.humanize import counted, first_line
 from millpond.plan.catalyst.cluster.pings import ExecutorPings
@@ -311,28 +310,6 @@ class Supervisor:
         running = StreamingQuery(self._query._jsq)
         if running.isActive:
             running.stop()
-
-
-def check_overtaken(files: FileSystem, replaced: int, restart: Restart, query: str) -> None:
-    """Check that only tries of this restart have claimed the query since the run that it replaces.
-
-    Args:
-        files: the location's `millpond/` folder.
-        replaced: generation of that run.
-        restart: the restart; its failed tries have claimed generations, too.
-        query: the query's id.
-
-    Raises:
-        FencedError: the user, or another application, has started the query.
-    """
-    for number in claimed_generations(files, after=replaced):
-        with suppress(StateDamagedError):  # a torn claim was never returned to its run
-            if read_claim(files, number).restart != restart:
-                raise FencedError(
-                    "A newer run of the query has taken over while hosts were lost.",
-                    action="None is needed: the newer run goes on.",
-                    query=query,
-                )
 
 
 def _longest_batch(running: StreamingQuery) -> float:

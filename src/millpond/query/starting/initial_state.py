@@ -19,7 +19,7 @@ from millpond.plan.exchange.initial_state import initial_state
 from millpond.plan.exchange.workers import map_in_arrow, named_function
 from millpond.plan.reading.processor import InitialReading, ProcessorReading
 from millpond.query.logs.query_logs import QueryLogs
-from millpond.tasks.initial_state import Portion, delete_initial_state, write_list
+from millpond.tasks.initial_state import Portion, delete_earlier_initial_state, delete_initial_state, write_list
 from millpond.tasks.operator_task import OperatorTask
 from millpond.worker.initial_state import WRITTEN, InitialWrite
 
@@ -54,7 +54,7 @@ def write_initial(
     ]
     if not initials:
         return task
-    delete_initial_state(files)  # remove initial state of interrupted starts: their runs are fenced
+    delete_earlier_initial_state(files, task.generation)  # of interrupted starts: their runs are fenced
     # File names carry the generation, so that files of two starts never mix.
     task = msgspec.structs.replace(task, initial=task.generation)
     for index, title, reading in initials:
@@ -104,7 +104,7 @@ def _remove_when_committed(query: StreamingQuery, task: OperatorTask, files: Fil
             ended = True
 
 
-def remove_left_initial(files: FileSystem) -> None:
+def remove_left_initial(files: FileSystem, generation: int) -> None:
     """Remove the initial state that earlier runs have left, in a start after the query's first batch.
 
     The start has claimed its generation: the earlier runs are fenced, and a later start does not run the first batch
@@ -112,8 +112,9 @@ def remove_left_initial(files: FileSystem) -> None:
 
     Args:
         files: the location's `millpond/` folder.
+        generation: of the start.
     """
     try:
-        delete_initial_state(files)
+        delete_earlier_initial_state(files, generation)
     except MillpondError as error:
         log.debug("the initial state of earlier runs was not removed: %s", error)

@@ -10,12 +10,14 @@ import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.errors import MillpondError
 from millpond.files.locations.opening import open_filesystem
-from millpond.plan.catalyst.session import delete_at_exit, is_on, qualified
+from millpond.plan.catalyst.session import delete_at_exit, delete_location, is_on, qualified
 from millpond.query.running.companion import after
 from millpond.slot.process.client import drain
 from millpond.tasks.operator_task import OperatorTask
@@ -115,7 +117,7 @@ def delete_when_stopped(query: StreamingQuery, spark: SparkSession, path: str, t
     Args:
         query: the running query.
         spark: its session.
-        path: the checkpoint, a local folder.
+        path: the checkpoint, a local folder; or one of this name in Spark's default file system.
         task: any operator of the query; its slots have to release the checkpoint first.
     """
     forced = is_on(spark, "spark.sql.streaming.forceDeleteTempCheckpointLocation", False)
@@ -126,6 +128,8 @@ def delete_when_stopped(query: StreamingQuery, spark: SparkSession, path: str, t
             return
         with suppress(MillpondError, OSError):  # commits to a checkpoint that is being deleted may fail
             drain(task)
+        with suppress(Py4JError, PySparkException):  # the JVM has ended
+            delete_location(spark, path)
         shutil.rmtree(path, ignore_errors=True)
 
     after(query, "millpond-temporary", delete).start()

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.checkpoint.forks.parents import open_state
-from millpond.checkpoint.generation import Restart, claim, newest_claim
+from millpond.checkpoint.generation import Restart, check_overtaken, claim, newest_claim
 from millpond.checkpoint.recovery import Recovery
 from millpond.checkpoint.state_schema import QUERY_FILE, overwrite_schema
 from millpond.conf import Settings
@@ -42,7 +42,7 @@ from millpond.query.logs.query_logs import QueryLogs, RollBack
 from millpond.query.lookahead.runner import lookaheads, start_source_lookahead
 from millpond.query.running.commits import watch_commits
 from millpond.query.running.runs import end_slots_with_application, release, watch_run
-from millpond.query.running.supervisor import check_overtaken
+from millpond.query.running.session_settings import unchanged_settings
 from millpond.query.schema.matching import StartSchema, check_schema, state_schema_of, write_evolved_schema
 from millpond.query.starting.checks import check_speculation
 from millpond.query.starting.initial_state import remove_initial_when_committed, remove_left_initial, write_initial
@@ -181,6 +181,7 @@ class _Startup:
     def claim(self) -> None:
         """Claim the next generation: no earlier run of the query can commit from here on."""
         self._claim(from_scratch=self.schema_at_start.from_scratch)
+        self.first_claim = self.task.generation
         self.roll_back = RollBack(self.checkpoint_files, self.query_logs, self.files, self.task.generation)
         # Only after the claim: starts of older generations are fenced, and restore nothing any more.
         self.roll_back.undo_interrupted()
@@ -233,7 +234,7 @@ class _Startup:
         if first == 0:
             self.task = write_initial(self.catalyst, self.decision, self.task, self.files, self.start.session_settings)
         else:
-            remove_left_initial(self.files)
+            remove_left_initial(self.files, self.task.generation)
         self._open_ahead(first)
         for batch in self.replays:
             log.info("state lags behind Spark's commit log: batch %d runs again, without the sink", batch)
@@ -273,7 +274,7 @@ class _Startup:
         watch_commits(query, self.task)
         remove_initial_when_committed(query, self.task, self.files, self.query_logs)
         retained = max(self.settings.state_retain, self._retained_batches())
-        collect_garbage(query, self.files, self.task.generation, self.query_logs, retained)
+        collect_garbage(query, self.files, self.first_claim, self.task.generation, self.query_logs, retained)
 
     def _check_schema(self) -> StartSchema:
         return check_schema(
@@ -382,8 +383,10 @@ class _Startup:
         # Spark's commit of this batch has to mean durable state, or the next start would have to repeat it.
         sync = msgspec.structs.replace(self.task.settings, commit_mode="sync")
         tasks = self._tasks(msgspec.structs.replace(self.task, settings=sync))
+        rewritten = self._rewritten(tasks)
         # In a copy of the session, so that the user's listeners do not see a batch twice.
-        frame = self.catalyst.in_own_session(self._rewritten(tasks), self.start.session_settings)
+        with unchanged_settings():
+            frame = self.catalyst.in_own_session(rewritten, self.start.session_settings)
         # `once` runs the planned batch and no more; other triggers would go on with new data.
         query = (
             frame.writeStream.format("noop")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -264,7 +266,10 @@ class Partition:
         except BaseException as error:
             self.query.record_lost_call(operator, self.task.operator, self.number, batch)
             attach_context(error, self.task.spec, manifest)
-            self._discard()  # the tables contain half a batch
+            try:
+                self._discard()  # the tables contain half a batch
+            except Exception:  # the batch's own error says whether the batch is repeated
+                traceback.print_exc(file=sys.stderr)
             lost = isinstance(error, OSError) and error.errno is None  # no errno: the connection of its input is gone
             if self._attempt_lock.closed and isinstance(error, Exception) and not lost:
                 raise query_stopped_error() from error  # it failed because its tables and files were closed

@@ -11,7 +11,7 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -106,16 +106,17 @@ class _Query:
                     self.release()
 
     def release(self) -> None:
-        """Close everything; running attempts fail."""
-        for partition in self.partitions.values():
-            partition.close()
-        self.partitions.clear()
-        if self.running is not None:
-            arrow = self.running.resources.arrow
-            self.running.close()
-            self.running = None
+        """Close everything, even if closing some of it fails; running attempts fail."""
+        partitions, self.partitions = self.partitions, {}
+        running, self.running = self.running, None
+        with ExitStack() as closing:
+            if running is not None:
+                closing.callback(running.close)
+            for partition in partitions.values():
+                closing.callback(partition.close)
+        if running is not None:
             gc.collect()  # reference cycles keep files open and mapped
-            arrow.force(pa.total_allocated_bytes())
+            running.resources.arrow.force(pa.total_allocated_bytes())
 
 
 class PartitionServer:
@@ -243,9 +244,9 @@ class PartitionServer:
         """Return the status of a query in this slot (see `Work`)."""
         held = self._query(query)
         answered = [
-            (*place, partition.answered_batch)
+            (*place, batch)
             for place, partition in sorted(held.partitions.copy().items())
-            if partition.answered_batch is not None
+            if (batch := partition.answered_batch) is not None  # read once: another thread may discard the state
         ]
         running = held.running
         if running is None:
@@ -268,10 +269,11 @@ class PartitionServer:
                 if query.running is None:
                     continue
                 try:
-                    query.drain(query.running.task.settings.exit_timeout)
-                except MillpondError:
+                    with ExitStack() as ending:
+                        ending.callback(query.release)
+                        query.drain(query.running.task.settings.exit_timeout)
+                except Exception:  # the commits of the other queries are still waited for
                     traceback.print_exc(file=sys.stderr)
-                query.release()
         self._merges.shutdown(wait=False, cancel_futures=True)
         self._writers.shutdown(wait=False, cancel_futures=True)
         self._readers.shutdown(wait=False, cancel_futures=True)

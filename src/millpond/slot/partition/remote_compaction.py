@@ -28,6 +28,7 @@ from millpond.errors import MillpondError, StateDamagedError, TransientError
 from millpond.files.backends.filesystem import FileSystem
 from millpond.files.refs import RunRef
 from millpond.stores.jobs import Job
+from millpond.stores.runs.run import close_runs
 
 T = TypeVar("T")
 
@@ -266,9 +267,8 @@ class RemoteCompaction:
             self._compact_locally(request, str(error))
             return
         with self._changed:
-            if request not in self._pending:
-                return  # closed meanwhile
-            if any(ref.rows for ref in refs):
+            # If `close` has taken the request meanwhile, its result is cancelled.
+            if request in self._pending and any(ref.rows for ref in refs):
                 # Registered before the result is set: the table may name its files in the next seal.
                 self._used_results[request.id] = _UsedResult()
                 self._pending.remove(request)
@@ -280,6 +280,7 @@ class RemoteCompaction:
                 self.stats.bytes += sum(ref.bytes for ref in refs)
             request.result.set_result(result)
             return
+        close_runs(result)  # the table is closed
         with self._changed:
             if self._used_results.pop(request.id, None) is not None:
                 self._to_remove.append(request.id)

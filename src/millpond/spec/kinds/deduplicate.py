@@ -18,7 +18,7 @@ class DeduplicateSpec(FirstRows, frozen=True, tag="deduplicate"):
 
     Attributes:
         time: the event time. Late rows are dropped. If the time is a key column, the watermark expires keys.
-        passed: whether the input has a watermark by which no row is late, because no operator above reads its column.
+        unread_time: whether the input has a watermark by which no row is late, as no operator above reads its column.
     """
 
     facts: ClassVar[KindFacts] = KindFacts(
@@ -26,7 +26,7 @@ class DeduplicateSpec(FirstRows, frozen=True, tag="deduplicate"):
     )
 
     time: EventTime | None = None
-    passed: bool = False
+    unread_time: bool = False
 
     @property
     def compatibility_spec(self) -> Self:
@@ -35,7 +35,7 @@ class DeduplicateSpec(FirstRows, frozen=True, tag="deduplicate"):
         time = None if self.time is None or self.located_by_hash else self.time
         if time is not None:
             time = msgspec.structs.replace(time, column=self.keys.index(time.column))
-        return msgspec.structs.replace(super().compatibility_spec, time=time, passed=False)
+        return msgspec.structs.replace(super().compatibility_spec, time=time, unread_time=False)
 
     @property
     def traits(self) -> Mapping[str, Trait]:
@@ -56,7 +56,7 @@ class DeduplicateSpec(FirstRows, frozen=True, tag="deduplicate"):
     @property
     def needs_no_data_batches(self) -> bool:
         """Whether the input has a watermark: Spark then runs a no-data batch when it moves, even if nothing expires."""
-        return self.time is not None or self.passed
+        return self.time is not None or self.unread_time
 
     def with_lag(self, lag_ms: int) -> Self:
         """Return the spec for a watermark that lags `lag_ms` behind the query's."""

@@ -27,8 +27,8 @@ class EnrichSpec(Spec, frozen=True, tag="enrich"):
         named: the table's names for the key columns.
         found: the looked-up columns.
         how: whether rows whose key is missing from the table are emitted (`left`) or dropped (`inner`).
-        on_error: the treatment of rows that could not be enriched: the batch fails (`fail`), the row has nulls
-            (`null`), or nulls and the column `ERROR` (`side`).
+        on_error: the treatment of rows that could not be enriched. The batch fails (`fail`); or the row has nulls
+            (`null`), with `side` also the column `ERROR`.
         most: the maximum number of cached keys.
         ttl_ms: the lifetime of a cached key in milliseconds; negative means for ever.
         timeout_ms: the time-out of one request.

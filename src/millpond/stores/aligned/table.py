@@ -9,7 +9,7 @@ many small segments has them merged, in the background, into a file. There is no
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 
 from millpond.files.backends.filesystem import Buffer
 from millpond.files.formats.append_file import (
@@ -26,8 +26,8 @@ from millpond.layout import HASH, HashRange, RowLayout, Rows, TableSchema
 from millpond.stores.aligned.hash_intervals import in_hash_order, read_gradually
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import MemoryBudget
-from millpond.stores.merge_failures import MergeFailures
 from millpond.stores.protocol import TableDelta
+from millpond.stores.runs.background_merge import BackgroundMerge
 
 _MAX_SMALL_SEGMENTS = 64
 """Number of segments from which a window's segments are merged, unless they are large."""
@@ -63,8 +63,8 @@ class AlignedTable:
         self._segments = [file for delta in deltas for file in files.open_range(delta, [layout])]  # newer
         self._chunks: list[Rows] = []
         self._fresh: list[AppendFile] = []  # segments of the running batch
-        self._merging: tuple[int, int, int, Future[tuple[RunRef, AppendFile]]] | None = None
-        self._failures = MergeFailures()
+        self._merging = BackgroundMerge[AppendFile, tuple[RunRef, AppendFile]]()
+        self._merge_start = 0, 0  # of the running merge: its version, and how many of its inputs are merged files
         self.buffered = 0
         self.lowest = manifest.lowest
         self.rows = sum(file.rows for file in self.files)
@@ -106,7 +106,7 @@ class AlignedTable:
     @property
     def in_flight(self) -> bool:
         """Whether a merge is running, or is done and `begin` has not yet taken over its result."""
-        return self._merging is not None
+        return self._merging.running
 
     @property
     def over_budget(self) -> bool:
@@ -182,12 +182,12 @@ class AlignedTable:
                 view = self._store.spool_bytes(file.data.view)
                 self._segments[number] = AppendFile(MappedBytes(view, "a segment set aside"), [self.layout])
         self._adopt()
-        if self._merging is None and self._due:
+        if not self._merging.running and self._due:
             # Files merged before are merged again only once they are many, so that a row is rewritten few times.
             old = len(self._merged) if len(self._merged) >= _MAX_SMALL_SEGMENTS // 2 else 0
             inputs = [file for _, file in self._merged[:old]] + self._segments
-            future = background.submit(self._merge, inputs, piece)
-            self._merging = version, old, len(self._segments), future
+            self._merging.start(inputs, background.submit(self._merge, inputs, piece))
+            self._merge_start = version, old
         self._update_held()
 
     @property
@@ -204,17 +204,16 @@ class AlignedTable:
         return self._store.write(fill, [self.layout], sum(file.rows for file in inputs))
 
     def _adopt(self) -> None:
-        if self._merging is None or not self._merging[3].done():
+        done = self._merging.take()
+        if done is None:
             return
-        (version, old, count, future), self._merging = self._merging, None
-        result = self._failures.result(future, old + count)
-        if result is None:
-            return
+        inputs, result = done
+        version, old = self._merge_start
         for ref, file in self._merged[:old]:
             self._store.drop_copy(ref, file)
         self._merged = [*self._merged[old:], result]
         # Segments appended since the merge began stay behind its result.
-        self._segments = self._segments[count:]
+        self._segments = self._segments[len(inputs) - old :]
         # The merge read all segments of the state `version`, so it covers the deltas up to that version.
         self._flushed = version
 
@@ -245,8 +244,7 @@ class AlignedTable:
     def close(self) -> None:
         """Close the table and release its segments. Local copies of its files stay for the next slot that opens it."""
         self._owner.remove(self._window, self)
-        if self._merging is not None:
-            self._merging[3].cancel()
+        self._merging.close()
         self._chunks, self._fresh, self._segments, self._merged = [], [], [], []
         self.buffered = self._held = 0
         self._owner.charge(-self._charged)

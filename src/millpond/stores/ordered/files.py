@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from contextlib import ExitStack, closing
 from itertools import chain
 
 import msgspec
@@ -14,26 +14,17 @@ from millpond.files.refs import RunRef
 from millpond.layout import HASH, HashRange, Rows
 from millpond.stores.delta_backlog import DeltaBacklog
 from millpond.stores.jobs import MergeParts
-from millpond.stores.merge_failures import MergeFailures
 from millpond.stores.ordered.layout import OrderedLayout, matched_names, sorted_rows
 from millpond.stores.ordered.merge import Input, TimeInterval, merge_parts
 from millpond.stores.ordered.parts import Part
 from millpond.stores.ordered.time_buckets import TimeBuckets
+from millpond.stores.runs.background_merge import BackgroundMerge
 from millpond.stores.runs.compactor import Writer
 from millpond.stores.runs.merge import piece_rows
 from millpond.stores.runs.pace import Pace
 from millpond.stores.runs.pick import MAX_LAYERS, Extent, pick
 from millpond.stores.runs.run import Run, discard_result
 from millpond.stores.table_resources import TableResources
-
-
-@dataclass
-class _Merge:
-    """A running merge: its inputs, the files written in this process so far, and the future of all files."""
-
-    inputs: list[Input]
-    outputs: list[Run]
-    result: Future[list[Run]]
 
 
 class PartFiles:
@@ -78,8 +69,9 @@ class PartFiles:
         self.matched_files: list[Part] = []
         self._flushing: int | None = None
         self._matched_write: Future[Run] | None = None
-        self._merge: _Merge | None = None
-        self._failures = MergeFailures()
+        self._merge = BackgroundMerge[Input, list[Run]]()
+        self._dropped: list[Part] = []  # inputs of the running merge that have been dropped since it began
+        self._outputs: list[Run] = []  # files of the running merge that this process has written so far
 
     @property
     def due(self) -> bool:
@@ -115,7 +107,8 @@ class PartFiles:
         Pending files are not part of the state; the manifest names them so that the garbage collection keeps them.
         """
         refs = [msgspec.structs.replace(file.ref, marks=True) for file in self.matched_files if file.ref is not None]
-        pending = [] if self._merge is None else [run.ref for run in list(self._merge.outputs)]
+        # Copied: the thread that merges adds to the list.
+        pending = [run.ref for run in list(self._outputs)] if self._merge.running else []
         for part in parts:
             if part.ref is not None and part.upto <= self.flushed:
                 refs.append(part.ref)
@@ -123,13 +116,12 @@ class PartFiles:
                 pending.append(part.ref)
         return refs + [msgspec.structs.replace(ref, pending=True) for ref in pending if ref is not None]
 
-    def step(
-        self, parts: list[Part], dropped: Sequence[Part], buckets: TimeBuckets, expired: int, version: int
-    ) -> list[Part]:
+    def step(self, parts: list[Part], dropped: Sequence[Part], buckets: TimeBuckets, expired: int) -> list[Part]:
         """Take over finished writes and merges, and continue a running flush; called between two batches.
 
         Args:
             parts: the state. dropped: parts that were dropped since the last call.
+            buckets: of the parts' times. expired: end of the times that have expired.
 
         Returns:
             The state, with merged parts in place of their inputs.
@@ -138,16 +130,18 @@ class PartFiles:
             if part.file is not None and part.file.done():
                 part.adopt_file(part.file.result())
         self._advance_flush(parts)
-        if self._merge is not None and self._merge.result.done():
-            parts = self._adopt(parts, self._merge)
-        for part in dropped:
+        self._dropped += dropped
+        if (done := self._merge.take()) is not None:
+            parts = self._adopt(parts, *done)
+        # Inputs of a running merge are dropped when its result is adopted, or after it has failed.
+        merging = [source.part for source in self._merge.inputs]
+        for part in self._dropped:
             if part.file is not None:
                 discard_result(part.file)
-            merging = self._merge is not None and any(source.part is part for source in self._merge.inputs)
-            # The inputs of a running merge are dropped when its result is adopted.
-            if part.run is not None and not merging:
+            if part.run is not None and part not in merging:
                 self._store.drop(part.run)
-        if self._merge is None:
+        self._dropped = [part for part in self._dropped if part in merging]
+        if not self._merge.running:
             self._begin_merge(parts, buckets, expired)
         return parts
 
@@ -202,6 +196,7 @@ class PartFiles:
         intervals = [TimeInterval(expired)] if bucket is not None else buckets.intervals(chosen, expired)
         inputs = [Input(part) for part in chosen]
         outputs: list[Run] = []
+        self._outputs = outputs
         store, layout = self._store, self._layout
 
         def merge_locally() -> Future[list[Run]]:
@@ -210,13 +205,16 @@ class PartFiles:
             )
 
         def open_results(refs: Sequence[RunRef]) -> list[Run]:
-            return [store.open(ref, layout.rows) for ref in refs]
+            with ExitStack() as on_failure:
+                runs = [on_failure.enter_context(closing(store.open(ref, layout.rows))) for ref in refs]
+                on_failure.pop_all()
+            return runs
 
         if self._remote_compactor is None:
             result = merge_locally()
         else:
             result = self._remote_compactor.submit(lambda: self._job(inputs, intervals), merge_locally, open_results)
-        self._merge = _Merge(inputs, outputs, result)
+        self._merge.start(inputs, result)
 
     def _choose_inputs(
         self, parts: Sequence[Part], buckets: TimeBuckets, expired: int
@@ -252,18 +250,15 @@ class PartFiles:
             size=piece_rows(self._piece, row_bytes),
         )
 
-    def _adopt(self, parts: Sequence[Part], merge: _Merge) -> list[Part]:
-        self._merge = None
-        runs = self._failures.result(merge.result, len(merge.inputs))
-        if runs is None:
-            return list(parts)
-        old = [source.part for source in merge.inputs]
+    def _adopt(self, parts: Sequence[Part], inputs: Sequence[Input], runs: Sequence[Run]) -> list[Part]:
+        old = [source.part for source in inputs]
         merged_parts = [Part.of_run(self._layout, run, max(part.upto for part in old)) for run in runs]
-        for source in merge.inputs:
+        for source in inputs:
             # Before the input is dropped: its newly matched rows are read to name them.
             self._carry_over(source, merged_parts)
             assert source.part.run is not None
             self._store.drop(source.part.run)
+        self._dropped = [part for part in self._dropped if part not in old]
         return [part for part in parts if part not in old] + merged_parts
 
     def _carry_over(self, source: Input, outputs: Sequence[Part]) -> None:
@@ -283,13 +278,12 @@ class PartFiles:
     def close(self) -> None:
         """Cancel background work; files being written are left to the store's garbage collection."""
         self._pace.stop()
-        if self._merge is not None:
-            discard_result(self._merge.result)
+        self._merge.close()
         if self._matched_write is not None:
             discard_result(self._matched_write)
-        for file in self.matched_files:
-            if file.run is not None:
-                file.run.close()
+        for part in [*self.matched_files, *self._dropped]:
+            if part.run is not None:
+                part.run.close()
 
 
 def do_merge(

@@ -183,7 +183,7 @@ class OrderedTable:
         self._buckets.choose_length(self.parts, self.expired)
         self.parts = self._merge_in_memory()
         if self._files is not None:
-            self.parts = self._files.step(self.parts, expired_parts, self._buckets, self.expired, version)
+            self.parts = self._files.step(self.parts, expired_parts, self._buckets, self.expired)
             if self._files.due:
                 self.parts = self._merge_in_memory(everything=True)
                 self._files.flush(self.parts, version)

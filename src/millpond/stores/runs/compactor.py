@@ -9,11 +9,11 @@ from typing import Protocol
 from millpond.files.refs import RunRef
 from millpond.layout import HASH, HashRange, RowLayout, Rows, TableSchema
 from millpond.stores.jobs import MergeRuns, RemoteCompactor
-from millpond.stores.merge_failures import MergeFailures
+from millpond.stores.runs.background_merge import BackgroundMerge
 from millpond.stores.runs.merge import merge, piece_rows
 from millpond.stores.runs.pace import Pace
 from millpond.stores.runs.pick import MAX_LAYERS, Extent, Pick, group_layers, pick
-from millpond.stores.runs.run import Run, discard_result
+from millpond.stores.runs.run import Run
 from millpond.stores.runs.run_set import RunSet
 
 
@@ -73,14 +73,12 @@ class Compactor:
         self._piece = piece
         self._max_layers = max_layers
         self._pace = Pace(share)
-        self._inputs: tuple[Run, ...] = ()
-        self._result: Future[Run] | None = None
-        self._failures = MergeFailures()
+        self._merge = BackgroundMerge[Run, Run]()
 
     @property
     def running(self) -> bool:
         """Whether a merge is running, or is done and not yet adopted."""
-        return self._result is not None
+        return self._merge.running
 
     def step(self, excluded: Collection[Run] = ()) -> None:
         """Adopt a merge that is done, and begin one that is due. Called by the table's writer.
@@ -91,12 +89,12 @@ class Compactor:
         Raises:
             MillpondError: merging has failed: at once if a run is damaged, else after several attempts.
         """
-        if self._result is not None and self._result.done():
-            self._adopt(self._result)
+        if (done := self._merge.take()) is not None:
+            self._adopt(*done)
         files = self._mergeable(excluded)
         extents = [_extent(run) for run in files]
         self._pace.set_full_speed(len(group_layers(extents)) > 2 * self._max_layers)
-        if self._result is None:
+        if not self._merge.running:
             chosen = pick(extents, self._max_layers)
             if chosen is not None:
                 self._start_merge(files, chosen)
@@ -104,9 +102,7 @@ class Compactor:
     def close(self) -> None:
         """Cancel the running merge; its result is not used."""
         self._pace.stop()
-        if self._result is not None:
-            discard_result(self._result)
-            self._result = None
+        self._merge.close()
 
     def _mergeable(self, excluded: Collection[Run]) -> Sequence[Run]:
         # Runs without files stay, and so do runs between them: a merge takes neighbours only.
@@ -115,9 +111,8 @@ class Compactor:
         return runs[waiting[-1] + 1 :] if waiting else runs
 
     def _start_merge(self, files: Sequence[Run], chosen: Pick) -> None:
-        self._inputs = tuple(files[chosen.begin : chosen.end])
-        # Bound here: the callbacks run on another thread, when `_inputs` may name the inputs of another merge.
-        inputs, job = self._inputs, self._job(self._inputs, chosen.whole)
+        inputs = tuple(files[chosen.begin : chosen.end])
+        job = self._job(inputs, chosen.whole)
 
         def merge_locally() -> Future[Run]:
             return self._background.submit(do_merge, job, inputs, self._store, self._pace)
@@ -126,11 +121,12 @@ class Compactor:
             (ref,) = refs
             return self._store.open(ref, self._runs.layout)
 
-        self._result = (
+        result = (
             merge_locally()
             if self._remote_compactor is None
             else self._remote_compactor.submit(lambda: job, merge_locally, open_result)
         )
+        self._merge.start(inputs, result)
 
     def _job(self, inputs: Sequence[Run], whole: bool) -> MergeRuns:
         layout, range_ = self._runs.layout, self._runs.range
@@ -147,11 +143,7 @@ class Compactor:
             earlier=self._earlier,
         )
 
-    def _adopt(self, result: Future[Run]) -> None:
-        inputs, self._inputs, self._result = self._inputs, (), None
-        merged = self._failures.result(result, len(inputs))
-        if merged is None:
-            return
+    def _adopt(self, inputs: Sequence[Run], merged: Run) -> None:
         # The result is empty if all keys were deleted.
         self._runs.replace(inputs, [merged] if merged.rows else [])
         for run in inputs:

@@ -184,27 +184,37 @@ class Run:
             return select
         blocks = np.empty(count, np.int32)
         locate(query.probes.hashes, inside, count, index.fence, blocks)
-        admitted = np.empty(count, np.int32)
+        admitted = yield from self._admitted(query.probes.hashes, inside, blocks)
+        done = np.zeros(count, np.uint8)
+        table = self.source.blocks(blocks[admitted]) if self.source.resident else None
+        if table is not None and table.complete:
+            self._probe(query, inside, blocks, admitted, done, table)
+        else:
+            yield from self._probe_by_blocks(query, inside, blocks, admitted, done)
+        left = np.empty(count, np.int32)
+        kept = remaining(inside, count, done, left)
+        return np.concatenate([select[:begin], left[:kept], select[end:]])
+
+    def _admitted(self, hashes: Words, select: NDArray[np.int32], blocks: NDArray[np.int32]) -> Search:
+        """Return the positions in `select` of the hashes that the filters of their blocks do not exclude."""
+        admitted = np.arange(len(select), dtype=np.int32)
         if self._filter_skips > 0:  # not exact: two threads may both decrement it
             self._filter_skips -= 1
-            admitted = np.arange(count, dtype=np.int32)
-        else:
-            bring = self.source.filters(blocks)
-            yield
-            # The requests are under way: the searches of other runs send theirs before this one waits.
-            filters = bring()
-            count = admit(query.probes.hashes, inside, count, blocks, index.fence, index.lines, filters.at, admitted)
-            if count > _USELESS_FILTER_SHARE * len(inside):
-                self._filter_skips = _FILTER_SKIPS
-        done = np.zeros(len(inside), np.uint8)
-        table = self.source.blocks(blocks[admitted[:count]]) if self.source.resident else None
-        if table is not None and table.complete:
-            self._probe(query, inside, blocks, admitted[:count], done, table)
-        else:
-            yield from self._probe_by_blocks(query, inside, blocks, admitted[:count], done)
-        left = np.empty(len(inside), np.int32)
-        kept = remaining(inside, len(inside), done, left)
-        return np.concatenate([select[:begin], left[:kept], select[end:]])
+            return admitted
+        parts = self.source.filters(blocks)
+        yield
+        # The requests are under way: the searches of other runs send theirs before this one waits.
+        index, count = self.source.index, 0
+        for part in parts:
+            own = slice(part.begin, part.end)
+            size, kept = part.end - part.begin, admitted[count:]
+            new = admit(hashes, select[own], size, blocks[own], index.fence, index.lines, part.at, kept)
+            kept[:new] += part.begin  # `admit` counts from the part's first hash
+            count += new
+            del part
+        if count > _USELESS_FILTER_SHARE * len(select):
+            self._filter_skips = _FILTER_SKIPS
+        return admitted[:count]
 
     def _probe_by_blocks(
         self,
@@ -290,18 +300,22 @@ class Run:
             yield admitted[begin:end]
 
 
-def discard_result(result: Future[Run] | Future[list[Run]]) -> None:
-    """Cancel background work that writes runs, or close the runs once they are written: they are not used."""
+def discard_result(result: Future[Any]) -> None:
+    """Cancel background work, or close the runs that it writes once they are written: they are not used."""
     if not result.cancel():
-        result.add_done_callback(_close_runs)
+        result.add_done_callback(_close_runs_of)
 
 
-def _close_runs(result: Future[Any]) -> None:
-    if result.cancelled() or result.exception() is not None:
-        return
-    runs = result.result()
-    for run in [runs] if isinstance(runs, Run) else runs:
-        run.close()
+def _close_runs_of(done: Future[Any]) -> None:
+    if not done.cancelled() and done.exception() is None:
+        close_runs(done.result())
+
+
+def close_runs(result: object) -> None:
+    """Close a merge's result that is not used: one run or several. Other results, as append files, are not closed."""
+    for run in result if isinstance(result, list) else [result]:
+        if isinstance(run, Run):
+            run.close()
 
 
 def search_through(runs: Sequence[Run], query: Query, select: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -19,7 +19,7 @@ from millpond.kernels.unaligned import stat_table as kernels
 from millpond.layout import HASH, RowLayout, Rows
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.jobs import CompactSegments
-from millpond.stores.merge_failures import MergeFailures
+from millpond.stores.runs.background_merge import BackgroundMerge
 from millpond.stores.runs.pace import Pace
 from millpond.stores.table_resources import TableResources
 from millpond.stores.unaligned.compaction import CompactionInput, compact
@@ -94,8 +94,7 @@ class WindowLog:
         self._next_seq = 0  # number of the next segment
         self._taken: list[NDArray[np.uint64]] = []  # windows taken since the last segment, with rows in older ones
         self._pace = Pace()
-        self._compacting: tuple[int, Future[tuple[RunRef, AppendFile]]] | None = None
-        self._failures = MergeFailures()
+        self._compaction = BackgroundMerge[Segment, tuple[RunRef, AppendFile]]()
         # Oldest first: the list of taken windows in a segment concerns older segments only.
         for ref in reversed(manifest.runs):
             self._open(ref)
@@ -207,20 +206,18 @@ class WindowLog:
             segment.adopt()
             self.covered = segment.covered
         while (
-            len(self.segments) > 1 and not self.segments[0].rows and self.segments[0].ref and self._compacting is None
+            len(self.segments) > 1
+            and not self.segments[0].rows
+            and self.segments[0].ref
+            and not self._compaction.running
         ):
             oldest = self.segments.pop(0)  # it only names taken windows of older segments, and there are none
             assert oldest.ref is not None
             self.files.drop_copy(oldest.ref, oldest.file)
-        if self._compacting is not None and self._compacting[1].done():
-            (count, future), self._compacting = self._compacting, None
-            result = self._failures.result(future, count)
-            if result is None:
-                return
-            ref, file = result
-            old, last = self.segments[:count], self.segments[count - 1]
-            compacted = Segment(file, last.seq, ref=ref, covered=last.covered)
-            self.segments[:count] = [compacted] if compacted.rows else []
+        if (done := self._compaction.take()) is not None:
+            old, (ref, file) = done
+            compacted = Segment(file, old[-1].seq, ref=ref, covered=old[-1].covered)
+            self.segments[: len(old)] = [compacted] if compacted.rows else []
             self.compactions += 1
             for segment in old:
                 if segment.ref is not None:
@@ -231,7 +228,7 @@ class WindowLog:
         """Rows in segments per row of an open window; 1 while few rows are outdated, or a compaction runs."""
         total = self.rows
         outdated = (total - self.live_rows) * self.row_bytes
-        if self._compacting is not None or outdated < _MIN_OUTDATED_BYTES:
+        if self._compaction.running or outdated < _MIN_OUTDATED_BYTES:
             return 1.0
         return total / max(1, self.live_rows)
 
@@ -247,7 +244,7 @@ class WindowLog:
 
     @property
     def _too_many_segments(self) -> bool:
-        return len(self.segments) > _MAX_SEGMENTS and self._compacting is None
+        return len(self.segments) > _MAX_SEGMENTS and not self._compaction.running
 
     def compact(self, alive: LiveEntries) -> None:
         """Begin to compact the oldest segments, as few as bring the amplification well below its maximum."""
@@ -270,9 +267,9 @@ class WindowLog:
             self.files.drop_copy(oldest.ref, oldest.file)
             inputs.pop(0)
         if inputs:
-            self._compacting = len(inputs), self._start_compaction(inputs)
+            self._start_compaction(inputs)
 
-    def _start_compaction(self, inputs: list[CompactionInput]) -> Future[tuple[RunRef, AppendFile]]:
+    def _start_compaction(self, inputs: list[CompactionInput]) -> None:
         arguments = (self.files, inputs, self._layout, self._directory, self._piece, self._pace)
         old = self.segments[: len(inputs)]
         self._pace.set_full_speed(self.space_amplification > 2 * self._maximum)
@@ -294,11 +291,12 @@ class WindowLog:
             )
 
         remote_compactor = self._resources.remote_compactor
-        return (
+        result = (
             compact_locally()
             if remote_compactor is None
             else remote_compactor.submit(job, compact_locally, open_result)
         )
+        self._compaction.start(old, result)
 
     def refs(self) -> tuple[RunRef, ...]:
         """Return the durable segments, newest first, up to the first segment that is not durable."""
@@ -312,9 +310,7 @@ class WindowLog:
     def close(self) -> None:
         """Close the log and release its segments."""
         self._pace.stop()
-        if self._compacting is not None:
-            self._compacting[1].cancel()
-            self._compacting = None
+        self._compaction.close()
         for segment in self.segments:
             if segment.written is not None:
                 segment.written.cancel()

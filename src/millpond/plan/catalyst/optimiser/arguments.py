@@ -10,7 +10,7 @@ _CANNOT_FAIL = frozenset(
         *("AttributeReference", "Literal", "GetStructField", "CreateNamedStruct", "Alias", "KnownNotNull"),
         *("And", "Or", "Not", "IsNull", "IsNotNull", "IsNaN", "EqualTo", "EqualNullSafe", "LessThan"),
         *("LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual", "In", "InSet", "If", "CaseWhen", "Coalesce"),
-        *("Greatest", "Least", "Upper", "Lower", "Length", "Concat", "StringTrim", "Like", "StartsWith", "Contains"),
+        *("Greatest", "Least", "Upper", "Lower", "Length", "Concat", "StringTrim", "StartsWith", "Contains"),
         *("Year", "Month", "DayOfMonth", "Hour", "Minute", "Second", "Murmur3Hash", "XxHash64"),
     }
 )

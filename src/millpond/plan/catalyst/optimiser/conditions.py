@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
@@ -40,12 +40,13 @@ _REPLACING = (f"{OPTIMIZER}.ReplaceDistinctWithAggregate",)
 _REPETITION = (f"{OPTIMIZER}.RemoveRepetitionFromGroupExpressions",)
 _COMPUTING_ONCE = (f"{OPTIMIZER}.RewriteWithExpression",)
 _SPECIAL_TIMES = (f"{OPTIMIZER}.SpecialDatetimeValues",)
+_COMPUTING_TIMES = (f"{OPTIMIZER}.ComputeCurrentTime",)
 
 
 def without_clock(catalyst: Catalyst, plan: Node) -> tuple[Node, Callable[[Node], Node]]:
     """Replace expressions that read the clock by placeholders, which are not constants for Spark's rules.
 
-    The time of the micro-batch becomes an expression that is not deterministic, as in Spark: a condition with it stays
+    The time of the micro-batch becomes an expression that is not deterministic, as in Spark. A condition with it stays
     above stateful operators, and compares with the time of the batch that shows a row. Other clocks (`now()`), and
     times that nothing reads, do not keep a condition in its place.
 
@@ -55,13 +56,20 @@ def without_clock(catalyst: Catalyst, plan: Node) -> tuple[Node, Callable[[Node]
     current = catalyst.object("org.apache.spark.sql.catalyst.trees.TreePattern").CURRENT_LIKE()
     if not plan.java.containsPattern(current):
         return plan, lambda settled: settled
-    clocks = [part for part in _parts(plan) if part.kind in CLOCKS]
-    as_if_all_were_read = _replaced(catalyst, plan, _placeholders(catalyst, clocks, range(len(clocks))))
-    pruned = Node(apply_rules(catalyst, (*_UNALIASED, *PRUNE_COLUMNS), as_if_all_were_read.java, MAX_PASSES))
-    read = {part.java.timestampMs() for part in _parts(pruned) if part.kind == "CurrentBatchTimestamp"}
-    placeholders, originals = _placeholders(catalyst, clocks, read), catalyst.new("java.util.HashMap")
-    for clock in clocks:
-        originals.put(placeholders.get(clock.java), clock.java)
+    parts = list(_parts(plan))
+    constants, placeholders, originals = (catalyst.new("java.util.HashMap") for _ in range(3))
+    for position, clock in enumerate(part for part in parts if part.kind in CLOCKS):
+        if constants.containsKey(clock.java):
+            continue
+        constant = _constant_time(catalyst, clock)
+        placeholder = _batch_time(catalyst, clock, position) if clock.kind in BATCH_TIMES else constant
+        constants.put(clock.java, constant)
+        placeholders.put(clock.java, placeholder)
+        originals.put(constant, clock.java)
+        originals.put(placeholder, clock.java)
+    # Elsewhere, the query may read the same clock. So a result that nothing reads is replaced as a whole.
+    for result in _unread_batch_times(catalyst, plan, parts):
+        placeholders.put(result.java, result.java.transform(_partial_function(catalyst, constants)))
     return _replaced(catalyst, plan, placeholders), lambda settled: _replaced(catalyst, settled, originals)
 
 
@@ -69,44 +77,48 @@ def _parts(plan: Node) -> Iterator[Expression]:
     return (part for node in plan.walk() for expression in node.expressions for part in expression.walk())
 
 
-def _placeholders(catalyst: Catalyst, clocks: Sequence[Expression], read: Container[int]) -> Any:
-    """Return a Java map of clocks to placeholders.
+def _constant_time(catalyst: Catalyst, clock: Expression) -> Any:
+    """Return a unique expression with the time now, which Spark's rules move as a constant, but do not fold.
+
+    A lambda function is never folded, and has no columns; its variable alone would count as one. Rules evaluate
+    conditions with it for a row of nulls.
+    """
+    alone = catalyst.project([catalyst.alias(clock, "now")], no_rows(catalyst, []))
+    now = Node(apply_rules(catalyst, _COMPUTING_TIMES, alone.java)).list("projectList")[0].children[0]
+    identity = catalyst.object(f"{_EXPRESSIONS}.NamedExpression").newExprId()
+    unset = catalyst.new("java.util.concurrent.atomic.AtomicReference")
+    unique = catalyst.new(f"{_EXPRESSIONS}.NamedLambdaVariable", "clock", now.java.dataType(), False, identity, unset)
+    return catalyst.new(f"{_EXPRESSIONS}.LambdaFunction", now.java, catalyst.seq([unique]), False)
+
+
+def _batch_time(catalyst: Catalyst, clock: Expression, position: int) -> Any:
+    """Return Spark's expression for the time of the batch; the position is not a time, but makes it unique."""
+    zone = catalyst.object("scala.Option").apply("UTC")
+    return catalyst.new(f"{_EXPRESSIONS}.CurrentBatchTimestamp", position, clock.java.dataType(), zone)
+
+
+def _unread_batch_times(catalyst: Catalyst, plan: Node, parts: Sequence[Expression]) -> Iterator[Expression]:
+    """Find the named results with the time of the batch that Spark's column pruning removes.
 
     Args:
         catalyst: of the query's session.
-        clocks: expressions, perhaps repeated.
-        read: the positions of clocks whose value the query reads.
+        plan: the plan with its clocks.
+        parts: all its expressions.
     """
-    placeholders = catalyst.new("java.util.HashMap")
-    zone = catalyst.object("scala.Option").apply("UTC")
-    fresh = catalyst.object(f"{_EXPRESSIONS}.NamedExpression")
-    for position, clock in enumerate(clocks):
-        if placeholders.containsKey(clock.java):
-            continue
-        type_ = clock.java.dataType()
-        if clock.kind in BATCH_TIMES and position in read:
-            # The position is not a time: it makes each placeholder different.
-            placeholder = catalyst.new(f"{_EXPRESSIONS}.CurrentBatchTimestamp", position, type_, zone)
-        else:
-            # A leaf without columns that is not folded. Rules evaluate conditions with it for a row of nulls.
-            value = catalyst.new("java.util.concurrent.atomic.AtomicReference", _time_now(clock))
-            name, identity = f"clock{position}", fresh.newExprId()
-            placeholder = catalyst.new(f"{_EXPRESSIONS}.NamedLambdaVariable", name, type_, False, identity, value)
-        placeholders.put(clock.java, placeholder)
-    return placeholders
-
-
-def _time_now(clock: Expression) -> Any:
-    try:
-        return clock.constant
-    except (Py4JJavaError, PySparkException):  # versions of Spark differ in whether a clock can be evaluated alone
-        return None
+    pruned = Node(apply_rules(catalyst, (*_UNALIASED, *PRUNE_COLUMNS), plan.java, MAX_PASSES))
+    read = {part.expr_id for part in _parts(pruned) if part.kind == "Alias"}
+    unread = (part for part in parts if part.kind == "Alias" and part.expr_id not in read)
+    return (result for result in unread if any(part.kind in BATCH_TIMES for part in result.walk()))
 
 
 def _replaced(catalyst: Catalyst, plan: Node, replacements: Any) -> Node:
     """Replace expressions by others, given as a Java map."""
-    partial = catalyst.object("scala.jdk.javaapi.CollectionConverters").asScala(replacements)
-    return Node(plan.java.transformAllExpressions(partial))
+    return Node(plan.java.transformAllExpressions(_partial_function(catalyst, replacements)))
+
+
+def _partial_function(catalyst: Catalyst, replacements: Any) -> Any:
+    """Return a Java map as a Scala one, which is a partial function."""
+    return catalyst.object("scala.jdk.javaapi.CollectionConverters").asScala(replacements)
 
 
 def with_settled_conditions(catalyst: Catalyst, plan: Node, *, pruned: bool, semi_joins: bool) -> Node:
@@ -114,7 +126,7 @@ def with_settled_conditions(catalyst: Catalyst, plan: Node, *, pruned: bool, sem
 
     The place of a condition decides which rows reach the nodes that watch their event time, and so which rows are late.
     On Spark, a filter on one key above an aggregate is moved below the watermark. The behaviour of a stream join
-    follows from its type, condition and columns: predicates above it become part of its condition, and unused columns
+    follows from its type, condition and columns. Predicates above it become part of its condition, and unused columns
     are pruned, with their watermarks. Semi and anti joins with tables are moved below state, too: what enters the state
     was known to the table of its batch.
 

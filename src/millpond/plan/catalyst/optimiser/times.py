@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
@@ -27,27 +29,31 @@ def hidden_times(catalyst: Catalyst, plan: Node) -> frozenset[int]:
     hidden: set[int] = set()
     for node in reversed(list(plan.walk())):
         for result in node.list("projectList") if node.kind == "Project" else []:
-            if result.kind == "Alias" and _hides(catalyst, result, node, hidden):
+            if result.kind == "Alias" and _becomes_event_time(catalyst, result, node, hidden):
                 hidden.add(result.expr_id)
     return frozenset(hidden)
 
 
-def _hides(catalyst: Catalyst, result: Expression, project: Node, hidden: set[int]) -> bool:
+def _becomes_event_time(catalyst: Catalyst, result: Expression, project: Node, hidden: set[int]) -> bool:
     source = result.children[0]
     if source.kind == "AttributeReference":
         return source.expr_id in hidden
     if not result.type.startswith("timestamp") or WATERMARK_DELAY in result.metadata:
         return False
-    columns = (part for part in source.walk() if part.kind == "AttributeReference")
-    marked = any(column.expr_id in hidden or WATERMARK_DELAY in column.metadata for column in columns)
-    return marked and _is_column(catalyst, result, project)
+    marked = any(WATERMARK_DELAY in part.metadata or _is_hidden(part, hidden) for part in source.walk())
+    return marked and _simplifies_to_time(catalyst, result, project, hidden)
 
 
-def _is_column(catalyst: Catalyst, result: Expression, project: Node) -> bool:
-    """Whether a projection's result is a column, once Spark has simplified it."""
+def _is_hidden(expression: Expression, hidden: Collection[int]) -> bool:
+    return expression.kind == "AttributeReference" and expression.expr_id in hidden
+
+
+def _simplifies_to_time(catalyst: Catalyst, result: Expression, project: Node, hidden: Collection[int]) -> bool:
+    """Whether a projection's result is a column or field with a watermark, once Spark has simplified it."""
     alone = catalyst.project([result], no_rows(catalyst, project.children))
     try:
         simplified = Node(apply_rules(catalyst, _RULES, alone.java, MAX_PASSES)).list("projectList")[0]
     except (Py4JJavaError, PySparkException):  # a constant that fails, or a clock, which has no value here
         return False
-    return simplified.kind == "Alias" and simplified.children[0].kind == "AttributeReference"
+    # An alias has the metadata of a column or field that it names, and of nothing else.
+    return WATERMARK_DELAY in simplified.metadata or any(_is_hidden(child, hidden) for child in simplified.children)

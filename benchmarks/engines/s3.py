@@ -1,0 +1,52 @@
+"""The S3 server of the benchmarks, and how engines reach it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyspark
+from tests.servers.seaweedfs import BUCKET, running, weed
+
+_KEY, _SECRET = "key", "secret"
+"""Credentials of the server (see `tests/servers/seaweedfs.py`)."""
+
+
+@contextmanager
+def s3_server() -> Iterator[str]:
+    """The endpoint of an S3 server with an empty bucket; what it holds goes with it."""
+    with (
+        tempfile.TemporaryDirectory(prefix="millpond-s3-") as folder,
+        running(weed(), Path(folder), volume_mb=2000) as endpoint,
+    ):
+        yield endpoint
+
+
+def bucket(scheme: str, folder: str) -> str:
+    """URL of a folder in the server's bucket: of scheme `s3` for Millpond, `s3a` for Spark."""
+    return f"{scheme}://{BUCKET}/{folder}"
+
+
+def environment(endpoint: str) -> Mapping[str, str]:
+    """Environment variables by which Millpond finds the server."""
+    return {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": _KEY,
+        "AWS_SECRET_ACCESS_KEY": _SECRET,
+    }
+
+
+def hadoop_settings(endpoint: str) -> Mapping[str, str]:
+    """Settings by which Spark finds the server, with the jars that it needs for that."""
+    hadoop = next((Path(pyspark.__file__).parent / "jars").glob("hadoop-client-api-*.jar")).stem.rpartition("-")[2]
+    return {
+        "spark.jars.packages": f"org.apache.hadoop:hadoop-aws:{hadoop}",
+        "spark.hadoop.fs.s3a.endpoint": endpoint,
+        "spark.hadoop.fs.s3a.path.style.access": "true",
+        "spark.hadoop.fs.s3a.access.key": _KEY,
+        "spark.hadoop.fs.s3a.secret.key": _SECRET,
+    }

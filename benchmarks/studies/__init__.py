@@ -1,0 +1,1 @@
+"""Single measurements and checks, each started by its name: `python -m benchmarks.studies.NAME`."""

@@ -1,0 +1,1 @@
+"""The workloads: the configuration of a run, its source and its query."""
