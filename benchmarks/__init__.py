@@ -3,8 +3,9 @@
 `cli` measures one workload after another. Each room imports only rooms that stand below it:
 
 - `papers`: the headlines of the papers, measured again.
-- `studies`: single measurements and checks, each started by its name. `misa`, `prefetch`: those of two papers.
-- `measuring`: a run from outside: process tree, limits, requests, times, results, tables.
+- `studies`: single measurements and checks, each started by its name.
+- `misa`, `prefetch`: the measurements of two papers.
+- `measuring`: measures a run from outside: process tree, limits, requests, times, results, tables.
 - `engines`: the processes that are measured, and the S3 server for their state.
 - `workloads`: the configuration of a run, its source and its query.
 - `nexmark`: NEXMark's generator and queries.

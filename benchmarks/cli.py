@@ -38,7 +38,7 @@ _OTHERS = """other commands, each with --help:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments, with their defaults."""
+    """Return the parser of the command line."""
     p = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="The same rows through several engines, one after another, measured from outside.",
@@ -69,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=1)
     add("--seconds", type=float, default=60.0, help="to measure, after the batches left out")
     add("--warmup-batches", type=int, default=10, help="first batches to leave out")
-    add("--warmup-seconds", type=float, default=0.0, metavar="S", help="leave out what comes earlier as well")
+    add("--warmup-seconds", type=float, default=0.0, metavar="S", help="leave out earlier batches as well")
     add("--max-batches", type=int, default=0, help="measure at most this number of batches")
     add("--preload", action="store_true", help="let the first rows bring every key once (left out as well)")
     add("--event-rate", type=count, default=10_000, help="events per second of event time")
@@ -86,7 +86,7 @@ def parser() -> argparse.ArgumentParser:
     add("--compaction", choices=("local", "remote"), default="local", help="of Millpond's state")
     add("--compactors", type=int, default=0, metavar="N", help="processes of `millpond compactor` beside the query")
     add("--s3", action="store_true", help="state on a real S3 server (SeaweedFS), Spark's whole checkpoint with it")
-    add("--count-requests", action="store_true", help="what is asked of the S3 server for state, by a proxy before it")
+    add("--count-requests", action="store_true", help="requests to the S3 server for state, by a proxy before it")
     add("--restart", action="store_true", help="then kill, drop the page cache, and measure the first batch again")
     add("--restart-partitions", type=count, default=0, metavar="N", help="give the state N partitions then")
     add("--lose-disk", action="store_true", help="empty the local disk as well")
@@ -108,7 +108,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def configs(arguments: argparse.Namespace, endpoint: str = "") -> list[RunConfig]:
-    """One run per query and engine; `endpoint` of the S3 server, if state is to lie there."""
+    """Return a run per query and engine.
+
+    Args:
+        endpoint: of the S3 server for the state; empty = local disk.
+    """
     names: list[str] = arguments.query or [""]
     work = arguments.work.resolve()
     keys = arguments.keys or KEYS.get(arguments.workload, 5_000_000)
@@ -156,7 +160,7 @@ def configs(arguments: argparse.Namespace, endpoint: str = "") -> list[RunConfig
 
 
 def check(p: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    """Refuse what contradicts itself, and engines that are not there."""
+    """Refuse arguments that contradict each other, and engines that are not installed."""
     if arguments.workload == "nexmark" and arguments.query is None:
         p.error(f"nexmark needs --query: {', '.join(NEXMARK)}")
     if arguments.workload != "nexmark" and arguments.query is not None:
@@ -180,11 +184,11 @@ def check(p: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     if arguments.s3 and (clocked or any(e not in ("millpond", "spark") for e in arguments.engines)):
         p.error("--s3 is for millpond and spark, without a rate")
     if arguments.count_requests and not arguments.s3:
-        p.error("--count-requests counts what is asked of the server of --s3")
+        p.error("--count-requests needs --s3")
     if arguments.compactors and arguments.compaction != "remote":
         p.error("--compactors work with --compaction remote")
     if (arguments.restart_partitions or arguments.lose_disk) and not arguments.restart:
-        p.error("--restart-partitions and --lose-disk say what a --restart finds")
+        p.error("--restart-partitions and --lose-disk need --restart")
     if arguments.seconds <= 0:
         p.error("--seconds must be positive")
     for name in (
@@ -202,44 +206,49 @@ def check(p: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
         p.error("Flink is not installed here; `make engines` installs it")
 
 
-def measured(all_: Sequence[RunConfig], highest_rate_of: str | None, *, keep: bool) -> Iterator[Result]:
-    """Run after run; with `highest_rate_of`, that engine first for each query, and the others at the rate found."""
+def measured(runs: Sequence[RunConfig], highest_rate_of: str | None, *, keep: bool) -> Iterator[Result]:
+    """Yield the result of each run.
+
+    Args:
+        highest_rate_of: an engine that runs first for each query. The others then run at the highest rate that it keeps
+            up with. None = all run as configured.
+    """
     measure = partial(measure_and_report, keep=keep)
     if highest_rate_of is None:
-        yield from map(measure, all_)
+        yield from map(measure, runs)
         return
-    for peer in (config for config in all_ if config.engine == highest_rate_of):
-        found = at_highest_rate(peer, measure)
-        yield found
-        if found.error is None and found.refused is None:
-            for config in all_:
+    for peer in (config for config in runs if config.engine == highest_rate_of):
+        highest = at_highest_rate(peer, measure)
+        yield highest
+        if highest.error is None and highest.refused is None:
+            for config in runs:
                 if config.query == peer.query and config is not peer:
-                    yield measure(msgspec.structs.replace(config, rate=found.rate))
+                    yield measure(msgspec.structs.replace(config, rate=highest.rate))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run query by query, engine by engine, print the table, write JSON and plot. 1 if an engine failed."""
+    """Run query by query and engine by engine; print the table, write JSON and plot. Return 1 if an engine failed."""
     p = parser()
     arguments = p.parse_args(argv)
     check(p, arguments)
     results: list[Result] = []
-    made = None if arguments.work else Path(tempfile.mkdtemp(prefix="millpond-benchmark-"))
-    arguments.work = arguments.work or made
+    temporary = None if arguments.work else Path(tempfile.mkdtemp(prefix="millpond-benchmark-"))
+    arguments.work = arguments.work or temporary
     try:
         with sigterm_exits(), s3_server() if arguments.s3 else nullcontext("") as endpoint:
-            all_ = configs(arguments, endpoint)
-            for result in measured(all_, arguments.highest_rate_of, keep=arguments.keep):
+            runs = configs(arguments, endpoint)
+            for result in measured(runs, arguments.highest_rate_of, keep=arguments.keep):
                 results.append(result)
                 if arguments.json is not None:
                     write(arguments.json, results)
     except KeyboardInterrupt:
         if not results:
             raise
-        print("Interrupted; what was measured:", file=sys.stderr)
+        print("Interrupted; results so far:", file=sys.stderr)
     finally:
-        if made is not None:
-            with suppress(OSError):  # logs of what failed, or what is to be kept, are in it
-                made.rmdir()
+        if temporary is not None:
+            with suppress(OSError):  # it holds the logs of failed runs, or folders to keep
+                temporary.rmdir()
     results.sort(key=lambda result: arguments.engines.index(result.engine))
     if len({result.query for result in results}) > 1:
         print_suite(results)

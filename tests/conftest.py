@@ -1,4 +1,4 @@
-"""Fixtures that all tests share: one Spark session a worker, and nothing left behind."""
+"""Fixtures that all tests share: one Spark session per worker, servers, and checks that no threads are left behind."""
 
 import os
 import sys
@@ -23,20 +23,20 @@ _BEGUN = time.monotonic()
 
 HOSTS = int(os.environ.get("MILLPOND_HOSTS", "0"))
 
-# Times that PySpark hands out are local ones: recorded answers and live ones have to be of one zone.
+# PySpark returns local times: recorded answers and live answers must have one time zone.
 os.environ["TZ"] = "UTC"
 time.tzset()
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-# Most of the JVM's work here runs once: the second compiler would take more of the cores than the queries do.
+# Most of the JVM's code runs once here: the second compiler would take more CPU time than the queries.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=400m -XX:+UseSerialGC")
 
-# Drawn cases are the same in each run, but for `make chaos`.
+# Drawn cases are the same in each run, except in `make chaos`.
 settings.register_profile("millpond", derandomize="MILLPOND_SCHEDULES" not in os.environ)
 settings.load_profile("millpond")
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One worker more than cores, since Spark's batches wait now and then, if there is memory for them."""
+    """Return one worker more than cores, because Spark's batches wait now and then; fewer if memory is short."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(cores + 1, psutil.virtual_memory().total // _WORKER_MEMORY))
 
@@ -55,7 +55,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """In the process that starts workers, or has none: keep what has been recorded."""
+    """Save recorded answers, in the process that starts the workers or runs without workers."""
     config = session.config
     if recorded.USE is recorded.Use.WRITE and not hasattr(config, "workerinput"):
         recorded.finish(whole=not config.option.keyword and not any("::" in name for name in config.args))
@@ -63,7 +63,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(autouse=True)
 def _committers_end() -> Iterator[None]:
-    """No test leaves a committer behind: what goes on in a worker slows all later tests down."""
+    """Wait until the test's committers have ended: a committer that goes on slows all later tests down."""
     before = set(threading.enumerate())
     yield
     for thread in set(threading.enumerate()) - before:
@@ -74,7 +74,7 @@ def _committers_end() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def own_slots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Slots that no other tests have: how much memory they have, an application's first query says."""
+    """Give a module slots of its own, because an application's first query decides how much memory its slots have."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("slots")))
         yield
@@ -82,7 +82,7 @@ def own_slots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The endpoint of a real S3 server. Who uses it is in the group `seaweedfs`: one server, not one a worker."""
+    """Yield the endpoint of a real S3 server. Its tests are one group, `seaweedfs`, so that one server runs in all."""
     from tests.servers.process import Unavailable
     from tests.servers.seaweedfs import running, weed
 
@@ -96,7 +96,7 @@ def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
-    """A real HDFS. Who uses it is in the group `hdfs`: one, not one a worker."""
+    """Yield a real HDFS. Its tests are one group, `hdfs`, so that one cluster runs in all."""
     from tests.servers.hdfs import HADOOP, running
     from tests.servers.jars import jars
     from tests.servers.process import Unavailable
@@ -111,7 +111,7 @@ def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
 
 @pytest.fixture(scope="session")
 def spark_master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of Spark's master: this process, or a cluster of MILLPOND_HOSTS hosts of this machine."""
+    """Yield the URL of Spark's master: this process, or a cluster of MILLPOND_HOSTS hosts on this machine."""
     from tests.support.cluster import hosts
 
     if HOSTS:
@@ -135,7 +135,7 @@ def spark(spark_master: str) -> Iterator[object]:
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
-        # The default starts two or three processes (chmod, readlink) for each file that a batch writes.
+        # Spark's default starts two or three processes (chmod, readlink) for each file that a batch writes.
         .config("spark.sql.streaming.checkpointFileManagerClass", _FILE_MANAGER)
         .config("spark.millpond.slot.memory", "256m")
         .config("spark.millpond.prefetch", "on")  # so that hints are sent beside everything else, too

@@ -16,7 +16,7 @@ _KEY, _SECRET = "key", "secret"
 
 @contextmanager
 def s3_server() -> Iterator[str]:
-    """The endpoint of an S3 server with an empty bucket; what it holds goes with it."""
+    """Yield the endpoint of an S3 server with an empty bucket, which is removed afterwards."""
     with (
         tempfile.TemporaryDirectory(prefix="millpond-s3-") as folder,
         running(weed(), Path(folder), volume_mb=2000) as endpoint,
@@ -25,12 +25,12 @@ def s3_server() -> Iterator[str]:
 
 
 def bucket(scheme: str, folder: str) -> str:
-    """URL of a folder in the server's bucket: of scheme `s3` for Millpond, `s3a` for Spark."""
+    """Return the URL of a folder in the server's bucket; the scheme is `s3` for Millpond, `s3a` for Spark."""
     return f"{scheme}://{BUCKET}/{folder}"
 
 
 def environment(endpoint: str) -> Mapping[str, str]:
-    """Environment variables by which Millpond finds the server."""
+    """Return the environment variables by which Millpond finds the server."""
     return {
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ALLOW_HTTP": "true",
@@ -41,7 +41,7 @@ def environment(endpoint: str) -> Mapping[str, str]:
 
 
 def hadoop_settings(endpoint: str) -> Mapping[str, str]:
-    """Settings by which Spark finds the server, with the jars that it needs for that."""
+    """Return the settings by which Spark finds the server, with the jars that it needs."""
     hadoop = next((Path(pyspark.__file__).parent / "jars").glob("hadoop-client-api-*.jar")).stem.rpartition("-")[2]
     return {
         "spark.jars.packages": f"org.apache.hadoop:hadoop-aws:{hadoop}",

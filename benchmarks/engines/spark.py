@@ -1,6 +1,6 @@
 """Process of the engines on Spark: one streaming query, observed until it is measured.
 
-Started by the harness as `python -m benchmarks.engines.spark CONFIG.json EVENTS.jsonl`. Events are one JSON object a
+The harness starts it as `python -m benchmarks.engines.spark CONFIG.json EVENTS.jsonl`. Events are one JSON object a
 line: `started`, `measuring`, `measured`, `stopped`, each with its time; the batches come with `measured`. An engine
 that does not run the query sends `refused` instead, with the reason.
 """
@@ -13,13 +13,14 @@ import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 import msgspec
 
 from benchmarks.engines.events import events_alone
 from benchmarks.engines.s3 import bucket, hadoop_settings
+from benchmarks.engines.session import progress_reports, start_session
 from benchmarks.workloads.config import RunConfig
 from benchmarks.workloads.dataframes import build, output_mode
 from millpond.demo.engine import PEER_SETTINGS
@@ -33,25 +34,19 @@ if TYPE_CHECKING:
 
 
 def session(config: RunConfig, cluster: str = "") -> SparkSession:
-    """A session with the settings of the engine asked for; temporary files stay below the run's folder.
+    """Start a session with an engine's settings; temporary files stay below the run's folder.
 
     Args:
         config: the run.
         cluster: URL of the master of `config.hosts` hosts; empty = a local session.
     """
-    from pyspark.sql import SparkSession
-
     work = Path(config.work)
     settings = {
-        "spark.ui.enabled": "false",
         "spark.driver.memory": config.driver_memory,
         "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={os.environ['TMPDIR']}",
         "spark.local.dir": os.environ["TMPDIR"],
         "spark.sql.warehouse.dir": str(work / "warehouse"),
-        "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(config.partitions),
-        "spark.sql.streaming.numRecentProgressUpdates": "100000",
-        "spark.ui.showConsoleProgress": "false",
         **PEER_SETTINGS,
         **on_s3(config),
     }
@@ -65,21 +60,17 @@ def session(config: RunConfig, cluster: str = "") -> SparkSession:
             settings["spark.millpond.state.location"] = bucket("s3", Path(config.work).name)
         elif config.store_latency_ms or config.store_bandwidth:
             settings["spark.millpond.state.location"] = store_url(config)
-    master = cluster or f"local[{config.cores},4]"
     if cluster:
         settings |= {"spark.executor.memory": config.driver_memory, "spark.driver.host": "127.0.0.1"}
-    builder = SparkSession.builder.master(master).appName(f"benchmark-{config.engine}")
-    for key, value in {**settings, **config.settings}.items():
-        builder = builder.config(key, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
+    master = cluster or f"local[{config.cores},4]"
+    spark = start_session(master, f"benchmark-{config.engine}", settings | config.settings)
     while cluster and spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() <= config.hosts:
         time.sleep(0.1)
     return spark
 
 
 def cluster_of(config: RunConfig) -> AbstractContextManager[Hosts]:
-    """Hosts that share the run's cores."""
+    """Return a context with hosts that share the run's cores."""
     from tests.support.cluster import hosts
 
     # A host's worker offers more than its executor asks for.
@@ -89,7 +80,7 @@ def cluster_of(config: RunConfig) -> AbstractContextManager[Hosts]:
 
 
 def on_s3(config: RunConfig) -> dict[str, str]:
-    """Spark's settings for a checkpoint on the S3 server."""
+    """Return Spark's settings for a checkpoint on the S3 server."""
     if not config.s3 or config.engine != "spark":
         return {}
     settings = dict(hadoop_settings(config.s3))
@@ -99,27 +90,27 @@ def on_s3(config: RunConfig) -> dict[str, str]:
 
 
 def checkpoint(config: RunConfig) -> str:
-    """Where Spark's checkpoint lies."""
+    """Return the location of Spark's checkpoint."""
     if config.s3 and config.engine == "spark":
         return bucket("s3a", Path(config.work).name)
     return str(Path(config.work) / "checkpoint")
 
 
-def forget_planned(spark: SparkSession, location: str) -> None:
-    """Take back the plan of a batch that the kill has cut off: Spark repartitions no state beside an unfinished one."""
+def remove_unfinished(spark: SparkSession, location: str) -> None:
+    """Remove unfinished batches from a checkpoint's offset log: Spark repartitions no state beside them."""
     assert spark._jvm is not None
     path = spark._jvm.org.apache.hadoop.fs.Path
     files = path(location).getFileSystem(spark._jsc.hadoopConfiguration())
-    done, planned = (
-        {str(one.getPath().getName()) for one in files.listStatus(path(f"{location}/{log}"))} - {"metadata"}
+    committed, planned = (
+        {str(status.getPath().getName()) for status in files.listStatus(path(f"{location}/{log}"))} - {"metadata"}
         for log in ("commits", "offsets")
     )
-    for batch in planned - done:
+    for batch in planned - committed:
         files.delete(path(f"{location}/offsets/{batch}"), False)
 
 
 def store_url(config: RunConfig) -> str:
-    """A store below the run's folder that answers as slowly as asked for."""
+    """Return the URL of a store below the run's folder, with the run's latency and bandwidth."""
     faults = {"latency_ms": f"{config.store_latency_ms:g}", "bandwidth_mb": f"{config.store_bandwidth / 1e6:g}"}
     faults |= {"hold": config.store_hold} if config.store_hold else {}
     return f"faults+file:{Path(config.work) / 'store'}?{urlencode(faults)}"
@@ -146,13 +137,8 @@ def start(spark: SparkSession, config: RunConfig) -> StreamingQuery:
     )
 
 
-def batches(query: StreamingQuery) -> list[dict[str, Any]]:
-    """The progress of every batch that had rows, as Spark reports it."""
-    return [p for p in (json.loads(p.json) for p in query.recentProgress) if p["numInputRows"] > 0]
-
-
 class Events:
-    """The line to the harness."""
+    """Sends events to the harness."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", buffering=1)
@@ -179,9 +165,7 @@ def observe(query: StreamingQuery, config: RunConfig, events: Events) -> None:
             # Slow engines get three batches at least: a median of fewer says nothing.
             if enough or (time.time() >= deadline and done >= left_out + 2):
                 break
-    if (failure := query.exception()) is not None:
-        raise failure
-    events.send("measured", batches=batches(query), left_out=left_out)
+    events.send("measured", batches=progress_reports(query), left_out=left_out)
 
 
 def main(arguments: list[str]) -> int:
@@ -200,7 +184,7 @@ def run(config: RunConfig, events: Events, spark: SparkSession, restarted: bool)
     events.send("session")
     if restarted and config.restart_partitions and config.engine == "spark":
         before = time.time()
-        forget_planned(spark, checkpoint(config))
+        remove_unfinished(spark, checkpoint(config))
         spark._streamingCheckpointManager.repartition(checkpoint(config), config.restart_partitions)
         events.send("repartitioned", seconds=time.time() - before)
     try:
@@ -211,11 +195,9 @@ def run(config: RunConfig, events: Events, spark: SparkSession, restarted: bool)
         return 0
     events.send("started", version=f"Spark {spark.version}")
     if restarted:
-        while query.isActive and len(found := batches(query)) < 3:
+        while query.isActive and len(progress_reports(query)) < 3:
             time.sleep(0.05)
-        if (failure := query.exception()) is not None:
-            raise failure
-        events.send("measured", batches=found)
+        events.send("measured", batches=progress_reports(query))
     else:
         observe(query, config, events)
         if config.restart:

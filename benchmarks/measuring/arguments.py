@@ -13,7 +13,7 @@ from millpond.setting_values import parse_size
 
 
 def size(text: str) -> int:
-    """Bytes from `512m`, `2g`, `1000000`."""
+    """Parse a size in bytes: `512m`, `2g`, `1000000`."""
     try:
         return parse_size(text)
     except ValueError as error:
@@ -21,16 +21,16 @@ def size(text: str) -> int:
 
 
 def count(text: str) -> int:
-    """A positive number, from `200000`, `200k` or `5m` (thousands and millions)."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([km]?)", text.strip().lower().replace("_", ""))
-    number = int(float(found[1]) * {"": 1, "k": 1_000, "m": 1_000_000}[found[2]]) if found else 0
+    """Parse a positive number: `200000`, `200k` or `5m` (thousands and millions)."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([km]?)", text.strip().lower().replace("_", ""))
+    number = int(float(match[1]) * {"": 1, "k": 1_000, "m": 1_000_000}[match[2]]) if match else 0
     if number <= 0:
         raise argparse.ArgumentTypeError(f"'{text}' is not a positive number; write it as 200000 or 200k")
     return number
 
 
 def setting(text: str) -> tuple[str, str]:
-    """`KEY=VALUE`."""
+    """Parse `KEY=VALUE`."""
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise argparse.ArgumentTypeError(f"'{text}' is not KEY=VALUE")
@@ -41,13 +41,13 @@ def names(known: Collection[str], noun: str) -> Callable[[str], list[str]]:
     """Return a parser of known names, separated by commas; repeated names count once."""
 
     def parse(text: str) -> list[str]:
-        asked = [name.strip() for name in text.split(",") if name.strip()]
-        if unknown := [name for name in asked if name not in known]:
+        listed = [name.strip() for name in text.split(",") if name.strip()]
+        if unknown := [name for name in listed if name not in known]:
             wrong = ", ".join(map(repr, unknown))
             raise argparse.ArgumentTypeError(f"no {noun} {wrong}; there are {', '.join(known)}")
-        if not asked:
+        if not listed:
             raise argparse.ArgumentTypeError(f"name at least one {noun}")
-        return list(dict.fromkeys(asked))
+        return list(dict.fromkeys(listed))
 
     return parse
 
@@ -56,5 +56,5 @@ engines = names(ENGINES, "engine")
 
 
 def queries(text: str) -> list[str]:
-    """Names of NEXMark's queries; `all` for every one of built-in operators."""
+    """Parse names of NEXMark's queries; `all` selects every query of built-in operators."""
     return list(QUERIES) if text.strip() == "all" else names(NEXMARK, "query")(text)

@@ -18,7 +18,7 @@ class Compactors:
     """Processes of `millpond compactor` beside a query; there are none unless the engine is Millpond.
 
     Args:
-        config: the run. environment: environment variables of the processes.
+        config: of the run. environment: environment variables of the processes.
 
     Attributes:
         cpu: pairs of a time, in seconds since the epoch, and the CPU seconds that all of them had used by then.

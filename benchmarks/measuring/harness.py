@@ -1,4 +1,4 @@
-"""Runs one engine in a process tree of its own, measures it from outside, and kills what is left of it."""
+"""Run an engine in a process tree of its own, measure it from outside, and kill what is left of the tree."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.engines.s3 import environment
 from benchmarks.measuring.compactors import Compactors
 from benchmarks.measuring.limits import MemoryGroup, drop_page_cache
 from benchmarks.measuring.objects import ObjectCounter
-from benchmarks.measuring.process import ProcessTree
+from benchmarks.measuring.process import ProcessTree, python_environment
 from benchmarks.measuring.report import summary
 from benchmarks.measuring.requests import RequestCounter, counted
 from benchmarks.measuring.result import Batch, Machine, Restart, Result, Spread
@@ -30,25 +30,25 @@ from benchmarks.workloads.config import RunConfig
 from millpond.demo.processes import tree_bytes
 from millpond.setting_values import parse_size
 
-# An engine that says nothing for so long has hung.
 SILENCE_SECONDS = 900.0
+"""An engine that sends no event for this time has hung."""
 
 
 class EngineFailed(Exception):
-    """The engine's process ended without having measured; the message ends with its log's last lines."""
+    """The engine's process ended before it was measured. The message ends with the last lines of its log."""
 
 
 class EngineRefused(Exception):
-    """The engine does not run this query; the message says why, in the engine's words."""
+    """The engine does not run this query. The message is the engine's own reason."""
 
 
 class EngineRun:
-    """One start of an engine's process, and the events it has sent.
+    """One start of an engine's process, with the events that it has sent.
 
     Args:
         config: what to run.
         restarted: measure the first batches on an existing checkpoint.
-        group: memory limit to run under, if any.
+        group: control group with a memory limit, if any.
     """
 
     def __init__(self, config: RunConfig, *, restarted: bool = False, group: MemoryGroup | None = None) -> None:
@@ -74,7 +74,7 @@ class EngineRun:
         )
 
     def poll(self) -> dict[str, dict[str, Any]]:
-        """Read new events; the latest of each kind is kept."""
+        """Read new events, and return the latest of each kind."""
         text = self._events_path.read_text()
         complete = text.rfind("\n") + 1
         for line in text[self._read : complete].splitlines():
@@ -84,13 +84,13 @@ class EngineRun:
         return self.events
 
     def wait(
-        self, kind: str, timeout: float = SILENCE_SECONDS, each: Callable[[], None] | None = None
+        self, kind: str, timeout: float = SILENCE_SECONDS, meanwhile: Callable[[], None] | None = None
     ) -> dict[str, Any]:
-        """Wait for an event, calling `each` meanwhile.
+        """Wait for an event; call `meanwhile` again and again until it comes.
 
         Raises:
             EngineRefused: the engine does not run this query.
-            EngineFailed: the process ended first, or said nothing for too long.
+            EngineFailed: the process ended first, or the event did not come in time.
         """
         deadline = time.monotonic() + timeout
         while kind not in self.poll():
@@ -102,20 +102,20 @@ class EngineRun:
                 )
             if time.monotonic() > deadline:
                 raise EngineFailed(f"no '{kind}' within {timeout:.0f} s; {self.log}:\n{self.tail()}")
-            if each is not None:
-                each()
+            if meanwhile is not None:
+                meanwhile()
             time.sleep(0.2)
         return self.events[kind]
 
     def tail(self, lines: int = 25) -> str:
-        """The end of the log."""
+        """Return the last lines of the log; empty if there is no log."""
         with suppress(OSError):
             return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
         return ""
 
 
 def _flink_job(config: RunConfig) -> dict[str, Any]:
-    """The configuration with what Flink's process cannot work out, having nothing of this project installed."""
+    """Return the configuration of Flink's process, with SQL and sizes worked out: Millpond is not installed there."""
     try:
         built = jar.build()
     except jar.NoCompiler as error:
@@ -135,18 +135,15 @@ def _flink_job(config: RunConfig) -> dict[str, Any]:
 def _environment(config: RunConfig) -> dict[str, str]:
     local = local_folder(config)
     local.mkdir(parents=True, exist_ok=True)
-    paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
     return {
-        **os.environ,
-        "PYSPARK_PYTHON": sys.executable,
-        "PYTHONPATH": os.pathsep.join(p for p in paths if p),
+        **python_environment(),
         "TMPDIR": str(local),
         **(environment(config.s3) if config.s3 else {}),
     }
 
 
 def local_folder(config: RunConfig) -> Path:
-    """Where an engine's working files go. Sockets lie below it, and their names may have no more than 107 bytes."""
+    """Return the folder for an engine's working files. Its path is short: names of sockets have at most 107 bytes."""
     folder = Path(config.work) / "local"
     if len(os.fsencode(folder)) <= 48:
         return folder
@@ -154,7 +151,7 @@ def local_folder(config: RunConfig) -> Path:
 
 
 def state_folders(config: RunConfig) -> list[Path]:
-    """Where an engine's durable state lies."""
+    """Return the folders with an engine's durable state."""
     work = Path(config.work)
     if config.engine == "millpond":
         return [work / "checkpoint" / "millpond", work / "store"]
@@ -162,10 +159,10 @@ def state_folders(config: RunConfig) -> list[Path]:
 
 
 def run(config: RunConfig, *, keep: bool = False) -> Result:
-    """Measure one engine. What goes wrong in it becomes `Result.error`, what it does not run `Result.refused`.
+    """Measure one engine. A failure becomes `Result.error`, a query that it does not run `Result.refused`.
 
     Args:
-        keep: leave the run's folder; else it is removed, logs included, unless the run failed.
+        keep: keep the run's folder. Else it is removed with its logs, unless the run failed.
     """
     work = Path(config.work)
     shutil.rmtree(work, ignore_errors=True)
@@ -196,7 +193,7 @@ def run(config: RunConfig, *, keep: bool = False) -> Result:
 
 
 def measure_and_report(config: RunConfig, *, keep: bool) -> Result:
-    """Measure one engine, and say on the way what is measured and what came out."""
+    """Measure one engine; print the run at its start, and its result."""
     rate = f" at {config.rate:,} rows/s" if config.rate else ""
     print(f"{config.name} on {config.engine}{rate} …", file=sys.stderr, flush=True)
     result = run(config, keep=keep)
@@ -234,7 +231,7 @@ def _measure_one(config: RunConfig, result: Result, group: MemoryGroup | None, r
     try:
         last_drop = time.monotonic()
 
-        def each() -> None:
+        def meanwhile() -> None:
             nonlocal last_drop
             compactors.look()
             if config.drop_cache and time.monotonic() - last_drop >= config.drop_cache:
@@ -242,14 +239,14 @@ def _measure_one(config: RunConfig, result: Result, group: MemoryGroup | None, r
                     drop_page_cache(folder)
                 last_drop = time.monotonic()
 
-        run.wait("measuring", timeout=SILENCE_SECONDS + config.left_out * 60, each=each)
+        run.wait("measuring", timeout=SILENCE_SECONDS + config.left_out * 60, meanwhile=meanwhile)
         objects_before = objects.look()
-        asked_before = requests.look() if requests is not None else None
-        measured = run.wait("measured", timeout=SILENCE_SECONDS + config.seconds, each=each)
+        requests_before = requests.look() if requests is not None else None
+        measured = run.wait("measured", timeout=SILENCE_SECONDS + config.seconds, meanwhile=meanwhile)
         if not config.s3:
             result.new_objects = objects.look() - objects_before
-        if requests is not None and asked_before is not None:
-            result.requests = requests.since(asked_before)
+        if requests is not None and requests_before is not None:
+            result.requests = requests.since(requests_before)
         _sizes(config, result)
         _summarise(config, result, run, measured)
         result.cpu = [(sample.time, sample.cpu) for sample in run.tree.samples]
@@ -316,19 +313,19 @@ def _use(result: Result, run: EngineRun, start: float, end: float) -> None:
 
 
 def to_batch(progress: dict[str, Any], config: RunConfig) -> Batch:
-    """A batch from Spark's progress report."""
+    """Make a batch from Spark's progress report."""
     commit: float | None = None
     checkpoint: float | None = None
     if config.engine == "spark":
         operators = progress["stateOperators"]
         if operators:
-            # Spark adds up over the partitions' tasks, which run side by side.
+            # Spark's times are sums over the partitions' tasks, which run side by side.
             commit = sum(o["commitTimeMs"] for o in operators) / max(1, min(config.partitions, config.cores))
-            checkpoint = commit  # what Spark commits is durable
+            checkpoint = commit  # Spark's commits are durable at once
     else:
         figures = progress.get("observedMetrics", {}).get("millpond", {})
         commit, checkpoint = figures.get("commit_wait_ms"), figures.get("commit_ms")
-    # Spark counts a row as often as the query scans the source: once for each kind of events, and for each use.
+    # Spark counts a row each time that the query scans the source: once for each kind of events, and for each use.
     if config.rate:
         source = progress["sources"][0]
         rows = (int(source["endOffset"]) - int(source["startOffset"] or 0)) * config.rate
@@ -338,7 +335,7 @@ def to_batch(progress: dict[str, Any], config: RunConfig) -> Batch:
 
 
 def _ready(run: EngineRun, measured: dict[str, Any]) -> float:
-    """Seconds from the session to the end of the first batch, a repartitioning between them included."""
+    """Return the seconds from the session to the end of the first batch, including a repartitioning between them."""
     return round(batch_end(measured["batches"][0]) - float(run.events["session"]["time"]), 3)
 
 

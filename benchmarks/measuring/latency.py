@@ -1,4 +1,4 @@
-"""Latencies of rows, where a clock starts the batches of a source that gives each as many rows."""
+"""Latencies of rows, where a clock starts batches of equal size."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ SHARES = (50, 99, 99.9)
 """The percentiles that are reported."""
 
 _SAMPLES = 1000
-"""Rows of a batch that stand for all."""
+"""Number of rows that stand for all rows of a batch."""
 
 
 def row_latencies(
     ends: Sequence[float] | NDArray[np.float64], first_trigger: float, interval: float, samples: int = _SAMPLES
 ) -> NDArray[np.float64]:
-    """From when a row was there to when its result was out, in seconds, of rows that stand for all.
+    """Return the latencies of sampled rows: from a row's arrival to the end of its batch, in seconds, batch by batch.
 
-    Rows come evenly. Those of a batch came in the interval before it could have started: at the first trigger, and an
-    interval later for each following one, however late the batches before it were. Their results are out when it ends.
-    So who falls behind is charged with all of what waits. After a batch of several intervals, Spark takes one more
-    batch at once and then waits for the clock again: what has piled up by then counts until the end.
+    Rows arrive evenly. The rows of a batch arrive in the interval before the batch is due. The first batch is due at
+    the first trigger, and each following one an interval later, however late earlier batches are. So an engine that
+    falls behind is charged with all rows that wait. After a batch of several intervals, Spark takes one more batch at
+    once and then waits for the clock again. The rows that have piled up by then count as late until the end.
 
     Args:
-        ends: when each batch ended, one after the other, in seconds. first_trigger: when the first could have started.
-        interval: between two triggers. samples: rows of each batch.
+        ends: when each batch ended, in order, in seconds. first_trigger: when the first batch could have started.
+        interval: seconds between two triggers. samples: number of rows that stand for all rows of a batch.
     """
     due = first_trigger + interval * np.arange(len(ends))
     waited = interval * (np.arange(samples) + 0.5) / samples  # until the trigger
@@ -40,7 +40,7 @@ def latencies_of(progress: Sequence[Mapping[str, Any]], interval: float) -> NDAr
     """Return the latencies of `row_latencies` for the batches of a query's progress reports.
 
     Args:
-        progress: of each batch, without gaps; the first batch began within its interval.
+        progress: reports of all batches, without gaps; the first batch began within its interval.
         interval: seconds between two triggers; Spark starts batches at multiples of it.
     """
     first_trigger = batch_start(progress[0]) // interval * interval
@@ -48,7 +48,7 @@ def latencies_of(progress: Sequence[Mapping[str, Any]], interval: float) -> NDAr
 
 
 def percentiles(latencies: NDArray[np.float64]) -> dict[str, int]:
-    """Their percentiles, in milliseconds."""
+    """Return percentiles of latencies in seconds, as milliseconds by the metric's name."""
     return {
         f"row_p{share:g}_ms".replace(".", ""): round(1000 * float(np.percentile(latencies, share))) for share in SHARES
     }

@@ -1,4 +1,4 @@
-"""Memory limits by control group (v1 and v2), and dropping files from the page cache where a limit is not to be had."""
+"""Limit memory by control group (v1 and v2), or drop files from the page cache where control groups are not allowed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class MemoryGroup:
         limit: bytes.
 
     Raises:
-        OSError: the machine does not let this user make one; the message says what was tried.
+        OSError: this user may not make a control group here; the message names the file or folder.
     """
 
     def __init__(self, limit: int) -> None:
@@ -47,11 +47,11 @@ class MemoryGroup:
 
     @property
     def entrance(self) -> Path:
-        """The file to write a process id to."""
+        """File to which a process writes its id to enter the group."""
         return self.path / "cgroup.procs"
 
     def peak(self) -> int:
-        """The most bytes in use at once, page cache included."""
+        """Return the most bytes in use at once, page cache included; 0 if the kernel does not report it."""
         with suppress(OSError, ValueError):
             return int((self.path / self._peak_file).read_text())
         return 0
@@ -63,9 +63,9 @@ class MemoryGroup:
 
 
 def drop_page_cache(folder: Path) -> int:
-    """Drop the cached pages of every file below a folder; return how many files. Dirty pages are written first."""
+    """Drop the cached pages of all files below a folder, dirty ones after writing them. Return the number of files."""
     files = 0
-    for parent, _, names in os.walk(folder):  # passes over folders that go meanwhile
+    for parent, _, names in os.walk(folder):  # skips folders that are removed meanwhile
         for name in names:
             path = Path(parent, name)
             with suppress(OSError):

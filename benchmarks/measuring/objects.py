@@ -1,4 +1,4 @@
-"""How many objects an engine puts to its store."""
+"""Count the objects that an engine puts to its store."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 
 class ObjectCounter:
-    """Counts the objects that appear below some folders, by looking again and again.
+    """Counts the objects that appear below folders, by listing the folders repeatedly.
 
-    Retained versions outlive the interval by far, so what is written and deleted between two looks is only what was
-    never an object: temporary names, which are not counted.
+    Objects are kept for much longer than `interval`, so that no listing misses one. Temporary files, which may come and
+    go between two listings, are not counted.
     """
 
     def __init__(self, folders: list[Path], interval: float = 2.0) -> None:
@@ -27,7 +27,7 @@ class ObjectCounter:
             self.look()
 
     def look(self) -> int:
-        """Look now; return how many objects have been seen so far."""
+        """List the folders now, and return the number of objects seen so far."""
         for folder in self._folders:
             for root, _, names in os.walk(folder):
                 self._seen.update(
@@ -36,6 +36,6 @@ class ObjectCounter:
         return len(self._seen)
 
     def close(self) -> None:
-        """Stop looking."""
+        """Stop listing."""
         self._stop.set()
         self._thread.join()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from benchmarks import ROOT
 from millpond.demo import processes
 
 _PSS = re.compile(rb"^(Pss|Pss_Anon):\s+(\d+) kB", re.MULTILINE)
@@ -23,13 +25,19 @@ _PSS = re.compile(rb"^(Pss|Pss_Anon):\s+(\d+) kB", re.MULTILINE)
 def sigterm_exits() -> Iterator[None]:
     """Raise `SystemExit` on SIGTERM, so that each `finally` ends the processes that it started.
 
-    The earlier handler is back afterwards: tests call command lines in pytest's own process.
+    The earlier handler is restored afterwards, because tests call command lines in pytest's own process.
     """
     earlier = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, earlier)
+
+
+def python_environment() -> dict[str, str]:
+    """Return environment variables for a Python process that imports this source tree."""
+    paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 class Sample(msgspec.Struct, frozen=True):

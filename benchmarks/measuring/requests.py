@@ -1,4 +1,4 @@
-"""Requests of an engine to its S3 server for state, counted on the way."""
+"""Count an engine's requests to its S3 server for state, by a proxy before the server."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from benchmarks.measuring.result import Requests
 from benchmarks.workloads.config import RunConfig
 
 
-class Asked(NamedTuple):
-    """How often each request came so far, and how many bytes it carried."""
+class Traffic(NamedTuple):
+    """Number and bytes of all requests so far, by method and name."""
 
     times: dict[str, int]
     bytes: dict[str, int]
 
 
 class RequestCounter:
-    """Counts the requests that a proxy sees.
+    """Counts the requests for state that pass a proxy.
 
     Args:
-        folder: what the names of all state hold: Spark's offsets and commits lie on the server as well.
+        folder: part of the name of each object with state; Spark's offset log and commit log lie on the server as well.
     """
 
     def __init__(self, proxy: Proxy, folder: str) -> None:
         self._proxy = proxy
         self._folder = folder
 
-    def look(self) -> Asked:
-        """Requests so far."""
-        return Asked(dict(self._proxy.asked.copy()), dict(self._proxy.carried.copy()))
+    def look(self) -> Traffic:
+        """Return the traffic so far."""
+        return Traffic(dict(self._proxy.asked.copy()), dict(self._proxy.carried.copy()))
 
-    def since(self, before: Asked) -> Requests:
-        """Requests since an earlier look."""
+    def since(self, before: Traffic) -> Requests:
+        """Return the requests for state since an earlier look."""
         now = self.look()
         counts = dict.fromkeys(("puts", "gets", "lists", "heads", "deletes"), 0)
         carried = 0
@@ -59,7 +59,7 @@ def _kind(method: str, target: str) -> str:
 
 @contextmanager
 def counted(config: RunConfig) -> Iterator[tuple[RunConfig, RequestCounter]]:
-    """The run with a proxy before its server, and the count of what goes through it."""
+    """Yield the run with a proxy before its server, and a counter of the requests that pass the proxy."""
     with faulty(config.s3, 0, {}) as proxy:
         folder = "/state/" if config.engine == "spark" else ""
         yield msgspec.structs.replace(config, s3=proxy.endpoint), RequestCounter(proxy, folder)

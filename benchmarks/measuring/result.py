@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,8 @@ class Batch(msgspec.Struct, frozen=True):
 
     Attributes:
         start: seconds since the epoch.
-        commit_ms: the part of it that it waited for a commit.
-        checkpoint_ms: from its sealed state to the durable one (Millpond's: of the batch before; on a store only).
+        commit_ms: the time that it waited for a commit.
+        checkpoint_ms: time from its sealed to its durable state (Millpond: of the batch before, and on a store only).
     """
 
     start: float
@@ -55,12 +56,12 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class Requests(msgspec.Struct, frozen=True):
-    """Requests to the S3 server for state during the measured batches, by kinds as S3 charges for them.
+    """Requests to the S3 server for state during the measured batches, by the kinds that S3 charges for.
 
     Attributes:
-        puts: objects put, parts and copies with them.
-        deletes: which cost nothing.
-        bytes: of all bodies, both ways.
+        puts: puts of objects, including parts and copies.
+        deletes: free of charge.
+        bytes: of all bodies, in both directions.
     """
 
     puts: int
@@ -76,11 +77,11 @@ class Restart(msgspec.Struct, frozen=True):
 
     Attributes:
         first_batch_ms: the first batch after it. The JVM is cold then, for every engine.
-        second_batch_ms: the one after.
+        second_batch_ms: the batch after that.
         extra_ms: the first batch's time beyond a steady batch's median before the kill.
         ready_s: from the start of the query to the end of its first batch.
         empty_s: the same at the first start, when there was no state.
-        repartition_s: of that, what Spark took to repartition the state offline.
+        repartition_s: the part of `ready_s` in which Spark repartitioned the state offline.
     """
 
     first_batch_ms: float
@@ -92,7 +93,7 @@ class Restart(msgspec.Struct, frozen=True):
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """Where it was measured."""
+    """Machine on which a run was measured."""
 
     cpu: str
     cores: int
@@ -101,7 +102,7 @@ class Machine(msgspec.Struct, frozen=True):
 
     @classmethod
     def here(cls) -> Machine:
-        """This machine."""
+        """Describe this machine."""
         lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
         model = next(
             (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine()
@@ -110,26 +111,26 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, kw_only=True):
-    """One engine's figures. Batches left out of them: `left_out`.
+    """Figures of one engine's run, without its first `left_out` batches.
 
     Attributes:
         rows_per_second: rows of the measured batches ÷ wall time from the first one's start to the last one's end.
-        rate: rows that arrived per second (0: as many as it took).
-        batch_ms: micro-batch times. Flink has none; its checkpoints' end-to-end times stand in `commit_ms`.
+        rate: rows that arrived per second; 0 = as many as the engine took.
+        batch_ms: micro-batch times. Flink has none; its checkpoints' end-to-end times are in `commit_ms`.
         commit_ms: the part of a batch spent waiting for state to become durable. Spark: state commit time per
             partition; Millpond: the wait for the commit behind; Flink: checkpoint duration, beside the processing.
         cpu_seconds_per_million_rows: of all processes.
         memory_peak_bytes: proportional set size of all processes, mapped files included, sampled.
-        memory_anonymous_peak_bytes: the same without what is backed by files.
-        memory_mean_bytes: the mean over the measured time; times seconds, what the memory costs.
-        memory_group_peak_bytes: with `--memory-limit`: as the kernel counted it, page cache included.
+        memory_anonymous_peak_bytes: the same without pages that files back.
+        memory_mean_bytes: the mean over the measured time.
+        memory_group_peak_bytes: with `--memory-limit`: the peak as the kernel counted it, page cache included.
         state_disk_bytes: working files on local disk.
         state_store_bytes: files in the checkpoint or store; None where it is on an S3 server.
         new_objects: objects that appeared there during the measured batches; None on an S3 server.
         cpu: seconds of CPU used so far by all processes, compactors included, at times since the epoch.
         compactors_cpu: likewise, by compactors alone.
         requests: with `--count-requests`.
-        extra: what only this engine reports.
+        extra: figures that only this engine reports.
         error: why there are no figures.
         refused: why the engine does not run this query at all, in its own words.
     """
@@ -179,12 +180,12 @@ def without_paths(text: str) -> str:
     return text
 
 
-def write(path: Path, results: list[Result]) -> None:
-    """Write a JSON array, one object per engine."""
+def write(path: Path, results: Sequence[msgspec.Struct]) -> None:
+    """Write results as a JSON array, one object per run."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=2) + b"\n")
 
 
 def read(path: Path) -> list[Result]:
-    """Read what `write` wrote."""
+    """Read results that `write` wrote."""
     return msgspec.json.decode(path.read_bytes(), type=list[Result])

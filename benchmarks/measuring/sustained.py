@@ -1,4 +1,4 @@
-"""The highest rate of arrival that an engine keeps up with (FlowKV §6.2 compares batch times at given rates)."""
+"""Find the highest rate of arrival that an engine keeps up with (FlowKV §6.2 compares batch times at given rates)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.measuring.result import Result
 from benchmarks.workloads.config import RunConfig
 
 _STEP, _PRECISION = 0.15, 0.05
-"""Between two rates that are tried, first and at last: shares of the rate at which batches of fixed size are taken."""
+"""Largest and smallest step between two rates that are tried, as shares of the rate in batches of fixed size."""
 _KEPT_UP = 0.97
 
 
@@ -23,7 +23,7 @@ def at_highest_rate(config: RunConfig, measure: Callable[[RunConfig], Result]) -
         measure: runs one engine.
 
     Returns:
-        The run at that rate; or the first that gave no figures.
+        The run at that rate, or the first run without figures.
     """
     fixed = measure(msgspec.structs.replace(config, rate=0))
     if not fixed.rows_per_second:
@@ -46,5 +46,5 @@ def at_highest_rate(config: RunConfig, measure: Callable[[RunConfig], Result]) -
 
 
 def keeps_up(result: Result) -> bool:
-    """Whether an engine took rows as fast as they came (a batch more or less)."""
+    """Return whether an engine took rows as fast as they came, a batch more or less."""
     return result.rows_per_second >= _KEPT_UP * result.rate

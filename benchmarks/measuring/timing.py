@@ -62,7 +62,7 @@ class Arrivals:
         self.times: dict[str, float] = {}
 
     def put(self, file: Path) -> None:
-        """Let a file come now."""
+        """Link a file into the folder now."""
         os.link(file, self._source / file.name)
         self.times[file.name] = time.time()
 
@@ -73,12 +73,12 @@ class Arrivals:
 
     @contextmanager
     def clocked(self, files: list[Path], seconds: float) -> Iterator[threading.Event]:
-        """Let files come one by one on a thread, `seconds` after each other.
+        """Link files one by one on a thread, `seconds` after each other.
 
         Yields:
             An event that is set when all files have come.
         """
-        over, stop = threading.Event(), threading.Event()
+        all_came, stop = threading.Event(), threading.Event()
         start = time.monotonic()
 
         def run() -> None:
@@ -86,12 +86,12 @@ class Arrivals:
                 if stop.wait(max(0.0, start + (number + 1) * seconds - time.monotonic())):
                     return
                 self.put(file)
-            over.set()
+            all_came.set()
 
         thread = threading.Thread(target=run, name="arrivals")
         thread.start()
         try:
-            yield over
+            yield all_came
         finally:
             stop.set()
             thread.join()

@@ -1,6 +1,6 @@
 """The command line: `python -m benchmarks.misa --query LR2,LR4,CM1,CM2 --engines … --rates 1500,2500`.
 
-MiSA's workloads through Spark and Millpond, at each rate and trigger: LR2 and LR4 of Linear Road, CM1 and CM2 of
+Measure MiSA's workloads on Spark and Millpond, at each rate and trigger: LR2 and LR4 of Linear Road, CM1 and CM2 of
 Cluster Monitoring. Records come in files by the clock.
 """
 
@@ -15,14 +15,15 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.engines.s3 import s3_server
 from benchmarks.measuring.arguments import count, names, setting
 from benchmarks.measuring.process import sigterm_exits
+from benchmarks.measuring.report import table_of_lines
+from benchmarks.measuring.result import write
 from benchmarks.misa.measure import measure
 from benchmarks.misa.queries import QUERIES
-from benchmarks.misa.result import Batch, Result, write
+from benchmarks.misa.result import Batch, Result
 from benchmarks.misa.settings import ENGINES, EVENTS, Settings
 
 _PAPER = ["LR2", "LR4", "CM1", "CM2"]
@@ -32,20 +33,20 @@ _ENGINES = ["spark-shipped", "spark-best", "millpond"]
 
 
 def rates(text: str) -> list[int]:
-    """Records a second, separated by commas; 0 for as many as an engine takes."""
+    """Parse records a second, separated by commas; 0 = as many as an engine takes."""
     return [0 if rate.strip() == "0" else count(rate) for rate in text.split(",")]
 
 
 def seconds(text: str) -> list[float]:
-    """Positive numbers of seconds, separated by commas."""
+    """Parse positive numbers of seconds, separated by commas."""
     triggers = [float(trigger) for trigger in text.split(",")]
     if min(triggers) <= 0:
-        raise argparse.ArgumentTypeError(f"'{text}': a trigger takes more than no time")
+        raise argparse.ArgumentTypeError(f"'{text}': a trigger must be longer than 0 s")
     return triggers
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments, with their defaults."""
+    """Return the parser of the command line."""
     p = argparse.ArgumentParser(prog="python -m benchmarks.misa", description=(__doc__ or "").split("\n\n")[1])
     add = p.add_argument
     add("--query", type=names(QUERIES, "query"), default=_PAPER, metavar="A,B", help=", ".join(QUERIES))
@@ -68,10 +69,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def runs(options: argparse.Namespace, endpoint: str = "") -> Iterator[Settings]:
-    """The runs that are asked for; engines one after another at the same rate.
+    """Yield the settings of each run; at each rate, one engine follows another.
 
     Args:
-        endpoint: of the S3 server, if there is one.
+        endpoint: of the S3 server; empty = local disk.
     """
     for query, rate, trigger, engine in itertools.product(
         options.query, options.rates, options.trigger, options.engines
@@ -95,7 +96,7 @@ def runs(options: argparse.Namespace, endpoint: str = "") -> Iterator[Settings]:
 
 
 def line(result: Result) -> dict[str, str]:
-    """A run's figures by the names of the table's columns; times in ms, medians where nothing else is said."""
+    """Return a run's figures by column; times are in ms, and medians where the column names no other statistic."""
     settings = result.settings
     shown = {
         "query": settings.query,
@@ -128,25 +129,13 @@ def line(result: Result) -> dict[str, str]:
     }
 
 
-def _median(batches: Sequence[Batch], of: Callable[[Batch], float | None]) -> str:
-    values = [value for value in map(of, batches) if value is not None]
+def _median(batches: Sequence[Batch], value_of: Callable[[Batch], float | None]) -> str:
+    values = [value for value in map(value_of, batches) if value is not None]
     return f"{statistics.median(values):,.0f}" if values else "–"
 
 
-def table(results: Sequence[Result]) -> Table:
-    """All runs as a table."""
-    lines = [line(result) for result in results]
-    drawn = Table()
-    columns = list(dict.fromkeys(name for cells in lines for name in cells))
-    for name in columns:
-        drawn.add_column(name, justify="left" if name in ("query", "engine") else "right")
-    for cells in lines:
-        drawn.add_row(*(cells.get(name, "") for name in columns))
-    return drawn
-
-
 def main(arguments: Sequence[str] | None = None, run: Callable[[Settings], Result] = measure) -> int:
-    """Measure run by run, and print the table. 1 if a run failed."""
+    """Measure run by run, and print the table. Return 1 if a run failed."""
     options = parser().parse_args(arguments)
     results: list[Result] = []
     with sigterm_exits(), s3_server() if options.s3 else nullcontext("") as endpoint:
@@ -156,7 +145,7 @@ def main(arguments: Sequence[str] | None = None, run: Callable[[Settings], Resul
             print(", ".join(f"{name} {value}" for name, value in cells), file=sys.stderr, flush=True)
             if options.json is not None:
                 write(options.json, results)
-    Console(width=220).print(table(results))
+    Console(width=220).print(table_of_lines([line(result) for result in results], left=("query", "engine")))
     for result in results:
         if result.error is not None:
             print(result.error, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The files of a stream: made before a run, and kept for others."""
+"""Files of a stream, made before a run and kept for later runs."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def rows_of(name: str) -> int:
 
 
 def files(folder: Path, query: str, rate: int, seconds: int, seed: int) -> list[Path]:
-    """Return the files of a stream in the order of its records; make them where they are not there yet.
+    """Return the files of a stream in the order of its records; make them if no earlier run has.
 
     Args:
-        folder: where streams are kept. query: the one that reads them. rate: records a second. seconds: of event time.
+        folder: where streams are kept. query: reads the stream. rate: records a second. seconds: of event time.
     """
     stream = QUERIES[query].stream(rate, seed)
     name = f"{type(stream).__name__}-{rate}-{seed}-{code_digest()}"

@@ -26,7 +26,7 @@ class Deadline:
 
     Args:
         seconds: a batch starts early enough to end this long after its first row came, and takes no longer than this.
-        first_rows: the most rows of a batch of which no time is known yet.
+        first_rows: the most rows of a batch until the first batch has ended.
     """
 
     def __init__(self, seconds: float, first_rows: int) -> None:
@@ -39,9 +39,9 @@ class Deadline:
     def learn(self, rows: int, seconds: float) -> None:
         """Record how long a batch took."""
         self._batches.append((rows, seconds))
-        sizes, took = np.array(self._batches, float).T
+        sizes, durations = np.array(self._batches, float).T
         if sizes.max() >= _DIFFERENT * sizes.min():
-            row, fixed = np.polyfit(sizes, took, 1)
+            row, fixed = np.polyfit(sizes, durations, 1)
             if row > 0:
                 self._fixed = max(0.0, float(fixed))
 
@@ -58,10 +58,10 @@ class Deadline:
         return left / row if left > 0 else np.inf
 
     def due(self, waiting: Sequence[int], waited: float) -> int:
-        """Return how many of the files that wait make the next batch; 0 = it is too early for one.
+        """Return the number of waiting files that make the next batch; 0 = it is too early for a batch.
 
         Args:
-            waiting: rows of each file, in the order of arrival. waited: seconds since the first one came.
+            waiting: rows of each file, in the order of arrival. waited: seconds since the first file came.
         """
         rows = np.cumsum(waiting)
         if not len(rows):
@@ -82,7 +82,7 @@ class Gate:
     """Releases waiting files into a source that reads `folders/*`: all files of a batch at once.
 
     Attributes:
-        released: how many batches.
+        released: number of batches so far.
     """
 
     def __init__(self, waiting: Path, folders: Path) -> None:

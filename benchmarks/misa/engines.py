@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.engines.s3 import hadoop_settings
+from benchmarks.engines.session import start_session
 from benchmarks.misa.settings import Settings
 from millpond.demo.engine import PEER_SETTINGS
 
@@ -34,19 +35,13 @@ STORES: Mapping[str, Mapping[str, str]] = {
 
 def session(settings: Settings, work: Path) -> SparkSession:
     """Start a local session with an engine's settings; temporary files stay below `work`."""
-    from pyspark.sql import SparkSession
-
     chosen = {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
         "spark.driver.memory": settings.driver_memory,
         "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={work}",
         "spark.local.dir": str(work / "local"),
         "spark.sql.warehouse.dir": str(work / "warehouse"),
-        "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(settings.cores),
-        "spark.sql.streaming.numRecentProgressUpdates": "100000",
-        # From this number of files on a batch begins with a job that lists them: engines that are behind would fall
+        # From this number of files on, a batch begins with a job that lists them. An engine that is behind would fall
         # further behind because of the source alone.
         "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
         **STORES[settings.engine],
@@ -56,10 +51,7 @@ def session(settings: Settings, work: Path) -> SparkSession:
         chosen["spark.millpond.slot.memory"] = settings.slot_memory
         chosen["spark.millpond.slots"] = str(settings.cores)
         chosen["spark.millpond.onUnsupported"] = "error"
-    builder = SparkSession.builder.master(f"local[{settings.cores},4]").appName(f"misa-{settings.engine}")
-    spark = builder.config(map={**chosen, **settings.settings}).getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    return spark
+    return start_session(f"local[{settings.cores},4]", f"misa-{settings.engine}", chosen | settings.settings)
 
 
 def writer(frame: DataFrame, mode: str, settings: Settings, checkpoint: str) -> DataStreamWriter:

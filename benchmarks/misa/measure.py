@@ -1,4 +1,4 @@
-"""Measures one run from outside its process."""
+"""Measure one run from outside its process."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def measure(settings: Settings) -> Result:
     """Run a query on an engine, in a process tree of its own, and measure it.
 
     Returns:
-        The figures; or why there are none (`refused`, `error`).
+        The figures, or the reason why there are none (`refused`, `error`).
     """
     files(Path(settings.events), settings.query, settings.event_rate, settings.seconds, settings.seed)
     result = Result(settings=settings, machine=Machine.here())
     with tempfile.TemporaryDirectory(prefix="misa-", ignore_cleanup_errors=True) as folder:
         work = Path(folder)
         (work / "settings.json").write_bytes(msgspec.json.encode(settings))
-        own = [str(work / "settings.json"), str(work / "observed.json")]
-        command = [sys.executable, "-m", "benchmarks.misa.run", *own]
+        paths = [str(work / "settings.json"), str(work / "observed.json")]
+        command = [sys.executable, "-m", "benchmarks.misa.run", *paths]
         tree = ProcessTree(command, log=work / "log", env=_environment(settings, folder))
         try:
             while tree.running():
@@ -58,7 +58,7 @@ def _environment(settings: Settings, folder: str) -> dict[str, str]:
 
 
 def fill(result: Result, observed: Observed, tree: ProcessTree) -> None:
-    """Fill a result from what the engine's process reports and what its process tree used."""
+    """Fill a result from the report of the engine's process and the usage of its process tree."""
     result.version = observed.version
     if observed.refused is not None:
         result.refused = without_paths(observed.refused)

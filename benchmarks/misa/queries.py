@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 WATERMARK = "1 second"
 """Delay of the watermark: records come in the order of their seconds, and a batch may end within a second."""
 RANGE = "30 seconds"
-"""How long LR2 joins a report with earlier ones of its vehicle."""
+"""Range of event time in which LR2 joins a report with earlier reports of its vehicle."""
 
 
 def lr2(records: DataFrame) -> DataFrame:

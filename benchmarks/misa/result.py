@@ -1,9 +1,8 @@
-"""Measurements of a run, written as JSON and read again."""
+"""Measurements of a run, saved as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -21,13 +20,14 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         start: seconds since the epoch. ms: its execution time.
-        rows: records that it read. row_mean_ms, row_max_ms: how late they were when it ended, on average and at
-            most, from when their file came; None where the engine got as many as it takes.
-        log_ms: Spark's offset log and commit log.
+        rows: records that it read.
+        row_mean_ms, row_max_ms: time from a record's arrival to the end of the batch, on average and at most; None
+            where the engine got as many records as it takes.
+        log_ms: time for Spark's offset log and commit log.
         commit_ms: Spark: time of its commit, per task that runs at a time. Millpond: wait for the commit of the batch
-            before, in sync mode for its own, too.
-        durable_ms: from sealed to durable state of Millpond's last commit, which a batch need not wait for; None
-            unless state is on an object store.
+            before; in sync mode for its own, too.
+        durable_ms: time from the sealed to the durable state in Millpond's last commit, for which a batch need not
+            wait; None unless state is on an object store.
         read_ms: reads of state, per task that runs at a time; None if the engine does not report it.
         cpu_seconds: of all processes, while it ran. memory_bytes: theirs at the last sample before its end.
     """
@@ -55,7 +55,7 @@ class Observed(msgspec.Struct, kw_only=True):
     """Report of an engine's process.
 
     Attributes:
-        version: Spark's. batches: all of them. refused: why the engine does not run the query, in its own words.
+        version: of Spark. batches: all batches. refused: why the engine does not run the query, in its own words.
     """
 
     version: str = ""
@@ -125,14 +125,3 @@ def summarize(result: Result, batches: Sequence[Batch], cpu_seconds: float, memo
     result.kept_up = kept_up(result.settings, batches)
     result.cores = round(cpu_seconds / wall, 2)
     result.memory_peak_bytes = memory_peak
-
-
-def write(path: Path, results: Sequence[Result]) -> None:
-    """Write results as a JSON array."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(list(results)), indent=2) + b"\n")
-
-
-def read(path: Path) -> list[Result]:
-    """Read what `write` wrote."""
-    return msgspec.json.decode(path.read_bytes(), type=list[Result])

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
 _KEPT_BATCHES = 3
-"""Files of this number of last batches stay in the source; it has fewer to list without the others."""
+"""The source keeps the files of this number of last batches; without earlier files it has fewer to list."""
 
 
 def names_of(progress: Mapping[str, Any], read: Callable[[int], list[str]]) -> list[str]:
@@ -39,7 +39,7 @@ def names_of(progress: Mapping[str, Any], read: Callable[[int], list[str]]) -> l
     Args:
         read: returns the names of an entry of the source's log.
 
-    The source's log numbers only batches with files, and the query also runs batches without, which close windows.
+    The source's log numbers only batches with files. The query also runs batches without files, which close windows.
     """
     source = progress["sources"][0]
     offsets = (source[name] for name in ("startOffset", "endOffset"))
@@ -47,33 +47,35 @@ def names_of(progress: Mapping[str, Any], read: Callable[[int], list[str]]) -> l
     return [name for entry in range(before + 1, last + 1) for name in read(entry)]
 
 
-def batch_of(progress: Mapping[str, Any], names: Sequence[str], came: Mapping[str, float], settings: Settings) -> Batch:
+def batch_of(
+    progress: Mapping[str, Any], names: Sequence[str], times: Mapping[str, float], settings: Settings
+) -> Batch:
     """Make a batch's figures from its progress.
 
     Args:
-        names: files that it read. came: when files came, in seconds since the epoch.
+        names: files that it read. times: when each file came, in seconds since the epoch.
     """
-    took = progress["durationMs"]
+    durations = progress["durationMs"]
     rows = np.array([rows_of(name) for name in names])
-    late = 1000 * (batch_end(progress) - np.array([came[name] for name in names]))
+    latencies = 1000 * (batch_end(progress) - np.array([times[name] for name in names]))
     figures = progress.get("observedMetrics", {}).get("millpond", {})
     commit, durable, read = None, None, None
     if settings.on_millpond:
         commit, durable = figures.get("commit_wait_ms"), figures.get("commit_ms")
     else:
         operators = progress["stateOperators"]
-        # Spark adds up over tasks, of which as many run side by side as there are cores.
+        # Spark's times are sums over tasks, and one task runs on each core at a time.
         commit = sum(operator["commitTimeMs"] for operator in operators) / settings.cores
         gets = [o["customMetrics"]["rocksdbGetLatency"] for o in operators if "customMetrics" in o]
         read = sum(gets) / settings.cores
     return Batch(
         number=progress["batchId"],
         start=batch_start(progress),
-        ms=took["triggerExecution"],
+        ms=durations["triggerExecution"],
         rows=int(rows.sum()),
-        row_mean_ms=round(float(np.average(late, weights=rows)), 1) if settings.rate else None,
-        row_max_ms=round(float(late.max()), 1) if settings.rate else None,
-        log_ms=took.get("walCommit", 0) + took.get("commitOffsets", 0),
+        row_mean_ms=round(float(np.average(latencies, weights=rows)), 1) if settings.rate else None,
+        row_max_ms=round(float(latencies.max()), 1) if settings.rate else None,
+        log_ms=durations.get("walCommit", 0) + durations.get("commitOffsets", 0),
         commit_ms=commit,
         durable_ms=durable,
         read_ms=read,
@@ -108,7 +110,7 @@ class Observer:
     """Reads the progress of a query's batches that had files.
 
     Attributes:
-        batches: all so far. files: how many they have read.
+        batches: all batches so far. files: number of files that they have read.
     """
 
     def __init__(
@@ -176,7 +178,7 @@ class Cutter:
             ended: batches that have ended since the last look. batches: how many have ended so far.
         """
         for batch in ended:
-            if batch.number:  # a JVM's first batch says nothing of the others
+            if batch.number:  # the first batch is slow, because the JVM is cold
                 self._deadline.learn(batch.rows, batch.ms / 1000)
         if batches < self._gate.released:
             return
@@ -192,7 +194,7 @@ def await_batch(look: Callable[[], bool], settings: Settings) -> None:
     """Look until the first batch has ended.
 
     Raises:
-        TimeoutError: none has, within `HUNG_SECONDS`.
+        TimeoutError: no batch has ended within `HUNG_SECONDS`.
     """
     started = time.monotonic()
     while not look():
@@ -204,7 +206,7 @@ def await_batch(look: Callable[[], bool], settings: Settings) -> None:
 
 
 def run(settings: Settings, work: Path) -> Observed:
-    """Run a query until it is measured, in a session of its own; all that it writes is below `work`."""
+    """Run a query until it is measured, in a session of its own; it writes files only below `work`."""
     from pyspark.errors import AnalysisException, StreamingQueryException
 
     spark = session(settings, work)
@@ -233,7 +235,7 @@ def observe(spark: SparkSession, settings: Settings, work: Path) -> Observed:
     frame = query.over(query.records(spark, f"{source}/*" if cut else str(source), files_per_batch))
     arrivals = Arrivals(waiting if cut else source)
     cutter = Cutter(settings, arrivals, waiting, source) if cut else None
-    # The clock starts after a batch of one file, so that a JVM's slow first batch leaves no queue behind. Without
+    # The clock starts after a batch of one file, so that the cold JVM's first batch leaves no queue behind. Without
     # a rate all files are there before the start.
     initial = stream[:1] if settings.rate else stream
     for file in initial:
@@ -262,5 +264,5 @@ def observe(spark: SparkSession, settings: Settings, work: Path) -> Observed:
 
 if __name__ == "__main__":
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    asked = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Settings)
-    Path(sys.argv[2]).write_bytes(msgspec.json.encode(run(asked, Path(sys.argv[2]).parent)))
+    run_settings = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Settings)
+    Path(sys.argv[2]).write_bytes(msgspec.json.encode(run(run_settings, Path(sys.argv[2]).parent)))

@@ -8,16 +8,15 @@ from pathlib import Path
 import msgspec
 
 ENGINES = ("spark-shipped", "spark-best", "spark-async", "spark-deadline", "millpond", "millpond-sync")
-"""Spark as shipped, with RocksDB chosen as its state store (the paper's Baseline), at its best settings, with
-asynchronous progress tracking, and with batches cut to a deadline (zStream); Millpond with commits beside the next
-batch, and with commits that each batch waits for.
-"""
+"""Spark as shipped with RocksDB (the paper's Baseline), at its best settings, with asynchronous progress tracking, and
+with batches cut to a deadline (zStream). Millpond with commits beside the next batch, and with commits that each batch
+waits for."""
 EVENTS = Path(tempfile.gettempdir()) / "millpond-misa"
 """The folder in which streams of records are kept by default."""
 FASTEST = 60_000
 """Records in a second of event time where an engine gets as many as it takes."""
 HUNG_SECONDS = 600.0
-"""An engine that ends no batch for so long has hung, or cannot run the query at this rate."""
+"""An engine that ends no batch for this time has hung, or cannot run the query at this rate."""
 LATE = 2.0
 """A run ends after this multiple of the seconds in which its records come, even if the engine is behind."""
 
@@ -30,11 +29,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         rate: records that arrive a second; 0 = as many as the engine takes, in batches of `rows_per_batch`.
         trigger: seconds between two batches, and `spark-deadline`'s deadline.
         batches: to measure. warmup: first batches, left out of every figure.
-        rows_per_batch: about as many, where `rate` is 0.
+        rows_per_batch: approximate size of a batch where `rate` is 0.
         cores: of the session, and the number of shuffle partitions and slots.
         s3: endpoint of an S3 server with the whole checkpoint, Millpond's state included; empty = local disk.
         driver_memory, slot_memory: the JVM's heap, and Millpond's memory for each slot, as Spark writes sizes.
-        settings: more of Spark's and Millpond's, over the engine's own.
+        settings: further settings of Spark and Millpond, which override the engine's own.
         events: folder in which streams of records are kept.
     """
 
@@ -67,13 +66,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def most_seconds(self) -> float:
-        """Seconds after which even a run that is slow has ended, its start and its last commits included."""
+        """Seconds after which even a slow run has ended, its start and its last commits included."""
         running = LATE * self.seconds if self.rate else (self.batches + self.warmup) * HUNG_SECONDS
         return running + 3 * HUNG_SECONDS
 
     @property
     def clocked(self) -> bool:
-        """Whether batches begin by the clock, with what has come until then."""
+        """Whether batches begin by the clock, with the records that have come until then."""
         return bool(self.rate) and self.engine != "spark-deadline"
 
     @property

@@ -287,10 +287,10 @@ def views(text: NDArray[np.uint8], starts: Longs, sizes: Longs) -> NDArray[np.in
     return out
 
 
-def strings(found: NDArray[np.int32], text: NDArray[np.uint8]) -> pa.Array:
+def strings(string_views: NDArray[np.int32], text: NDArray[np.uint8]) -> pa.Array:
     """Copy the strings behind views. Arrow's cast copies much faster than NumPy can."""
-    buffers = [None, pa.py_buffer(found), pa.py_buffer(text)]
-    return pa.Array.from_buffers(pa.string_view(), len(found), buffers).cast(pa.string())
+    buffers = [None, pa.py_buffer(string_views), pa.py_buffer(text)]
+    return pa.Array.from_buffers(pa.string_view(), len(string_views), buffers).cast(pa.string())
 
 
 class Pool:
@@ -306,19 +306,19 @@ class Pool:
         return strings(self._views[places], self._text)
 
 
-def spread(rows: pa.RecordBatch, mine: NDArray[np.bool_], type_: pa.StructType) -> pa.StructArray:
-    """Scatter `rows`, in order, to where `mine` is true; other entries are null (their fields zero or empty)."""
-    places = np.flatnonzero(mine)
+def spread(rows: pa.RecordBatch, chosen: NDArray[np.bool_], type_: pa.StructType) -> pa.StructArray:
+    """Scatter `rows`, in order, to where `chosen` is true; other entries are null (their fields zero or empty)."""
+    places = np.flatnonzero(chosen)
     fields = []
     for column in rows.columns:
         if pa.types.is_string(column.type):
             _, offsets, data = column.buffers()
-            wide = np.zeros(len(mine) + 1, dtype=np.int32)
+            wide = np.zeros(len(chosen) + 1, dtype=np.int32)
             wide[places + 1] = np.diff(np.frombuffer(offsets, dtype=np.int32, count=len(column) + 1))
             np.cumsum(wide, out=wide)
-            fields.append(pa.StringArray.from_buffers(len(mine), pa.py_buffer(wide), data))
+            fields.append(pa.StringArray.from_buffers(len(chosen), pa.py_buffer(wide), data))
         else:
-            longs = np.zeros(len(mine), dtype=np.int64)
+            longs = np.zeros(len(chosen), dtype=np.int64)
             longs[places] = np.frombuffer(column.buffers()[1], dtype=np.int64, count=len(column))
-            fields.append(pa.Array.from_buffers(column.type, len(mine), [None, pa.py_buffer(longs)]))
-    return pa.StructArray.from_arrays(fields, fields=list(type_), mask=pa.array(~mine))
+            fields.append(pa.Array.from_buffers(column.type, len(chosen), [None, pa.py_buffer(longs)]))
+    return pa.StructArray.from_arrays(fields, fields=list(type_), mask=pa.array(~chosen))

@@ -1,7 +1,7 @@
 """NEXMark's queries q11, q18 and q19 as processors of a user's own (`transformWithState`).
 
-They take and give times as numbers, and look at columns by position, of tuples where a row is looked at more than once:
-what a user does whose processor has to be fast.
+Times are numbers, and columns are read by position. Rows that are read more than once become tuples. A user whose
+processor has to be fast does the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 SUFFIX = "-processor"
-"""What the names of these queries have behind those of the built-in ones."""
+"""Suffix of these queries' names, after the names of the queries of built-in operators."""
 
 _GAP_MS = 10_000
 _TOP = 10
@@ -34,8 +34,8 @@ _SHOWN = ("auction", "bidder", "price", "channel", "url", "timestamp_millis(at) 
 class Sessions(StatefulProcessor):  # type: ignore[misc]
     """Counts the rows of each session of a key; rows are the key and a time in milliseconds.
 
-    A key's open sessions are a list, nearly always of one. There is one timer, not later than the first of them ends: a
-    session that has grown since is waited for again when it fires, so that a row sets no timer.
+    A key's open sessions are a list, which nearly always has one entry. A key has one timer, for the end of its first
+    session or earlier. If that session has grown when the timer fires, a new timer is set: few rows set timers.
     """
 
     def init(self, handle: StatefulProcessorHandle) -> None:
@@ -46,7 +46,7 @@ class Sessions(StatefulProcessor):  # type: ignore[misc]
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
         """Put each row into its session."""
         held = list(self.open.get())
-        sessions = _sessions(sorted([at for _, at in rows]))
+        sessions = _sessions(sorted([time for _, time in rows]))
         if held:
             sessions = _merged(held, sessions)
         self.open.put(sessions)
@@ -75,30 +75,30 @@ Session = tuple[int, int, int]
 
 
 def _sessions(times: list[int]) -> list[Session]:
-    """The sessions of times that are in order."""
-    made = []
+    """Return the sessions of times that are in order."""
+    sessions = []
     starts = last = times[0]
     count = 0
     for time in times:
         if time > last + _GAP_MS:
-            made.append((starts, last + _GAP_MS, count))
+            sessions.append((starts, last + _GAP_MS, count))
             starts, count = time, 0
         last = time
         count += 1
-    made.append((starts, last + _GAP_MS, count))
-    return made
+    sessions.append((starts, last + _GAP_MS, count))
+    return sessions
 
 
-def _merged(some: list[Session], others: list[Session]) -> list[Session]:
-    """The sessions that two lists are together, both in order."""
-    made: list[Session] = []
-    for session in sorted(some + others):
-        if made and session[0] <= made[-1][1]:
-            starts, ends, count = made[-1]
-            made[-1] = starts, max(ends, session[1]), count + session[2]
+def _merged(first: list[Session], second: list[Session]) -> list[Session]:
+    """Merge two lists of sessions into one, in order."""
+    merged: list[Session] = []
+    for session in sorted(first + second):
+        if merged and session[0] <= merged[-1][1]:
+            starts, ends, count = merged[-1]
+            merged[-1] = starts, max(ends, session[1]), count + session[2]
         else:
-            made.append(session)
-    return made
+            merged.append(session)
+    return merged
 
 
 def _time(milliseconds: int) -> datetime:
@@ -106,7 +106,7 @@ def _time(milliseconds: int) -> datetime:
 
 
 class Last(StatefulProcessor):  # type: ignore[misc]
-    """The last row of each key: auction, bidder, then `_BID`."""
+    """Keeps the last row of each key: auction, bidder, then `_BID`."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Ask for the bid."""
@@ -122,7 +122,7 @@ class Last(StatefulProcessor):  # type: ignore[misc]
 
 
 class Highest(StatefulProcessor):  # type: ignore[misc]
-    """The ten rows of each key that have the highest price: auction, bidder, then `_BID`. Shows those that changed."""
+    """Keeps the ten rows of each key with the highest prices: auction, bidder, then `_BID`. Changed rows are output."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Ask for the bids."""
@@ -130,11 +130,11 @@ class Highest(StatefulProcessor):  # type: ignore[misc]
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
         """Keep the highest."""
-        came = [row[1:] for row in sorted(map(tuple, rows), key=itemgetter(2), reverse=True)[:_TOP]]
+        highest = [row[1:] for row in sorted(map(tuple, rows), key=itemgetter(2), reverse=True)[:_TOP]]
         held = list(self.top.get())
-        if len(held) == _TOP and came[0][1] <= held[-1][1]:
+        if len(held) == _TOP and highest[0][1] <= held[-1][1]:
             return
-        top = sorted(held + came, key=itemgetter(1), reverse=True)[:_TOP]
+        top = sorted(held + highest, key=itemgetter(1), reverse=True)[:_TOP]
         self.top.put(top)
         for rank, bid in enumerate(top, 1):
             if rank > len(held) or bid is not held[rank - 1]:
@@ -148,30 +148,30 @@ _RANKED = Row("auction", "bidder", "price", "channel", "url", "at", "extra", "ra
 def q11_processor(events: Streams) -> DataFrame:
     """User sessions, by a processor. The times of events are in order, so that no row is late."""
     times = events.bids.selectExpr("bidder", "unix_millis(dateTime) as at")
-    shape = "bidder bigint, bid_count bigint, starttime timestamp, endtime timestamp"
-    return times.groupBy("bidder").transformWithState(Sessions(), shape, "append", "eventTime")
+    schema = "bidder bigint, bid_count bigint, starttime timestamp, endtime timestamp"
+    return times.groupBy("bidder").transformWithState(Sessions(), schema, "append", "eventTime")
 
 
 @query(mode="update", keys=QUERIES["q18"].keys, determined=QUERIES["q18"].determined)
 def q18_processor(events: Streams) -> DataFrame:
     """The last bid of each user on each auction, by a processor."""
     bids = events.bids.selectExpr("auction", "bidder", *_BID_COLUMNS)
-    shape = f"auction bigint, bidder bigint, {_BID}"
-    return bids.groupBy("bidder", "auction").transformWithState(Last(), shape, "update", "none").selectExpr(*_SHOWN)
+    schema = f"auction bigint, bidder bigint, {_BID}"
+    return bids.groupBy("bidder", "auction").transformWithState(Last(), schema, "update", "none").selectExpr(*_SHOWN)
 
 
 @query(mode="update", keys=QUERIES["q19"].keys, determined=QUERIES["q19"].determined)
 def q19_processor(events: Streams) -> DataFrame:
     """The ten highest bids on each auction, by a processor."""
     bids = events.bids.selectExpr("auction", "bidder", *_BID_COLUMNS)
-    shape = f"auction bigint, bidder bigint, {_BID}, rank_number int"
-    top = bids.groupBy("auction").transformWithState(Highest(), shape, "update", "none")
+    schema = f"auction bigint, bidder bigint, {_BID}, rank_number int"
+    top = bids.groupBy("auction").transformWithState(Highest(), schema, "update", "none")
     return top.selectExpr(*_SHOWN, "rank_number")
 
 
-PROCESSORS: dict[str, Query] = {one.name: one for one in (q11_processor, q18_processor, q19_processor)}
+PROCESSORS: dict[str, Query] = {variant.name: variant for variant in (q11_processor, q18_processor, q19_processor)}
 
 
-def built_in(one: Query) -> Query:
-    """The query that gives what a query gives, by built-in operators."""
-    return QUERIES[one.name.removesuffix(SUFFIX)]
+def built_in(tested: Query) -> Query:
+    """Return the query of built-in operators with the same rows."""
+    return QUERIES[tested.name.removesuffix(SUFFIX)]

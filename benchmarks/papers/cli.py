@@ -19,11 +19,11 @@ from benchmarks.papers.saved import RECORD, Results, Saved
 PAGE = ROOT / "docs" / "benchmarks" / "papers.md"
 REPORT = ROOT / "build" / "papers.html"
 QUICK = Path("build") / "papers-quick"
-"""Where quick runs go, so that they do not replace whole runs among the results of record."""
+"""Folder of quick runs, so that they do not replace whole runs among the results of record."""
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments, with their defaults."""
+    """Return the parser of the command line."""
     p = argparse.ArgumentParser(
         prog="python -m benchmarks papers",
         description="Measure each headline of the papers again, row after row, and write a page and an HTML report.",
@@ -36,8 +36,8 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help=f"smaller state, fewer batches, at most {QUICK_SECONDS / 60:.0f} minutes; default of --out: {QUICK}",
     )
-    add("--again", action="store_true", help="measure what is saved of this commit and these settings, too")
-    add("--report", action="store_true", help="measure nothing: write page and report from what is saved")
+    add("--again", action="store_true", help="measure rows that are saved with this commit and these settings, too")
+    add("--report", action="store_true", help="measure nothing: write page and report from saved results")
     add(
         "--out",
         type=Path,
@@ -51,12 +51,12 @@ def parser() -> argparse.ArgumentParser:
 def saved_rows(folder: Path) -> Mapping[str, Saved]:
     """Return the saved results in a folder by the row's name."""
     results = Results(folder)
-    every = {name: results.get(row) for name, row in ROWS.items()}
-    return {name: saved for name, saved in every.items() if saved is not None}
+    by_name = {name: results.get(row) for name, row in ROWS.items()}
+    return {name: saved for name, saved in by_name.items() if saved is not None}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, then write page and report. 1 if a row failed."""
+    """Measure rows, then write page and report. Return 1 if a row failed."""
     p = parser()
     options = p.parse_args(argv)
     for name in options.row or ():
@@ -77,8 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 measured = run(rows, Results(folder), quick=options.quick, again=options.again, say=_say)
             failed = any(saved.error is not None for saved in measured)
     finally:
-        every, saved = list(ROWS.values()), saved_rows(folder)
-        for path, text in ((page_path, page(every, saved)), (report_path, html(every, saved))):
+        all_rows, saved = list(ROWS.values()), saved_rows(folder)
+        for path, text in ((page_path, page(all_rows, saved)), (report_path, html(all_rows, saved))):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
             _say(f"wrote {path}")

@@ -1,4 +1,4 @@
-"""Figures of a row, in one form for all benchmarks: which metrics there are, and how results become figures."""
+"""Figures of a row in one form for all benchmarks: the metrics, and the readers of each benchmark's results."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from benchmarks.studies.append_stores import SEED, Measurement
 from benchmarks.studies.disaggregated import cores_in_use
 
 CHECKPOINTS = "checkpoints"
-"""The command whose durations are those of checkpoints, not of batches."""
+"""The command whose series are durations of checkpoints, not of batches."""
 _SHORTEST_COMMIT_MS = 1.0
 """A commit counts as at least this long, because Spark counts commits in whole milliseconds."""
 _STARTS_DIFFER = 0.1
-"""A recovery counts as at least this number of seconds, by which two starts differ without any reason."""
+"""A recovery counts as at least this number of seconds, by which two starts differ by chance."""
 
 
 class Metric(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ METRICS = {
 _GB_OF_A_CORE = 4.0
 """Memory of a compute unit with one core (Flink 2.0 §6.1)."""
 _BEHIND = "it did not keep up, and no batch ended after those that are left out"
-"""Why a run of `benchmarks.misa` has no figures."""
+"""Reason for a run of `benchmarks.misa` without figures."""
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,10 +68,10 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         engine: the engine, or the variant of Millpond.
-        place: the query, size or step that it belongs to.
+        place: the query, size or step of the run.
         values: by metric.
         series: batch times or checkpoint durations, in milliseconds, in order.
-        version: the engine's.
+        version: of the engine.
         seed: of the generated rows.
         error: why there are no figures.
         refused: why the engine does not run this query, in its own words.
@@ -90,11 +90,11 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of_results(command: Command, data: bytes) -> Iterator[Figures]:
-    """Results of `benchmarks` and `benchmarks.studies.disaggregated`."""
+    """Read results of `benchmarks` and `benchmarks.studies.disaggregated`."""
     for result in msgspec.json.decode(data, type=list[Result]):
         variant = str(result.extra.get("variant", ""))
         engine, place = result.engine, result.query or result.workload
-        if variant:  # of a size of the state if engines are compared, else of Millpond
+        if variant:  # a size of the state if engines are compared, else a variant of Millpond
             engine, place = (engine, variant) if command.engines else (variant, place)
         yield Figures(
             engine=command.engine or engine,
@@ -141,7 +141,7 @@ def _values(result: Result) -> Iterator[tuple[str, float]]:
 
 
 def of_latencies(command: Command, data: bytes) -> Iterator[Figures]:
-    """Results of `benchmarks.prefetch`: its variants, by the steps of its figure."""
+    """Read results of `benchmarks.prefetch`: its variants by the steps of its figure."""
     figure = command.arguments.split()[0]
     for measured in msgspec.json.decode(data, type=list[Measured]):
         config = measured.config
@@ -167,7 +167,7 @@ def of_latencies(command: Command, data: bytes) -> Iterator[Figures]:
 
 
 def of_lookups(command: Command, data: bytes) -> Iterator[Figures]:
-    """Results of `benchmarks.studies.enrichment`, of one engine."""
+    """Read the result of one engine of `benchmarks.studies.enrichment`."""
     lookup = msgspec.json.decode(data, type=dict[str, str | float])
     names = ("rows_per_second", "row_p50_ms", "row_p99_ms", "row_p999_ms")
     values = {name: float(lookup[name]) for name in names if name in lookup}
@@ -175,7 +175,7 @@ def of_lookups(command: Command, data: bytes) -> Iterator[Figures]:
 
 
 def of_sweeps(command: Command, data: bytes) -> Iterator[Figures]:
-    """Results of `benchmarks.studies.append_stores`: a place for each value of the setting."""
+    """Read results of `benchmarks.studies.append_stores`, with a place for each value of the setting."""
     for points in msgspec.json.decode(data, type=dict[str, list[tuple[float, Measurement]]]).values():
         for value, run in points:
             values = {"rows_per_second": run.rows_per_second, "hit_ratio": run.stats["prefetch_hit_ratio"]}
@@ -183,7 +183,7 @@ def of_sweeps(command: Command, data: bytes) -> Iterator[Figures]:
 
 
 def of_misa(command: Command, data: bytes) -> Iterator[Figures]:
-    """Results of `benchmarks.misa`: by rate, and once more at the highest rate that Spark as shipped keeps up with."""
+    """Read results of `benchmarks.misa` by rate, and again at the highest rate that Spark as shipped keeps up with."""
     results = msgspec.json.decode(data, type=list[MisaResult])
     several = len({result.settings.query for result in results}) > 1
     shipped = [result for result in results if result.settings.engine == "spark-shipped"]
@@ -235,4 +235,4 @@ READERS: dict[str, Callable[[Command, bytes], Iterator[Figures]]] = {
     "benchmarks.studies.append_stores": of_sweeps,
     "benchmarks.misa": of_misa,
 }
-"""How the results of each benchmark become figures."""
+"""Readers of results, by the benchmark's module."""

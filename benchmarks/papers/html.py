@@ -67,7 +67,7 @@ def _paper(paper: str, rows: Sequence[Row], saved: Mapping[str, Saved]) -> Itera
 
 
 def _measured(row: Row, saved: Saved) -> str:
-    """A row's picture, and how to measure it again."""
+    """Return a row's picture, and the commands that measure it again."""
     lines = [command_of(row, quick=saved.quick), *saved.settings, "", " · ".join(origin(saved)[1:])]
     if saved.error is not None:
         lines += ["", saved.error]

@@ -29,15 +29,15 @@ NAMES = {
     "spark-deadline": "deadline",
     "millpond-sync": "Millpond, synchronous",
 }
-"""Engines and variants, as people call them; the others are called as they are."""
+"""Names of engines and variants for people. Those that are not listed keep their own names."""
 NOT_MEASURED = "not measured yet"
 """The verdict of a headline whose row has no saved result."""
 NOT_JUDGED = "not judged: a quick run"
-"""The verdict of a headline that was measured with less state and fewer batches than it is about."""
+"""The verdict of a headline that a quick run measured, with less state and fewer batches than it is about."""
 _UNRUN = "no figure"
-"""Why an engine has no figure that the result knows nothing of."""
+"""Reason for a missing figure where the result gives none."""
 _MOST_PLACES = 4
-"""A cell lists figures of at most this number of places; of more, it shows the first and the last."""
+"""A cell lists the figures of at most this number of places. Of more places, it shows the first and the last."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +55,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def outcomes(row: Row, saved: Saved | None) -> list[Outcome]:
-    """The outcomes of a row's headlines."""
+    """Return the outcomes of a row's headlines."""
     return [outcome(headline, saved) for headline in row.headlines]
 
 
@@ -69,7 +69,7 @@ def outcome(headline: Headline, saved: Saved | None) -> Outcome:
         peer: _values(runs, peer, headline.metric, headline.peer_place or headline.place) for peer in headline.peers
     }
     beside = {name: _values(runs, name, headline.metric, headline.place) for name in headline.beside}
-    # A result may be older than what stands beside its engines now.
+    # A result may be older than the entry of an engine in `beside`.
     beside = {name: values for name, values in beside.items() if values or _why(name, headline.place, saved) != _UNRUN}
     ratio = _ratio(headline, ours, peers)
     cells = [_cell(name, values, headline, saved) for name, values in (*peers.items(), *beside.items())]
@@ -84,7 +84,7 @@ def outcome(headline: Headline, saved: Saved | None) -> Outcome:
 
 
 def _values(runs: dict[tuple[str, str], Figures], engine: str, metric: str, place: str) -> dict[str, float]:
-    """An engine's values of a metric by place: of one place, or of all if it is empty."""
+    """Return an engine's values of a metric by place: at one place, or at all if `place` is empty."""
     return {
         measured_at: figures.values[metric]
         for (name, measured_at), figures in runs.items()
@@ -93,7 +93,7 @@ def _values(runs: dict[tuple[str, str], Figures], engine: str, metric: str, plac
 
 
 def _ratio(headline: Headline, ours: dict[str, float], peers: dict[str, dict[str, float]]) -> float | None:
-    """By how many times Millpond is better than the best peer where both have figures: on average, or at worst."""
+    """Return how many times Millpond is better than the best peer where both have figures: on average, or at worst."""
     ratios = []
     for place, value in ours.items():
         theirs = [
@@ -115,7 +115,7 @@ def _cell(name: str, values: dict[str, float], headline: Headline, saved: Saved)
 
 
 def _shown(name: str, values: dict[str, float], metric: str, place: str, saved: Saved) -> str:
-    """An engine's values with their unit, in the order of their places; several values name their places."""
+    """Return an engine's values with their unit, in the order of their places; several values name their places."""
     if not values:
         return _why(name, place, saved).partition(":")[0]
     unit, digits = METRICS[metric].unit, METRICS[metric].digits
@@ -128,7 +128,7 @@ def _shown(name: str, values: dict[str, float], metric: str, place: str, saved: 
 
 
 def _missing(name: str, place: str, saved: Saved) -> dict[str, str]:
-    """The reasons why an engine that ran has no figures, by place."""
+    """Return by place why an engine that ran has no figures."""
     last = {figures.place: figures for figures in saved.figures if figures.engine == name}
     return {
         measured_at: figures.missing
@@ -138,13 +138,13 @@ def _missing(name: str, place: str, saved: Saved) -> dict[str, str]:
 
 
 def _why(name: str, place: str, saved: Saved) -> str:
-    """Why an engine has no figure."""
+    """Return why an engine has no figure."""
     if name in saved.absent:
         return "not installed"
-    mine = [figures for figures in saved.figures if figures.engine == name]
-    if any(figures.refused for figures in mine):
+    runs = [figures for figures in saved.figures if figures.engine == name]
+    if any(figures.refused for figures in runs):
         return "refused"
-    if any(figures.error for figures in mine):
+    if any(figures.error for figures in runs):
         return "failed"
     if missing := _missing(name, place, saved):
         return f"no figure: {', '.join(dict.fromkeys(missing.values()))}"

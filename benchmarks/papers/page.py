@@ -38,7 +38,7 @@ NOTES = {
     " was measured. LR2 is one join by ranges of time: Spark has no window that slides by a second over a join, from"
     " which much of LR2's load comes in the paper.",
 }
-"""How each paper's baseline and the peers here differ."""
+"""Differences between each paper's baseline and the peers here."""
 
 
 def command_of(row: Row, *, quick: bool) -> str:
@@ -76,12 +76,12 @@ def _lines(rows: Sequence[Row], saved: Mapping[str, Saved]) -> Iterator[str]:
 
 
 def summary(rows: Sequence[Row], saved: Mapping[str, Saved]) -> str:
-    """Return in a sentence or two how many headlines are reached, and whether results are of a quick run."""
-    every = [outcome for row in rows for outcome in outcomes(row, saved.get(row.name))]
-    reached, missed = (sum(outcome.passed is verdict for outcome in every) for verdict in (True, False))
-    quick = sum(outcome.verdict == NOT_JUDGED for outcome in every)
-    text = f"Of {len(every)} headlines, {reached} are reached, {missed} are missed, and"
-    text += f" {len(every) - reached - missed - quick} have no figures."
+    """Return the number of headlines that are reached, as a sentence, and a second one if there were quick runs."""
+    all_outcomes = [outcome for row in rows for outcome in outcomes(row, saved.get(row.name))]
+    reached, missed = (sum(outcome.passed is verdict for outcome in all_outcomes) for verdict in (True, False))
+    quick = sum(outcome.verdict == NOT_JUDGED for outcome in all_outcomes)
+    text = f"Of {len(all_outcomes)} headlines, {reached} are reached, {missed} are missed, and"
+    text += f" {len(all_outcomes) - reached - missed - quick} have no figures."
     only = f" {quick} have figures of a quick run alone, with less state and fewer batches, and are not judged."
     return text + only if quick else text
 
@@ -102,7 +102,7 @@ def _paper(name: str, paper: str, rows: Sequence[Row], saved: Mapping[str, Saved
 
 
 def cells_of(row: Row, saved: Saved | None) -> Iterator[tuple[str, ...]]:
-    """The cells of a row's headlines, in the order of `COLUMNS`."""
+    """Yield the cells of each headline of a row, in the order of `COLUMNS`."""
     for headline, outcome in zip(row.headlines, outcomes(row, saved), strict=True):
         yield (
             headline.where,
@@ -127,23 +127,23 @@ def _row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 
-def _origins(all_: Sequence[Saved]) -> Iterator[str]:
-    """Where and of what each row was measured."""
-    if not all_:
+def _origins(saved_rows: Sequence[Saved]) -> Iterator[str]:
+    """Yield the lines of the table that shows how each row was measured."""
+    if not saved_rows:
         return
     yield ""
     yield "## Measured with"
     yield ""
     yield _row(("row", "commit", "day", "run", "seed", "seconds", "machine", "versions"))
     yield "|" + "---|" * 8
-    for saved in all_:
+    for saved in saved_rows:
         yield _row(origin(saved))
     yield ""
     yield "The settings of a row are in its file in `benchmarks/papers/results/`, and in the HTML report."
 
 
 def origin(saved: Saved) -> tuple[str, ...]:
-    """The cells that say how a row was measured."""
+    """Return the cells that show how a row was measured."""
     machine, versions = saved.machine, dict(saved.versions)
     engines = dict.fromkeys(f"{figures.engine} {figures.version}" for figures in saved.figures if figures.version)
     return (

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from benchmarks.measuring.report import bar_groups
 from benchmarks.papers.figures import CHECKPOINTS, METRICS, Figures
 from benchmarks.papers.outcome import NAMES
 from benchmarks.papers.row import Row
@@ -64,7 +65,7 @@ def _colours(measured: list[Figures]) -> dict[str, str]:
 
 
 def _grouped(measured: list[Figures], metric: str) -> tuple[list[str], dict[str, dict[str, float]]]:
-    """The places, and each engine's values by place."""
+    """Return the places, and each engine's values by place."""
     values: dict[str, dict[str, float]] = {}
     for figures in measured:
         values.setdefault(figures.engine, {})[figures.place] = figures.values[metric]
@@ -73,10 +74,8 @@ def _grouped(measured: list[Figures], metric: str) -> tuple[list[str], dict[str,
 
 def _bars(axis: Axes, measured: list[Figures], metric: str, colours: dict[str, str]) -> None:
     places, engines = _grouped(measured, metric)
-    width = 0.8 / len(engines)
-    for number, (engine, values) in enumerate(engines.items()):
-        positions = np.arange(len(places)) + (number - (len(engines) - 1) / 2) * width
-        heights = [values.get(place, 0.0) for place in places]
+    for engine, positions, width in bar_groups(engines, len(places)):
+        heights = [engines[engine].get(place, 0.0) for place in places]
         drawn = axis.bar(positions, heights, width, label=NAMES.get(engine, engine), color=colours[engine])
         digits = METRICS[metric].digits
         axis.bar_label(drawn, [f"{height:,.{digits}f}" for height in heights], fontsize=7)

@@ -1,4 +1,4 @@
-"""A row of the report as data: the commands that measure it, and the headlines that are read from their figures."""
+"""A row of the report as data: the commands that measure it, and the headlines that their figures decide."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOT_KNOWN = "The reason is not known yet."
 
 
 def absent(engine: str) -> bool:
-    """Whether an engine is not installed here."""
+    """Return whether an engine is not installed here."""
     return engine.startswith("flink-") and not FLINK_PYTHON.exists()
 
 
@@ -34,8 +34,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
         arguments: of a whole run, as a shell takes them.
         quick: appended to them in a quick run, where the last of an option counts; None leaves the command out.
         engines: passed as `--engines`, without those that are not installed; empty = the benchmark's own.
-        engine: the name of its figures in place of the engine's; empty = the engine's.
-        place: likewise, in place of the query or size that a figure belongs to.
+        engine: name of the figures' engine; empty = the engine's own name.
+        place: place of the figures; empty = the query or size of each.
     """
 
     module: str
@@ -70,12 +70,12 @@ class Headline(msgspec.Struct, frozen=True, kw_only=True):
         theirs: the paper's figure.
         metric: of `benchmarks.papers.figures.METRICS`.
         ours: the engine, or the variant of Millpond, that stands for the paper's system.
-        peers: those that stand for the paper's baseline. The best of them counts.
-        beside: shown beside them, without being compared.
-        place: the query or size that is read; empty = all: ratios by their geometric mean, bounds by the worst.
+        peers: engines that stand for the paper's baseline. The best peer counts.
+        beside: engines that are shown beside the peers, without being compared.
+        place: the query or size that is read; empty = all: geometric means of ratios, and the worst value for bounds.
         each: whether the ratio has to be reached at each place, and not on average.
-        peer_place: where the peers are read, if elsewhere.
-        ratio: by how many times Millpond has to be better than the best peer.
+        peer_place: the place at which peers are read; empty = `place`.
+        ratio: how many times Millpond has to be better than the best peer.
         most, least: bounds on Millpond's own figure, in the metric's unit.
         missed: the reason for a miss, in one sentence.
     """
@@ -97,14 +97,14 @@ class Headline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """A unit that is measured, saved and repeated as one.
+    """A unit that is measured, saved and repeated as a whole.
 
     Attributes:
         name: as `--row` takes it.
         paper: a key of `PAPERS`.
         title: of its picture.
-        commands: run one after another.
-        headlines: read from the figures of all of them.
+        commands: run in this order.
+        headlines: read from the figures of all commands.
         lines: whether its places are steps of a sweep, which are drawn as a line.
     """
 
@@ -116,7 +116,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     lines: bool = False
 
     def settings(self, *, quick: bool) -> list[str]:
-        """Return each command as a shell takes it: all that decides what is measured."""
+        """Return each command as a shell takes it, with everything that the figures depend on."""
         lines = [command.line(quick=quick) for command in self.commands]
         return [f"python -m {shlex.join(line)}" for line in lines if line is not None]
 

@@ -1,8 +1,7 @@
-"""Measuring rows: each command in a process tree of its own, each row saved as it ends."""
+"""Measure rows: each command in a process tree of its own, each row saved as it ends."""
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 import time
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks import ROOT
+from benchmarks.measuring.process import python_environment
 from benchmarks.measuring.result import Machine, without_paths
 from benchmarks.misa import __main__ as misa
 from benchmarks.papers.figures import READERS, Figures
@@ -22,22 +21,22 @@ from benchmarks.papers.saved import Results, Saved, current_commit, same_run, ve
 from millpond.demo.processes import ProcessTree
 
 QUICK_SECONDS = 1_200.0
-"""How long a quick run may take in all."""
+"""Time for all rows of a quick run."""
 LONGEST = 10_800.0
-"""Seconds after which a command has hung that does not say itself how long it may take; the longest takes half."""
+"""A command without a time limit of its own has hung after this number of seconds. The longest command takes half."""
 _LINES = 12
 """A failed command's error shows this number of last lines of its log."""
 
 
 class RowFailed(Exception):
-    """A command gave no figures; the message ends with the last lines of its log."""
+    """A command gave no figures. The message ends with the last lines of its log."""
 
 
 class OutOfTime(Exception):
-    """The whole run's time was over before a command had ended.
+    """The time for the whole run was over before a command had ended.
 
     Args:
-        figures: of the command's runs that had ended.
+        figures: of those runs of the command that had ended.
     """
 
     def __init__(self, figures: list[Figures]) -> None:
@@ -46,10 +45,10 @@ class OutOfTime(Exception):
 
 
 class TimeLimit:
-    """How long a whole run may still take.
+    """Time that is left for the whole run.
 
     Args:
-        seconds: from now; None = never.
+        seconds: from now on; None = no limit.
     """
 
     def __init__(self, seconds: float | None) -> None:
@@ -68,7 +67,7 @@ def longest(line: Sequence[str]) -> float:
     """Return the seconds after which a command has hung.
 
     Args:
-        line: the words after `python -m`. What they ask for decides where the benchmark runs by the clock.
+        line: the words after `python -m`. Where a benchmark runs by the clock, they decide how long it takes.
     """
     module, *arguments = line
     if module != "benchmarks.misa":
@@ -80,22 +79,17 @@ def measure(command: Command, line: list[str], limit: TimeLimit) -> list[Figures
     """Run a command and read its figures.
 
     Returns:
-        The figures. Of a command that hung or broke off, those that it had written, and the error.
+        The figures. A command that hung or broke off gives the figures that it had written, and an error.
 
     Raises:
-        RowFailed: it gave none.
-        OutOfTime: `limit` was over before.
+        RowFailed: the command gave no figures.
+        OutOfTime: `limit` was over before the command had ended.
     """
     with tempfile.TemporaryDirectory(prefix="millpond-papers-") as name:
         folder = Path(name)
         written, log = folder / "figures.json", folder / "log"
-        paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-            "PYSPARK_PYTHON": sys.executable,
-        }
-        tree = ProcessTree([sys.executable, "-m", *line, "--json", str(written)], log=log, env=environment, cwd=folder)
+        command_line = [sys.executable, "-m", *line, "--json", str(written)]
+        tree = ProcessTree(command_line, log=log, env=python_environment(), cwd=folder)
         hung = TimeLimit(longest(line))
         try:
             while tree.running() and min(limit.left(), hung.left()) > 0:
@@ -121,7 +115,7 @@ def measure(command: Command, line: list[str], limit: TimeLimit) -> list[Figures
 
 
 def by_turns(rows: Sequence[Row]) -> list[Row]:
-    """Return the first row of each paper, then the second of each, and so on: little time is spread over the papers."""
+    """Return the first row of each paper, then the second of each, and so on: a short run measures all papers."""
     papers = [[row for row in rows if row.paper == paper] for paper in dict.fromkeys(row.paper for row in rows)]
     return [row for turn in zip_longest(*papers) for row in turn if row is not None]
 
@@ -138,16 +132,16 @@ def run(
     """Measure row after row, and save each as it ends. A row that fails does not end the run.
 
     Args:
-        rows: which.
-        results: where they are saved; what is saved there of this commit and these settings is not measured again.
-        quick: with the arguments of a quick run, within `QUICK_SECONDS`, the papers in turn; rows without such
+        rows: to measure, in this order.
+        results: saves them. A row that is saved there with this commit and these settings is not measured again.
+        quick: measure with the arguments of a quick run, within `QUICK_SECONDS`, the papers in turn. Rows without such
             arguments are left out.
-        again: measure what is saved as well.
+        again: measure rows that are saved, too.
         measure: runs one command.
-        say: is given a line at each step.
+        say: called with a line at each step.
 
     Returns:
-        The results of this run; not those that were there before.
+        The results of this run, without those that were saved before.
     """
     commit = current_commit()
     if quick:

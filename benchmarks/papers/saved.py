@@ -1,4 +1,4 @@
-"""Saved results of rows: one JSON file each, with all that a reader needs to repeat it."""
+"""Saved results of rows: a JSON file for each, with everything that a reader needs to repeat the run."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class Saved(msgspec.Struct, kw_only=True):
     """The result of one row.
 
     Attributes:
-        row: its name.
+        row: name of the row.
         commit: of the source tree; ends with `+` if files differed from it.
-        quick: whether it is of a quick run.
+        quick: whether it was a quick run.
         settings: the commands, as a shell takes them.
-        machine: where it was measured.
+        machine: on which it was measured.
         versions: of Python, Java and packages.
-        day: when it was measured.
-        seconds: how long it took.
+        day: on which it was measured.
+        seconds: time that it took.
         figures: of each run, each with its seed.
-        absent: engines that are not installed there.
+        absent: engines that were not installed.
         error: why there are no figures, or not all.
         unfinished: whether the time of a quick run was over before all commands had ended.
     """
@@ -57,7 +57,7 @@ class Results:
     """The saved results in a folder.
 
     Args:
-        folder: made when the first is saved.
+        folder: made when the first result is saved.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -69,7 +69,7 @@ class Results:
         return msgspec.json.decode(path.read_bytes(), type=Saved) if path.exists() else None
 
     def put(self, saved: Saved) -> None:
-        """Save a result, in place of an earlier one. A reader never sees a part of it."""
+        """Save a result in place of an earlier one, atomically for readers."""
         path = self._path(saved.row)
         path.parent.mkdir(parents=True, exist_ok=True)
         staged = path.with_suffix(".staged")
@@ -81,7 +81,7 @@ class Results:
 
 
 def same_run(saved: Saved | None, row: Row, commit: str, *, quick: bool) -> bool:
-    """Whether a result is whole, of this commit and of these settings, so that there is nothing to measure again.
+    """Return whether a result is complete, and of this commit and these settings: then it need not be measured again.
 
     A tree whose files differ from the commit (`abc+`), or a tree without git, is never known to be the same.
     """

@@ -1,9 +1,9 @@
 """The command line: `python -m benchmarks.prefetch latencies|skews|caches|thresholds|changes|highest|costs`.
 
-NEXMark's events, with as many auctions in flight as make state large, arrive in files by the clock; state lies on a
-store that takes its time, and is many times what there is memory for. A row is as late as the batch that has it ends
-after its file came. Millpond runs with all state in memory, with hints, and without hints by each rule of what leaves
-memory first. Without hints, too, a batch reads what it misses many keys at a time and side by side.
+Measure row latencies of NEXMark queries with hints and without. State is many times larger than memory, and lies on a
+store with latency. Events arrive in files by the clock. The latency of a row is the time from the arrival of its file
+to the end of its batch. Millpond runs with all state in memory, with hints, and without hints under each eviction
+policy. Without hints, too, a batch reads the keys that it misses in groups and side by side.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.measuring.arguments import count, names, setting
+from benchmarks.measuring.report import table_of_lines
 from benchmarks.nexmark.generator import NexmarkConfig
 from benchmarks.prefetch.figures import FIGURES, draw, line
 from benchmarks.prefetch.run import KEYS, VARIANTS, Config, Measured
@@ -32,23 +32,23 @@ from benchmarks.prefetch.run import KEYS, VARIANTS, Config, Measured
 _DEFAULT = ["memory", "prefetching", "timestamp", "lru", "clock"]
 """Variants that run by default. `auto` is left out: for each query it equals `prefetching` or `timestamp`."""
 _ENDING = 60.0
-"""Seconds for which the slots of a run are waited for."""
+"""Seconds for which the slots of a run may finish their commits."""
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments, with their defaults."""
+    """Return the parser of the command line."""
     p = argparse.ArgumentParser(prog="python -m benchmarks.prefetch", description=(__doc__ or "").split("\n\n")[1])
     add = p.add_argument
     add("figure", choices=FIGURES)
     add("--query", type=names(KEYS, "query"), default=["q18", "q19", "q20"], metavar="A,B")
     add("--variants", type=names(VARIANTS, "variant"), default=_DEFAULT, metavar="A,B")
-    add("--latency", type=lambda text: [float(one) for one in text.split(",")], default=[1.5], metavar="MS,MS")
+    add("--latency", type=lambda text: [float(part) for part in text.split(",")], default=[1.5], metavar="MS,MS")
     add("--rate", type=count, default=30_000, help="events a second")
     add("--interval", type=float, default=1.0, help="seconds between two batches")
-    add("--stage", type=float, default=0.0, metavar="MS", help="of work that bids wait for, their keys known before")
-    add("--loaded", type=count, default=4_000_000, help="events that bring state about")
+    add("--stage", type=float, default=0.0, metavar="MS", help="that bids wait, once their keys are known")
+    add("--loaded", type=count, default=4_000_000, help="events that build up the state")
     add("--in-flight", type=count, default=100_000, help="auctions that may be bid on at a time")
-    add("--people", type=count, default=20_000, help="who may bid at a time")
+    add("--people", type=count, default=20_000, help="people who may bid at a time")
     add("--seconds", type=float, default=30.0, help="to measure each run")
     add("--warmup", type=float, default=12.0, help="seconds of arriving events before that")
     add("--slot-memory", default="32m", help="of each of two slots")
@@ -76,17 +76,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             def measure(variant: str, **changes: Any) -> Measured:
                 return _measured(Path(folder), variant, options, changes)
 
-            for found in FIGURES[options.figure](options, measure):
-                print(json.dumps(line(found)), file=sys.stderr, flush=True)
-                results.append(found)
+            for measured in FIGURES[options.figure](options, measure):
+                print(json.dumps(line(measured)), file=sys.stderr, flush=True)
+                results.append(measured)
                 if options.json is not None:
                     options.json.write_bytes(msgspec.json.encode(results))
-    table = Table()
-    for name in line(results[0]):
-        table.add_column(name.strip(), justify="left" if name in ("query", "variant") else "right")
-    for found in results:
-        table.add_row(*line(found).values())
-    Console(width=200).print(table)
+    Console(width=200).print(table_of_lines([line(measured) for measured in results], left=("query", "variant")))
     draw(options.figure, results, path)
     return 0
 
@@ -115,8 +110,8 @@ def _measured(folder: Path, variant: str, options: argparse.Namespace, changes: 
     (work / "config.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(base, **changes)))
     command = [sys.executable, "-m", "benchmarks.prefetch.run", str(work / "config.json"), str(work / "out.json")]
     with (work / "log").open("wb") as log:
-        done = subprocess.run(command, stdout=log, stderr=log, check=False, env={**os.environ, "TMPDIR": str(work)})
-    if done.returncode:
+        process = subprocess.run(command, stdout=log, stderr=log, check=False, env={**os.environ, "TMPDIR": str(work)})
+    if process.returncode:
         raise SystemExit("\n".join((work / "log").read_text(errors="replace").splitlines()[-30:]))
     deadline = time.monotonic() + _ENDING
     while _ending(work) and time.monotonic() < deadline:
@@ -125,7 +120,7 @@ def _measured(folder: Path, variant: str, options: argparse.Namespace, changes: 
 
 
 def _ending(work: Path) -> bool:
-    """Whether slots that were started with their directory in a folder still finish their commits."""
+    """Return whether slots whose directory is below a folder are still finishing their commits."""
     try:
         return any(work.glob("millpond-*/*/slot-*.pid"))
     except FileNotFoundError:  # removed meanwhile

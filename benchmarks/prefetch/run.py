@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -14,6 +13,7 @@ from urllib.parse import urlencode
 import msgspec
 import psutil
 
+from benchmarks.engines.session import progress_reports, start_session
 from benchmarks.measuring.timing import Arrivals, batch_end, local_log, source_files
 from benchmarks.nexmark.generator import NexmarkConfig
 from benchmarks.nexmark.queries import QUERIES
@@ -25,7 +25,6 @@ from millpond.demo.engine import PEER_SETTINGS
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
 
 VARIANTS: Mapping[str, Mapping[str, str]] = {
     "memory": {"slot.memory": "2g"},
@@ -35,19 +34,20 @@ VARIANTS: Mapping[str, Mapping[str, str]] = {
     "lru": {"prefetch": "off", "cache.policy": "lru"},
     "clock": {"prefetch": "off", "cache.policy": "clock"},
 }
-"""Variant → Millpond's settings: all state in memory; with hints; hints by the default setting; without hints, by the
-policy that evicts rows."""
+"""Millpond's settings by variant: all state in memory; with hints; hints by the default setting; without hints under
+each eviction policy."""
 
 
 _SIZES = ("state_rows", "state_bytes", "memory_bytes")
-_MOST = 33
-"""Files in a batch, where as many are taken as can be."""
-_ONE = 98
-"""Per cent of the bids that are for one auction, before the workload changes."""
-_MOST_EARLIER = 1.05
-"""Events taken for each that came, at most, in a run that keeps up: a batch has those of up to a second before."""
-_BID = 180
-"""Bytes of a bid in an Arrow batch."""
+_FILES_PER_BATCH = 33
+"""Files in a batch of a run without a rate."""
+_CHANGED_HOT_BIDS = 98
+"""Percentage of the bids that are for the hot auction before the workload changes."""
+_MOST_TAKEN = 1.05
+"""In a run that keeps up, at most this number of events is taken for each that arrives. It is above 1, because the
+first measured batch has events of up to a second before."""
+_BID_BYTES = 180
+"""Size of a bid in an Arrow batch."""
 KEYS = {"q18": ("auction", "bidder"), "q19": ("auction",), "q20": ("auction",)}
 """A bid's columns with the key of a query's state."""
 
@@ -56,16 +56,18 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration of a run.
 
     Attributes:
-        query: of NEXMark. variant: one of `VARIANTS`. work: a folder of its own. events: where events are kept.
-        stream: which. loaded: events that bring state about.
-        rate: events a second; 0 for as many as it takes, 99,000 at most in a batch.
-        interval: seconds between two batches, unless one takes longer.
-        warmup, seconds: of events that arrive by the clock, left out and measured.
-        latency_ms: of a request to the store. slot_memory: of each of two slots, but for all in memory.
-        hot: from how many times on that a key came lately it is not announced.
-        stage_ms: of work that each Arrow batch of bids waits for on its way, once its keys are known; 0 for none.
-        changed: until the middle, nearly all bids are for the hot auction.
-        settings: more of Millpond's.
+        query: a key of `KEYS`. variant: a key of `VARIANTS`. work: the run's own folder.
+        events: folder in which files of events are kept. stream: parameters of the events.
+        loaded: events that build up the state before events arrive by the clock.
+        rate: events a second; 0 = as many as Millpond takes, at most 99,000 in a batch.
+        interval: seconds between two batches, unless a batch takes longer.
+        warmup, seconds: how long events arrive by the clock before measuring starts, and during it.
+        latency_ms: of each request to the store.
+        slot_memory: memory of each of the two slots; the variant `memory` has more.
+        hot: a key that came at least this number of times lately gets no hint.
+        stage_ms: time that each Arrow batch of bids waits once its keys are known; 0 = none.
+        changed: whether nearly all bids are for the hot auction until the middle of the run.
+        settings: further settings of Millpond.
     """
 
     query: str
@@ -91,12 +93,12 @@ class Measured(msgspec.Struct, kw_only=True):
 
     Attributes:
         rows: latencies of rows. batches: durations of batches.
-        events_per_second: that were taken.
-        kept_up: whether that is as fast as they came; not faster, either, which makes up for what came before.
-        cpu: cores in use, on the whole machine.
-        figures: sums over the measured batches of Millpond's own metrics; the largest of sizes and of `*_ms`.
-        hint_share: bytes of hints for each of the bids that went to slots.
-        trace: of each measured batch its end, duration in ms, and events.
+        events_per_second: rate at which events were taken.
+        kept_up: whether events were taken as fast as they came. A faster run does not count: it made up for a queue.
+        cpu: cores in use on the whole machine.
+        figures: Millpond's metrics over the measured batches: sums, but the largest of sizes and of `*_ms`.
+        hint_share: bytes of hints ÷ bytes of the bids that went to slots.
+        trace: end, duration in ms, and events of each measured batch.
     """
 
     config: Config
@@ -111,9 +113,7 @@ class Measured(msgspec.Struct, kw_only=True):
 
 
 def session(config: Config) -> SparkSession:
-    """A local session."""
-    from pyspark.sql import SparkSession
-
+    """Start a local session with the settings of the run's variant."""
     work = Path(config.work)
     store = f"faults+file:{work / 'store'}?{urlencode({'latency_ms': f'{config.latency_ms:g}'})}"
     own = {
@@ -128,41 +128,32 @@ def session(config: Config) -> SparkSession:
     }
     settings = {
         **PEER_SETTINGS,
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
         "spark.driver.memory": "3g",
         "spark.local.dir": str(work / "local"),
-        "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.files.openCostInBytes": "262144",
-        "spark.sql.streaming.numRecentProgressUpdates": "100000",
         **{f"spark.millpond.{name}": value for name, value in own.items()},
     }
-    builder = SparkSession.builder.master("local[2,4]").appName("benchmark-prefetch")
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    return spark
+    return start_session("local[2,4]", "benchmark-prefetch", settings)
 
 
 def query(spark: SparkSession, config: Config, source: Path) -> DataFrame:
-    """The query over the events in a folder."""
+    """Return the query over the events in a folder."""
     reader = spark.readStream.schema(EVENT_DDL)
     if not config.rate:
-        reader = reader.option("maxFilesPerTrigger", _MOST)
+        reader = reader.option("maxFilesPerTrigger", _FILES_PER_BATCH)
     events = reader.parquet(str(source))
-    kinds = [
-        events.where(f"event_type = {at}").select(f"{name}.*") for at, name in enumerate(("person", "auction", "bid"))
-    ]
-    persons, auctions, bids = kinds
+    persons, auctions, bids = (
+        events.where(f"event_type = {code}").select(f"{kind}.*")
+        for code, kind in enumerate(("person", "auction", "bid"))
+    )
     if config.stage_ms:
         bids = slow(bids, KEYS[config.query], config.stage_ms / 1000)
     return QUERIES[config.query](Streams(bids, auctions, persons))
 
 
 def slow(bids: DataFrame, keys: Sequence[str], seconds: float) -> DataFrame:
-    """Let each Arrow batch of bids wait as for a call of a service; their keys are announced before."""
+    """Delay each Arrow batch of bids, as a call of a service would; the hints of its keys are sent before."""
     import millpond
 
     def call(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -173,21 +164,14 @@ def slow(bids: DataFrame, keys: Sequence[str], seconds: float) -> DataFrame:
     return millpond.lookahead(bids, *keys).mapInArrow(call, bids.schema)
 
 
-def progresses(running: StreamingQuery) -> list[dict[str, Any]]:
-    """Progress of every batch that had rows."""
-    if (failure := running.exception()) is not None:
-        raise failure
-    return [one for one in (json.loads(each.json) for each in running.recentProgress) if one["numInputRows"]]
-
-
 def cpu_seconds() -> float:
-    """CPU time of the whole machine, which has nothing else to do."""
+    """Return the CPU time of the whole machine, which has nothing else to do."""
     times = psutil.cpu_times()
     return float(times.user + times.system + times.nice)
 
 
 def run(config: Config) -> Measured:
-    """Run it."""
+    """Load the state, let events arrive, and measure."""
     import millpond
 
     work = Path(config.work)
@@ -198,7 +182,8 @@ def run(config: Config) -> Measured:
     count = warm + round(config.seconds * (config.rate or 400_000) / ARRIVING)
     before = events
     if config.changed:
-        before = Events(Path(config.events), msgspec.structs.replace(config.stream, hot_bids=_ONE), config.loaded)
+        stream = msgspec.structs.replace(config.stream, hot_bids=_CHANGED_HOT_BIDS)
+        before = Events(Path(config.events), stream, config.loaded)
     files = [(before if number < (warm + count) // 2 else events).arriving(number) for number in range(count)]
     first = [before.load(number) for number in range(events.first)]
     spark = session(config)
@@ -211,67 +196,74 @@ def run(config: Config) -> Measured:
         .trigger(processingTime=f"{config.interval if config.rate else 0:g} seconds")
         .start()
     )
-    done = 0
+    loaded = 0
     for number, file in enumerate(first):
         if number:
             arrivals.put(file)
-        while len(found := progresses(running)) <= done:
+        while len(reports := progress_reports(running)) <= loaded:
             time.sleep(0.05)
-        done = len(found)
+        loaded = len(reports)
         arrivals.remove([file.name])
-    seen = done
+    cleared = loaded
     if not config.rate:
         for file in files:
             arrivals.put(file)
     log = local_log(checkpoint)
     started = time.time()
     print("arriving", flush=True)
-    begin, used = 0.0, 0.0
+    begin, cpu_before = 0.0, 0.0
     with arrivals.clocked(files if config.rate else [], ARRIVING / (config.rate or 1)):
         while (now := time.time()) < started + config.warmup + config.seconds:
             time.sleep(0.2)
             if not begin and now >= started + config.warmup:
-                begin, used = now, cpu_seconds()
-            found = progresses(running)
-            for one in found[seen:-3]:
-                arrivals.remove(source_files(log, one["batchId"]))
-            seen = max(seen, len(found) - 3)
-            if not config.rate and len(found) - done >= len(files) // _MOST:
+                begin, cpu_before = now, cpu_seconds()
+            reports = progress_reports(running)
+            for report in reports[cleared:-3]:
+                arrivals.remove(source_files(log, report["batchId"]))
+            cleared = max(cleared, len(reports) - 3)
+            if not config.rate and len(reports) - loaded >= len(files) // _FILES_PER_BATCH:
                 break
         end = time.time()
-        cores = (cpu_seconds() - used) / (end - begin)
+        cores = (cpu_seconds() - cpu_before) / (end - begin)
     if config.rate:
-        time.sleep(5.0)  # for what came last
-    found = progresses(running)
+        time.sleep(5.0)  # so that the batches of the last files end
+    reports = progress_reports(running)
     print("measured", flush=True)
     running.stop()
     spark.stop()
-    return summary(config, arrivals, checkpoint, found, (begin, end), cores)
+    return summary(config, arrivals, checkpoint, reports, (begin, end), cores)
 
 
 def summary(
     config: Config,
     arrivals: Arrivals,
     checkpoint: Path,
-    found: list[dict[str, Any]],
+    reports: list[dict[str, Any]],
     window: tuple[float, float],
     cores: float,
 ) -> Measured:
-    """Summarize the results between two points in time."""
+    """Compute the result of a run from the batches and files between two points in time.
+
+    Args:
+        reports: Spark's progress reports of all batches. window: both points in time, in seconds since the epoch.
+        cores: cores in use between them.
+    """
     begin, end = window
     log = local_log(checkpoint)
-    measured = [one for one in found if begin <= batch_end(one) <= end]
-    ends = {name: batch_end(one) for one in found for name in source_files(log, one["batchId"])}
+    measured = [report for report in reports if begin <= batch_end(report) <= end]
+    ends = {name: batch_end(report) for report in reports for name in source_files(log, report["batchId"])}
     latencies = [
-        ends.get(name, end + 5.0) - at for name, at in arrivals.times.items() if not config.rate or begin <= at <= end
+        ends.get(name, end + 5.0) - arrival
+        for name, arrival in arrivals.times.items()
+        if not config.rate or begin <= arrival <= end
     ]
-    files = {one["batchId"]: len(source_files(log, one["batchId"])) for one in measured}
+    files = {report["batchId"]: len(source_files(log, report["batchId"])) for report in measured}
     if not measured:
-        raise SystemExit("no batch ended while it was measured: give it more --seconds, or fewer events a second")
+        raise SystemExit("no batch ended while it was measured: give it more --seconds, or a lower --rate")
     speed = ARRIVING * sum(files.values()) / (end - begin)
     figures: dict[str, float] = {}
-    for one in measured:
-        for name, value in one.get("observedMetrics", {}).get("millpond", {}).items():
+    for report in measured:
+        for name, value in report.get("observedMetrics", {}).get("millpond", {}).items():
             if isinstance(value, int | float):
                 if name in _SIZES or name.endswith("_ms"):
                     figures[name] = max(figures.get(name, 0.0), value)
@@ -280,20 +272,20 @@ def summary(
     return Measured(
         config=config,
         rows=Latency.of(latencies),
-        batches=Latency.of([one["durationMs"]["triggerExecution"] / 1000 for one in measured]),
+        batches=Latency.of([report["durationMs"]["triggerExecution"] / 1000 for report in measured]),
         events_per_second=round(speed),
-        kept_up=0.97 * config.rate <= speed <= _MOST_EARLIER * config.rate if config.rate else True,
+        kept_up=0.97 * config.rate <= speed <= _MOST_TAKEN * config.rate if config.rate else True,
         cpu=round(cores, 2),
         figures=figures,
-        hint_share=round(figures.get("hint_bytes", 0.0) / max(1.0, figures.get("input_rows", 0.0) * _BID), 4),
+        hint_share=round(figures.get("hint_bytes", 0.0) / max(1.0, figures.get("input_rows", 0.0) * _BID_BYTES), 4),
         trace=[
-            (batch_end(one), one["durationMs"]["triggerExecution"], files[one["batchId"]] * ARRIVING)
-            for one in measured
+            (batch_end(report), report["durationMs"]["triggerExecution"], files[report["batchId"]] * ARRIVING)
+            for report in measured
         ],
     )
 
 
 if __name__ == "__main__":
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    asked = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Config)
-    Path(sys.argv[2]).write_bytes(msgspec.json.encode(run(asked)))
+    run_config = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Config)
+    Path(sys.argv[2]).write_bytes(msgspec.json.encode(run(run_config)))

@@ -1,8 +1,8 @@
-"""The append stores by their settings (FlowKV, Fig. 11 and 12): `python -m benchmarks.studies.append_stores`.
+"""Measure the append stores by their settings (FlowKV, Fig. 11 and 12): `python -m benchmarks.studies.append_stores`.
 
-Keys are active for a while, then idle for longer than the session gap; each step appends rows, and takes the sessions
-that have closed. Nothing of Spark runs. Before windows are taken the pages of the log's files are dropped from the page
-cache, or they lie in a store with latency. Writes a table, and with matplotlib `append_stores.png`.
+Keys are active for a while, then idle for longer than the session gap. Each step appends rows, and takes the sessions
+that have closed. Spark does not run. Before windows are taken, the log's files are dropped from the page cache, unless
+they are in a store with latency. The result is a table, and `append_stores.png` with matplotlib.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ STEP = 100
 
 @dataclass
 class Measurement:
-    """Result of one run: rows appended and taken per second of the store's own time, and its figures."""
+    """Result of one run: rows appended and taken per second of the store's own time, and the store's statistics."""
 
     rows_per_second: float
     stats: dict[str, float]
@@ -54,9 +54,10 @@ def sessions(
     """Run sessions through a table.
 
     Args:
-        url: the state location. folder: for local files.
-        keys: sessions in all. active: batches that one has rows in, on average. gap: batches of idleness that end it.
-        rows: rows of a session, on average. cold: drop the page cache before windows are taken.
+        url: location of the state. folder: for local files.
+        keys: number of sessions. active: mean number of batches in which a session has rows.
+        gap: batches of idleness that end a session.
+        rows: mean number of rows of a session. cold: drop the page cache before windows are taken.
         options: of the table.
     """
     rng = np.random.default_rng(SEED)
@@ -81,7 +82,7 @@ def sessions(
             table.append(Rows(words, np.empty(0, np.uint8)), np.full(len(running), (version + gap) * STEP))
             spent += time.perf_counter() - begun
             if cold:
-                forget_pages(table)
+                drop_pages(table)
             begun = time.perf_counter()
             total += sum(piece.count for piece in table.take(closed.astype(np.uint64) * _MIX, starts[closed]))
             table.seal()
@@ -92,8 +93,8 @@ def sessions(
     return Measurement(total / spent, stats)
 
 
-def forget_pages(table: UnalignedTable) -> None:
-    """Drop what the page cache holds of a table's segments."""
+def drop_pages(table: UnalignedTable) -> None:
+    """Drop the pages of a table's segments from the page cache."""
     for segment in table._segments.segments:
         data = segment.file.data
         if isinstance(data, MappedBytes) and segment.ref is not None:
@@ -113,15 +114,16 @@ SWEEPS: dict[str, tuple[str, Sequence[float]]] = {
 
 
 def sweep(name: str, run: Callable[..., Measurement]) -> list[tuple[float, Measurement]]:
-    """Runs with all values of one setting, the others at their defaults."""
+    """Run with each value of a setting, the other settings at their defaults."""
     option, values = SWEEPS[name]
     points = []
     for value in values:
-        made = run(**{"write_buffer": 512 << 10, option: int(value) << 10 if option == "write_buffer" else value})
-        points.append((value, made))
-        stats = made.stats
+        setting = int(value) << 10 if option == "write_buffer" else value
+        measurement = run(**{"write_buffer": 512 << 10, option: setting})
+        points.append((value, measurement))
+        rate, stats = measurement.rows_per_second, measurement.stats
         print(
-            f"{name:28} {value:8g} {made.rows_per_second:12,.0f} rows/s  hits {stats['prefetch_hit_ratio']:.3f}  "
+            f"{name:28} {value:8g} {rate:12,.0f} rows/s  hits {stats['prefetch_hit_ratio']:.3f}  "
             f"reads {stats['batch_reads']:5g}  amplification {stats['read_amplification']:.2f}  "
             f"{stats['fetched_bytes'] / 1e6:8,.0f} MB read  {stats['compactions']:3g} compactions",
             flush=True,
@@ -130,18 +132,19 @@ def sweep(name: str, run: Callable[..., Measurement]) -> list[tuple[float, Measu
 
 
 def plot(results: dict[str, list[tuple[float, Measurement]]], path: str) -> None:
-    """Throughput, and the hit ratio, by each setting."""
+    """Plot throughput and hit ratio by each setting."""
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, len(results), figsize=(5 * len(results), 3.6))
     for axis, (name, points) in zip(np.atleast_1d(axes), results.items(), strict=True):
         values = [value for value, _ in points]
-        axis.plot(values, [made.rows_per_second / 1e3 for _, made in points], "o-")
+        axis.plot(values, [measurement.rows_per_second / 1e3 for _, measurement in points], "o-")
         axis.set_xlabel(name)
         axis.set_ylabel("thousand rows/s")
         axis.set_ylim(bottom=0)
         hits = axis.twinx()
-        hits.plot(values, [made.stats["prefetch_hit_ratio"] for _, made in points], "s--", color="tab:orange")
+        ratios = [measurement.stats["prefetch_hit_ratio"] for _, measurement in points]
+        hits.plot(values, ratios, "s--", color="tab:orange")
         hits.set_ylabel("hit ratio")
         hits.set_ylim(0, 1.02)
     figure.tight_layout()
@@ -156,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--gap", type=int, default=300, help="batches of idleness that end a session")
     parser.add_argument("--rows", type=int, default=12, help="rows of a session, on average")
     parser.add_argument("--latency", type=float, default=0.0, help="milliseconds a request of the store; 0: local disk")
-    parser.add_argument("--sweep", choices=[*SWEEPS], action="append", help="which; all if not given")
+    parser.add_argument("--sweep", choices=[*SWEEPS], action="append", help="a setting to vary; default: all")
     parser.add_argument("--plot", default="append_stores.png", help="where the plots go; empty for none")
     parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the figures there")
     options = parser.parse_args(arguments)

@@ -1,9 +1,13 @@
 """State on an object store: `python -m benchmarks.studies.disaggregated checkpoints|recoveries|cpu|caches`.
 
-What Flink 2.0's figures 9, 10, 11 and 13 show (docs/references.md), of Millpond and of Spark beside it, on an S3 server
-(SeaweedFS): how long checkpoints take, by the size of the state; how long a query takes to be ready after SIGKILL with
-its local disk lost, with as many partitions as before, more, or fewer; the CPU that is used while compaction goes on in
-slots, or elsewhere; rows per second where the state is larger than memory, by what of it may be copied to local disk.
+Measure figures 9, 10, 11 and 13 of Flink 2.0 (docs/references.md) again, with Millpond's state and Spark's on an S3
+server (SeaweedFS):
+
+- `checkpoints`: how long checkpoints take, by the size of the state.
+- `recoveries`: how long a query takes to be ready after SIGKILL and the loss of its local disk. It has as many
+  partitions as before, more, or fewer.
+- `cpu`: cores in use while compaction runs in slots, or in a compactor.
+- `caches`: rows per second where the state is larger than memory, by the share of it that may be copied to local disk.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from numpy.typing import NDArray
 from benchmarks.engines.s3 import s3_server
 from benchmarks.measuring.arguments import count, engines, queries, setting
 from benchmarks.measuring.harness import measure_and_report
-from benchmarks.measuring.report import geometric_mean, measured
+from benchmarks.measuring.report import bar_groups, geometric_mean, measured
 from benchmarks.measuring.result import Result, read, write
 from benchmarks.workloads.config import RunConfig
 from millpond.demo.charts import COLOURS, new_figure, style
@@ -32,34 +36,34 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 LARGER_THAN_MEMORY = ("q4", "q7", "q9", "q18", "q19", "q20", "q23")
-"""NEXMark's queries whose state grows with what has been seen."""
+"""NEXMark's queries whose state grows with the number of events."""
 
 Measure = Callable[..., Result]
-"""Runs an engine with some fields of its configuration; `variant` identifies the figure's runs."""
+"""Runs an engine with changed fields of its configuration; `variant` names the run in the figure."""
 
 
 def checkpoints(options: argparse.Namespace, measure: Measure) -> Iterator[Result]:
-    """A count per key on states of several sizes: how long from a batch's sealed state to the durable one."""
+    """Measure checkpoints of a count per key by size of the state: the time from sealed to durable state."""
     for keys in options.keys:
         for engine in options.engines:
             yield measure(engine, f"{keys:,} keys", "rmw", keys=keys, preload=True, warmup_batches=3)
 
 
 def draw_checkpoints(axis: Axes, results: Sequence[Result]) -> None:
-    """The distribution of the durations, a line for each size and engine."""
+    """Draw the distribution of the durations, a line for each size and engine."""
     styles = dict(zip(_variants(results), ("-", "--", ":", "-."), strict=False))
     for r in results:
-        took = np.sort([batch.checkpoint_ms for batch in r.batches if batch.checkpoint_ms is not None]) / 1000
-        share = np.arange(1, len(took) + 1) / max(1, len(took))
-        label = f"{r.engine}, {r.extra['variant']}"
-        axis.step(took, share, styles.get(r.extra["variant"], "-"), where="post", color=COLOURS[r.engine], label=label)
+        seconds = np.sort([batch.checkpoint_ms for batch in r.batches if batch.checkpoint_ms is not None]) / 1000
+        share = np.arange(1, len(seconds) + 1) / max(1, len(seconds))
+        line, label = styles.get(r.extra["variant"], "-"), f"{r.engine}, {r.extra['variant']}"
+        axis.step(seconds, share, line, where="post", color=COLOURS[r.engine], label=label)
     axis.set_xscale("log")
     axis.set_xlabel("checkpoint, s")
     axis.set_ylabel("share of checkpoints")
 
 
 def recoveries(options: argparse.Namespace, measure: Measure) -> Iterator[Result]:
-    """SIGKILL, the local disk lost, and a start with as many partitions or with others."""
+    """Measure a restart after SIGKILL and the loss of the local disk, by partitions before and after it."""
     for before, after in options.partitions:
         for engine in options.engines:
             yield measure(
@@ -77,21 +81,21 @@ def recoveries(options: argparse.Namespace, measure: Measure) -> Iterator[Result
 
 
 def draw_recoveries(axis: Axes, results: Sequence[Result]) -> None:
-    """Seconds from the session to the end of the first batch, above those of a start with no state."""
+    """Draw the seconds from the session to the end of the first batch, minus those of a start with no state."""
     _bars(axis, results, lambda r: r.restart.ready_s - r.restart.empty_s if r.restart is not None else 0.0)
     axis.set_ylabel("s more than with no state")
     axis.set_xlabel("partitions before → after")
 
 
 def cpu(options: argparse.Namespace, measure: Measure) -> Iterator[Result]:
-    """A count per key with more state than memory: compaction in the slots, then by a compactor beside them."""
+    """Measure a count per key with more state than memory: compaction in the slots, then by a compactor."""
     more = {"keys": options.keys[0], "slot_memory": options.slot_memory, "warmup_batches": 5}
     yield measure("millpond", "compaction in slots", "rmw", **more)
     yield measure("millpond", "by a compactor", "rmw", compaction="remote", compactors=1, **more)
 
 
 def draw_cpu(axis: Axes, results: Sequence[Result]) -> None:
-    """Cores in use over time, with the compactor's and without; the batches' 99th percentile beside each."""
+    """Draw the cores in use over time, with the compactor and without, and the p99 of batch times as a label."""
     for r in results:
         start = r.batches[0].start
         p99 = f"batch p99 {r.batch_ms.p99:,.0f} ms" if r.batch_ms is not None else ""
@@ -106,7 +110,7 @@ def draw_cpu(axis: Axes, results: Sequence[Result]) -> None:
 
 
 def cores_in_use(result: Result, *, compactors: bool = False) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return moments from the first measured batch on, in seconds since the epoch, and the cores in use at each.
+    """Return times from the first measured batch on, in seconds since the epoch, and the cores in use at each.
 
     Args:
         result: one engine's figures.
@@ -114,22 +118,22 @@ def cores_in_use(result: Result, *, compactors: bool = False) -> tuple[NDArray[n
     """
     samples = np.array([sample for sample in result.cpu if sample[0] >= result.batches[0].start])
     if result.compactors_cpu and not compactors:
-        theirs = np.array(result.compactors_cpu)
-        samples[:, 1] -= np.interp(samples[:, 0], theirs[:, 0], theirs[:, 1], left=0.0)
+        compactors_cpu = np.array(result.compactors_cpu)
+        samples[:, 1] -= np.interp(samples[:, 0], compactors_cpu[:, 0], compactors_cpu[:, 1], left=0.0)
     return _rate(samples)
 
 
 def _rate(samples: NDArray[np.float64], every: float = 2.0) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """CPU seconds per second, over steps of some seconds."""
+    """Return CPU seconds per second, over steps of `every` seconds."""
     times = np.arange(samples[0, 0], samples[-1, 0], every)
     used = np.diff(np.interp(times, samples[:, 0], samples[:, 1])) / every
     return times[1:], used
 
 
 def caches(options: argparse.Namespace, measure: Measure) -> Iterator[Result]:
-    """NEXMark with its state on local disk alone; on the store with a quarter of it copied; with nothing copied.
+    """Measure NEXMark with its state on local disk, on the store with a quarter of it copied, and with nothing copied.
 
-    The last once more with each batch waiting for its commit: what Flink's synchronous execution is compared with.
+    A last run copies nothing, and each batch waits for its commit. It stands for Flink's synchronous execution.
     """
     small = {"slot_memory": options.slot_memory, "warmup_batches": 3}
     for query in options.query:
@@ -143,21 +147,19 @@ def caches(options: argparse.Namespace, measure: Measure) -> Iterator[Result]:
 
 
 def draw_caches(axis: Axes, results: Sequence[Result]) -> None:
-    """Rows per second, by query, and the geometric mean against those on local disk."""
+    """Draw rows per second by query, and the geometric mean of the ratios to those on local disk."""
     names = list(dict.fromkeys(r.query for r in results))
     variants = _variants(results)
     rates = {(r.query, r.extra["variant"]): r.rows_per_second for r in results}
-    width = 0.8 / len(variants)
-    for number, variant in enumerate(variants):
+    for variant, positions, width in bar_groups(variants, len(names)):
         ratios = [
             rates[name, variant] / rates[name, variants[0]]
             for name in names
             if rates.get((name, variant)) and rates.get((name, variants[0]))
         ]
         mean = geometric_mean(ratios)
-        places = [place + (number - (len(variants) - 1) / 2) * width for place in range(len(names))]
         heights = [rates.get((name, variant), 0.0) / 1000 for name in names]
-        axis.bar(places, heights, width, label=variant if mean is None else f"{variant} ({mean:.2f})")
+        axis.bar(positions, heights, width, label=variant if mean is None else f"{variant} ({mean:.2f})")
     axis.set_xticks(range(len(names)), names)
     axis.set_ylabel("thousand rows/s")
 
@@ -168,12 +170,10 @@ def _variants(results: Sequence[Result]) -> list[str]:
 
 def _bars(axis: Axes, results: Sequence[Result], height: Callable[[Result], float]) -> None:
     variants, engines = _variants(results), list(dict.fromkeys(r.engine for r in results))
-    width = 0.8 / len(engines)
-    for number, engine in enumerate(engines):
-        mine = {r.extra["variant"]: height(r) for r in results if r.engine == engine}
-        places = [place + (number - (len(engines) - 1) / 2) * width for place in range(len(variants))]
+    for engine, positions, width in bar_groups(engines, len(variants)):
+        heights = {r.extra["variant"]: height(r) for r in results if r.engine == engine}
         drawn = axis.bar(
-            places, [mine.get(variant, 0.0) for variant in variants], width, label=engine, color=COLOURS[engine]
+            positions, [heights.get(variant, 0.0) for variant in variants], width, label=engine, color=COLOURS[engine]
         )
         axis.bar_label(drawn, fmt="%.1f")
     axis.set_xticks(range(len(variants)), variants)
@@ -188,7 +188,7 @@ FIGURES: dict[str, tuple[Callable[..., Iterator[Result]], Callable[..., None]]] 
 
 
 def plot(name: str, results: Sequence[Result], path: Path) -> None:
-    """Draw a figure of what was measured."""
+    """Draw a figure of measured results."""
     with style():
         figure = new_figure(8, 4.5)
         axis = figure.subplots()
@@ -199,7 +199,7 @@ def plot(name: str, results: Sequence[Result], path: Path) -> None:
 
 
 def pairs(text: str) -> list[tuple[int, int]]:
-    """Partitions before and after a restart, `2:2,2:4`."""
+    """Parse numbers of partitions before and after a restart: `2:2,2:4`."""
     try:
         return [(int(before), int(after)) for before, after in (part.split(":") for part in text.split(","))]
     except ValueError:
@@ -207,7 +207,7 @@ def pairs(text: str) -> list[tuple[int, int]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and draw one figure; 1 if an engine failed."""
+    """Measure and draw one figure. Return 1 if an engine failed."""
     p = argparse.ArgumentParser(
         prog="python -m benchmarks.studies.disaggregated", description=(__doc__ or "").split("\n")[0]
     )

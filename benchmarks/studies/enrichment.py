@@ -1,15 +1,18 @@
-"""Ad events enriched from Redis behind a wire, and counted: `python -m benchmarks.studies.enrichment`.
+"""Lookup joins with Redis behind a slow network: `python -m benchmarks.studies.enrichment`.
 
-As in the Yahoo Streaming Benchmark: events of 114 bytes as JSON, their ads drawn by Zipf's law, are parsed, views are
-kept, the campaign of each ad is looked up, and views are counted by campaign and window of ten seconds. Millpond's
-`enrich` stands beside what is written by hand: `foreachBatch`, a client that asks for each different key of a record
-batch and waits for the answer (`synchronous`), or for 500 of them in a pipeline (`pipelines`), and counts that are kept
-in Redis, too. `source` only parses the events. With `--query q13` it is NEXMark's thirteenth: bids, each with what the
-table says of its auction, and nothing is counted.
+The query is that of the Yahoo Streaming Benchmark. Events of 114 bytes as JSON, with ads by Zipf's law, are parsed, and
+views are kept. Each ad's campaign is looked up, and views are counted by campaign and window of ten seconds. With
+`--query q13` it is NEXMark's thirteenth: bids with a column of the table, without counts. The engines:
+
+- `millpond`: `millpond.enrich`.
+- `synchronous`: `foreachBatch` with a client that waits for each different key of a record batch. The counts are in
+  Redis, too.
+- `pipelines`: the same with a client that asks for 500 keys in a pipeline.
+- `source`: the events are only parsed.
 
 With `--rate` a clock starts the batches, and latencies of rows are reported (`benchmarks.measuring.latency`).
-`--two-thirds` does that at two thirds of the rate at which Millpond works with all keys in its cache, with a cache of a
-tenth of the keys, with and without hints.
+`--two-thirds` measures them at two thirds of the rate that Millpond takes with all keys in its cache. The cache then
+has a tenth of the keys, and Millpond runs with hints and without.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.engines.session import start_session
 from benchmarks.measuring.arguments import names
 from benchmarks.measuring.latency import latencies_of, percentiles
 from benchmarks.nexmark.generator import NexmarkConfig
@@ -46,11 +50,10 @@ _BYTES = 114
 _PIPELINE = 500
 _EVENT = "ad_id string, event_type string, event_time bigint"
 _WINDOW_MS = 10_000
-_FIRST = 1_700_000_000_000
 
 
 def events(spark: SparkSession, options: argparse.Namespace) -> DataFrame:
-    """Events with the key of the lookup, `ad_id`, and `at`; bids have more columns."""
+    """Return events with columns `ad_id`, the key of the lookup, and `at`; bids have more columns."""
     source = numbers(spark, options.rows_per_batch, options.cores)
     if options.query == "q13":
         key = f"lpad(cast(auction % {options.ads} as string), 12, '0') as ad_id"
@@ -60,7 +63,7 @@ def events(spark: SparkSession, options: argparse.Namespace) -> DataFrame:
 
 
 def views(source: DataFrame, options: argparse.Namespace) -> DataFrame:
-    """The parsed views: `ad_id` and `at`."""
+    """Return the parsed views, with columns `ad_id` and `at`."""
     config = RunConfig(engine="", workload="", work="", keys=options.ads, zipf=options.zipf)
     ad = f"lpad(cast({key_sql(config)} as string), 12, '0')"
     kind = "element_at(array('view', 'click', 'purchase'), cast(n % 3 as int) + 1)"
@@ -73,7 +76,7 @@ def views(source: DataFrame, options: argparse.Namespace) -> DataFrame:
 
 
 def with_millpond(spark: SparkSession, url: str, options: argparse.Namespace, work: Path) -> StreamingQuery:
-    """The query with `millpond.enrich`."""
+    """Start the query with `millpond.enrich`."""
     from pyspark.sql import functions as F
 
     import millpond
@@ -82,11 +85,11 @@ def with_millpond(spark: SparkSession, url: str, options: argparse.Namespace, wo
     rows = events(spark, options)
     table = RedisTable(url, "ad:{ad_id}")
     cache, ttl = -(-options.cache // options.cores), None if options.ttl < 0 else options.ttl
-    found = millpond.enrich(rows, table, on="ad_id", columns="campaign bigint", how="inner", cache=cache, ttl=ttl)
+    joined = millpond.enrich(rows, table, on="ad_id", columns="campaign bigint", how="inner", cache=cache, ttl=ttl)
     if options.query == "ysb":
-        found = found.groupBy("campaign", F.window("at", f"{_WINDOW_MS // 1000} seconds")).count()
+        joined = joined.groupBy("campaign", F.window("at", f"{_WINDOW_MS // 1000} seconds")).count()
     mode = "update" if options.query == "ysb" else "append"
-    return start(millpond.writeStream(found).outputMode(mode).format("noop"), options, work)
+    return start(millpond.writeStream(joined).outputMode(mode).format("noop"), options, work)
 
 
 def start(writer: Any, options: argparse.Namespace, work: Path) -> StreamingQuery:
@@ -100,7 +103,7 @@ def start(writer: Any, options: argparse.Namespace, work: Path) -> StreamingQuer
 def by_hand(
     spark: SparkSession, url: str, options: argparse.Namespace, work: Path, *, pipelines: bool
 ) -> StreamingQuery:
-    """The query as it is written without."""
+    """Start the query with a client written by hand."""
 
     def look_up(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import redis
@@ -110,17 +113,17 @@ def by_hand(
             encoded = batch.column(0).dictionary_encode()
             ads = encoded.dictionary.to_pylist()
             campaigns: list[int | None] = []
-            for at in range(0, len(ads), _PIPELINE if pipelines else 1):
+            for first in range(0, len(ads), _PIPELINE if pipelines else 1):
                 if pipelines:
                     pipeline = client.pipeline(transaction=False)
-                    for ad in ads[at : at + _PIPELINE]:
+                    for ad in ads[first : first + _PIPELINE]:
                         pipeline.hget(f"ad:{ad}", "campaign")
                     answers = pipeline.execute()
                 else:
-                    answers = [client.hget(f"ad:{ads[at]}", "campaign")]
-                campaigns += [None if found is None else int(found) for found in answers]
-            found = pa.array(campaigns, pa.int64()).take(encoded.indices)
-            yield pa.RecordBatch.from_arrays([found, *batch.columns[1:]], names=["campaign", *batch.schema.names[1:]])
+                    answers = [client.hget(f"ad:{ads[first]}", "campaign")]
+                campaigns += [None if answer is None else int(answer) for answer in answers]
+            column = pa.array(campaigns, pa.int64()).take(encoded.indices)
+            yield pa.RecordBatch.from_arrays([column, *batch.columns[1:]], names=["campaign", *batch.schema.names[1:]])
         client.close()
 
     def count(rows: DataFrame, batch: int) -> None:
@@ -128,23 +131,23 @@ def by_hand(
         from pyspark.sql import functions as F
 
         columns = ", ".join(f"{name} {kind}" for name, kind in [("campaign", "bigint"), *rows.dtypes[1:]])
-        found = rows.mapInArrow(look_up, columns).where("campaign is not null")
+        joined = rows.mapInArrow(look_up, columns).where("campaign is not null")
         if options.query == "q13":
-            found.write.format("noop").mode("append").save()
+            joined.write.format("noop").mode("append").save()
             return
         window = F.unix_millis("at") - F.pmod(F.unix_millis("at"), F.lit(_WINDOW_MS))
-        counts = found.groupBy("campaign", window.alias("window")).count().collect()
+        counts = joined.groupBy("campaign", window.alias("window")).count().collect()
         with redis.Redis.from_url(url) as client:
             pipeline = client.pipeline(transaction=False)
-            for one in counts:
-                pipeline.hincrby(f"count:{one.window}", str(one.campaign), one["count"])
+            for row in counts:
+                pipeline.hincrby(f"count:{row.window}", str(row.campaign), row["count"])
             pipeline.execute()
 
     return start(events(spark, options).writeStream.foreachBatch(count), options, work)
 
 
 def parsed_only(spark: SparkSession, url: str, options: argparse.Namespace, work: Path) -> StreamingQuery:
-    """Nothing but what is looked up."""
+    """Start a query that only parses the events."""
     return start(events(spark, options).writeStream.format("noop"), options, work)
 
 
@@ -157,31 +160,20 @@ START: dict[str, Callable[..., StreamingQuery]] = {
 
 
 def session(options: argparse.Namespace) -> SparkSession:
-    """A local session."""
-    from pyspark.sql import SparkSession
-
+    """Start a local session."""
     settings = {
         **PEER_SETTINGS,
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
         "spark.driver.memory": "2g",
-        "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(options.cores),
-        "spark.sql.streaming.numRecentProgressUpdates": "100000",
         "spark.millpond.onUnsupported": "error",
         "spark.millpond.slots": str(options.cores),
         "spark.millpond.prefetch": options.hints,
     }
-    builder = SparkSession.builder.master(f"local[{options.cores},4]").appName("benchmark-enrichment")
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    return spark
+    return start_session(f"local[{options.cores},4]", "benchmark-enrichment", settings)
 
 
 def measure(engine: str, spark: SparkSession, url: str, options: argparse.Namespace, work: Path) -> dict[str, Any]:
-    """Run one engine for some seconds; what it did after the first batches."""
+    """Run one engine for some seconds, and return its figures without the first batches."""
     query = START[engine](spark, url, options, work)
     until = time.monotonic() + options.seconds
     while time.monotonic() < until and query.isActive:
@@ -189,29 +181,30 @@ def measure(engine: str, spark: SparkSession, url: str, options: argparse.Namesp
     query.stop()
     if query.exception() is not None:
         raise SystemExit(f"{engine}: {query.exception()}")
-    batches = [one for one in query.recentProgress if one.numInputRows]
+    batches = [progress for progress in query.recentProgress if progress.numInputRows]
     batches = batches[2 * len(batches) // 3 if options.last else options.warmup :]
     if not batches:
         raise SystemExit(f"{engine}: no batch beyond the first {options.warmup}: give it more --seconds")
-    took = np.array([one.durationMs["triggerExecution"] for one in batches], float)
-    figures = [one.observedMetrics["millpond"].asDict() for one in batches if "millpond" in one.observedMetrics]
+    durations = np.array([progress.durationMs["triggerExecution"] for progress in batches], float)
+    observed = [progress.observedMetrics for progress in batches]
+    metrics = [named["millpond"].asDict() for named in observed if "millpond" in named]
     looked_up = {
-        name: sum(one[name] for one in figures)
+        name: sum(values[name] for values in metrics)
         for name in ("cache_hits", "cache_misses", "fetches", "fetched_keys", "announced_keys")
-        if figures
+        if metrics
     }
     return {
         "engine": engine,
         "batches": len(batches),
-        "rows_per_second": round(1000 * sum(one.numInputRows for one in batches) / took.sum()),
-        **{f"p{share}_ms": round(float(np.percentile(took, share))) for share in (50, 99)},
+        "rows_per_second": round(1000 * sum(progress.numInputRows for progress in batches) / durations.sum()),
+        **{f"p{share}_ms": round(float(np.percentile(durations, share))) for share in (50, 99)},
         **(percentiles(latencies_of(batches, options.interval)) | {"hints": options.hints} if options.rate else {}),
         **looked_up,
     }
 
 
 def fill(url: str, ads: int) -> None:
-    """Give every ad its campaign."""
+    """Fill Redis with the campaign of every ad."""
     import redis
 
     with redis.Redis.from_url(url) as client:
@@ -222,13 +215,13 @@ def fill(url: str, ads: int) -> None:
             pipeline.execute()
 
 
-def two_thirds(given: list[str], options: argparse.Namespace) -> int:
-    """Find what Millpond sustains with all keys in its cache, then have rows come at two thirds of that."""
+def two_thirds(arguments: list[str], options: argparse.Namespace) -> int:
+    """Find the rate that Millpond takes with all keys in its cache, then measure latencies at two thirds of it."""
     command = [
         sys.executable,
         "-m",
         "benchmarks.studies.enrichment",
-        *given,
+        *arguments,
         "--engines",
         "millpond",
         "--ads",
@@ -255,28 +248,28 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rows-per-batch", type=int, default=100_000)
     parser.add_argument("--ads", type=int, default=1_000_000)
     parser.add_argument("--zipf", type=float, default=1.0, help="exponent of the ads' distribution; 0: uniform")
-    parser.add_argument("--delay-ms", type=float, default=1.0, help="that the wire adds to each answer")
+    parser.add_argument("--delay-ms", type=float, default=1.0, help="milliseconds that the network adds to each answer")
     parser.add_argument("--cache", type=int, default=1_000_000, help="keys that Millpond keeps, at most")
     parser.add_argument("--ttl", type=float, default=60.0, help="seconds; below 0: for ever")
     parser.add_argument("--rate", type=int, default=0, help="rows a second, by a clock; 0: batch after batch")
-    parser.add_argument("--interval", type=float, default=1.0, help="seconds between two batches of the clock's")
+    parser.add_argument("--interval", type=float, default=1.0, help="seconds between two batches, with --rate")
     parser.add_argument("--hints", choices=("on", "off"), default="on")
-    parser.add_argument("--last", action="store_true", help="look at the last third of the batches only")
+    parser.add_argument("--last", action="store_true", help="measure the last third of the batches only")
     parser.add_argument("--two-thirds", action="store_true", help="latencies of rows (see above)")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write one engine's figures there")
     options = parser.parse_args(argv)
-    given = argv if argv is not None else sys.argv[1:]
+    arguments = argv if argv is not None else sys.argv[1:]
     if options.two_thirds and not options.alone:
-        return two_thirds(given, options)
+        return two_thirds(arguments, options)
     if options.rate:
         options.rows_per_batch = round(options.rate * options.interval)
     engines = options.engines
     if options.json is not None and len(engines) > 1:
         parser.error("--json is for one of --engines")
-    if len(engines) > 1:  # each in a process of its own: none finds the JVM warm
-        command = [sys.executable, "-m", "benchmarks.studies.enrichment", *given, "--engines"]
+    if len(engines) > 1:  # each in a process of its own, so that the JVM is cold for all
+        command = [sys.executable, "-m", "benchmarks.studies.enrichment", *arguments, "--engines"]
         return max(subprocess.run([*command, engine], check=False).returncode for engine in engines)
     with tempfile.TemporaryDirectory(prefix="millpond-enrichment-") as folder:
         (Path(folder) / "redis").mkdir()

@@ -1,16 +1,16 @@
 """Cost of a lost host: `python -m benchmarks.studies.lost_host --hosts 3 --keys 10m --latency 23 --kills 6`.
 
-A count over keys that are all in the state runs on several hosts of this machine. One host after the other is killed in
-the middle of the query, with its executor, its slots and its disk, and another one takes its place. Printed is how long
-each loss delayed the query: the time from the kill to the end of the next batch, and to the third, beside the median
-batch; whether the query was started again, as the lost host's last commit was not durable; and the longest of the
-batches until twelve after another host took its place.
+A count per key runs on several hosts of this machine, with all keys in the state. One host after another is killed in
+the middle of the query, with its executor, its slots and its disk. A new host takes its place. For each loss the study
+prints the time from the kill to the end of the next batch and of the third, beside the median batch. It prints whether
+the query was started again, because the lost host's last commit was not durable. It also prints the longest batch until
+twelve batches after the new host came.
 
 With `--hold` the store takes nothing from the end of the batch before until the kill, so that no commit of the host is
-durable. With `--how stop` the host's processes are stopped, not killed; with `--how decommission` its executor hands
-over and ends, and another one starts there. With `--check` all rows come in each batch (complete mode,
-`foreachBatch`), and the last ones are compared with Spark's over the same events in batch: what any batch loses or
-counts twice shows in all later ones.
+durable. With `--how stop` the host's processes are stopped, not killed. With `--how decommission` its executor hands
+over and ends, and another executor starts there. With `--check` each batch gives all rows (complete mode,
+`foreachBatch`). The last rows are compared with Spark's over the same events in batch: an error in any batch shows in
+all later ones.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _BETWEEN = 12
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """One lost host: seconds until the first and third batch after the kill had ended, and whether it meant a start."""
+    """One lost host: seconds from the kill to the end of the first and third batch, and whether the query restarted."""
 
     first: float
     third: float
@@ -56,7 +56,7 @@ class Loss(msgspec.Struct, frozen=True):
 
 
 class Batches:
-    """The ends of a query's batches as they come, over the runs behind its handle.
+    """Records the ends of a query's batches, over all runs behind its handle.
 
     Attributes:
         ended: when this process first saw the progress of a batch, by the monotonic clock that kills are timed by.
@@ -70,7 +70,7 @@ class Batches:
         self.seconds: dict[int, float] = {}
 
     def wait_for(self, batch: int, timeout: float = 600.0) -> float:
-        """Wait until a batch, or one after it, has ended; return when."""
+        """Wait until a batch, or a later one, has ended; return the time of the last batch's end."""
         deadline = time.monotonic() + timeout
         while not self.ended or self.last < batch:
             if not self._query.isActive:
@@ -86,7 +86,7 @@ class Batches:
 
     @property
     def last(self) -> int:
-        """The last batch that has ended."""
+        """Number of the last batch that has ended."""
         return max(self.ended)
 
 
@@ -171,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(config: RunConfig, hosts: Hosts, options: argparse.Namespace, choice: random.Random) -> None:
-    """Start the query, lose hosts, and print what each loss cost."""
+    """Start the query, lose hosts, and print the cost of each loss."""
     spark = session(config, hosts.url)
     print(f"state at {store_url(config)}", flush=True)
     rows: dict[int, tuple[Any, ...]] = {}
@@ -214,7 +214,7 @@ def measure(config: RunConfig, hosts: Hosts, options: argparse.Namespace, choice
 
 
 def check(spark: SparkSession, config: RunConfig, number: int, actual: tuple[Any, ...]) -> None:
-    """Compare the rows of a batch with Spark's in batch over the events until its end."""
+    """Compare the rows of a batch with Spark's in batch, over all events until the end of that batch."""
     events = numbers_between(spark, 0, (number + 1) * config.rows_per_batch, config.partitions)
     expected = digest(rmw(events.selectExpr(*rmw_columns(config))))
     if actual != expected:

@@ -1,9 +1,9 @@
 """Starts that never fail: `python -m benchmarks.studies.starts --starts 2000 --applications 3 --busy 2`.
 
-Several applications at once start and stop real queries over and over, two queries each at a time, while other
-processes keep the cores busy. Most stops fall into the middle of a batch or of a start's first moments. After some
-starts an application ends, in an orderly way or by SIGKILL, and another one goes on with its checkpoints. At the end
-every row of every batch is compared with what the input says. Printed is how many starts failed, and why.
+Several applications at once start and stop real queries over and over, two queries each at a time. Other processes keep
+the cores busy. Most stops fall into the middle of a batch or of a start's first moments. After some starts an
+application ends, in an orderly way or by SIGKILL, and another one goes on with its checkpoints. At the end every row of
+every batch is compared with the row that follows from the input. The study prints how many starts failed, and why.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ KINDS = ("aggregate", "deduplicate")
 
 _KEYS = 50
 _ROWS = 100
-_PATIENCE = 300.0
-"""Seconds after which a start, or a stop, that has not come to its end counts as failed."""
+_TIMEOUT = 300.0
+"""A start and stop that takes longer than this number of seconds counts as failed."""
 
 _FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-"""The default starts two or three processes for each file that a batch writes."""
+"""Spark's default starts two or three processes for each file that a batch writes."""
 
 _BUSY = """
 import os, sys
@@ -52,17 +52,17 @@ while os.getppid() == int(sys.argv[1]):
 
 
 class Query:
-    """One query of an application: its input, its checkpoint, and the rows that it gave, all below a folder."""
+    """One query of an application. Its input, its checkpoint and its output rows are below one folder."""
 
     def __init__(self, kind: str, folder: Path) -> None:
         self.kind = kind
         self.folder = folder
         self.source = folder / "in"
-        self.given = folder / "given.jsonl"
+        self.output = folder / "output.jsonl"
         self.source.mkdir(parents=True, exist_ok=True)
 
     def add(self) -> None:
-        """One more file of input, which will be a batch of its own."""
+        """Add a file of input, which becomes a batch of its own."""
         number = len(list(self.source.glob("*.json")))
         drawn = random.Random(number)
         rows = [{"k": drawn.randrange(_KEYS * (1 + number // 10)), "v": drawn.randrange(100)} for _ in range(_ROWS)]
@@ -72,10 +72,10 @@ class Query:
         staged.rename(self.source / f"{number:06d}.json")
 
     def start_and_stop(self, spark: SparkSession, how: str, pause: float) -> str | None:
-        """One start and one stop; what went wrong, or None.
+        """Start and stop the query; return the error, or None.
 
         Args:
-            how: `end` stops after all input, `batch` in the middle of the first batch, `moment` after `pause` seconds.
+            how: `end` stops after all input, `batch` in the first batch, `moment` after `pause` seconds.
         """
         from pyspark.sql import functions as f
 
@@ -84,7 +84,7 @@ class Query:
         def keep(batch: DataFrame, number: int) -> None:
             entered.set()
             rows = sorted(tuple(row) for row in batch.collect())
-            with self.given.open("a") as file:
+            with self.output.open("a") as file:
                 file.write(json.dumps([number, self._last_file(number), rows]) + "\n")
 
         rows = spark.readStream.schema("k long, v long").option("maxFilesPerTrigger", 1).json(str(self.source))
@@ -112,14 +112,14 @@ class Query:
             return f"{type(error).__name__}: {error}"
 
     def _last_file(self, batch: int) -> int:
-        """The last file of a batch: a start that was stopped before it planned its batch leaves Spark two for one."""
+        """Return the number of a batch's last file. A batch has two files if a start stopped before planning one."""
         entry = (self.folder / "checkpoint" / "offsets" / str(batch)).read_text().splitlines()
         return int(json.loads(entry[2])["logOffset"])
 
     def _finish(self, query: Any) -> None:
-        """Wait until all input is in; not by `processAllAvailable`, which waits for ever for a query that has died."""
-        wanted = len(list(self.source.glob("*.json"))) - 1
-        while query.isActive and not self._committed(wanted):
+        """Wait until all input is processed. `processAllAvailable` would wait for ever if the query died."""
+        last_file = len(list(self.source.glob("*.json"))) - 1
+        while query.isActive and not self._committed(last_file):
             time.sleep(0.05)
 
     def _committed(self, file: int) -> bool:
@@ -128,18 +128,18 @@ class Query:
         return newest is not None and self._last_file(newest) >= file
 
     def wrong(self) -> str | None:
-        """Describe an error in the rows that were given, or return None."""
+        """Return a description of an error in the output rows, or None."""
         batches: dict[int, tuple[int, list[list[int]]]] = {}
-        for line in self.given.read_text().splitlines():
+        for line in self.output.read_text().splitlines():
             number, last, rows = json.loads(line)
             if batches.setdefault(number, (last, rows)) != (last, rows):
-                return f"{self.folder}: batch {number} gave other rows when it was repeated"
+                return f"{self.folder}: batch {number} has other rows when it is repeated"
         files = sorted(self.source.glob("*.json"))
         if sorted(batches) != list(range(len(batches))) or batches[len(batches) - 1][0] != len(files) - 1:
             return f"{self.folder}: {len(files)} files, but the batches are {sorted(batches)}"
         images: dict[int, list[int]] = {}
         before = -1
-        for number, (last, given) in sorted(batches.items()):
+        for number, (last, output) in sorted(batches.items()):
             touched = {}
             lines = [line for file in files[before + 1 : last + 1] for line in file.read_text().splitlines()]
             before = last
@@ -147,16 +147,16 @@ class Query:
                 known = images.get(row["k"])
                 if self.kind == "deduplicate" and known is not None:
                     continue
-                _, rows_, total = known or (0, 0, 0)
-                images[row["k"]] = [row["k"], rows_ + 1, total + row["v"]]
+                _, row_count, total = known or (0, 0, 0)
+                images[row["k"]] = [row["k"], row_count + 1, total + row["v"]]
                 touched[row["k"]] = images[row["k"]] if self.kind == "aggregate" else [row["k"]]
-            if given != sorted(touched.values()):
-                return f"{self.folder}: batch {number} has other rows than the input says"
+            if output != sorted(touched.values()):
+                return f"{self.folder}: batch {number} has other rows than follow from the input"
         return None
 
 
 def be_application(folder: Path, starts: int, seed: int) -> None:
-    """Start and stop this application's queries; report each on the standard output, one JSON line a start."""
+    """Start and stop this application's queries; write a JSON line to the standard output for each start."""
     from pyspark.sql import SparkSession
 
     spark = (
@@ -196,16 +196,16 @@ def be_application(folder: Path, starts: int, seed: int) -> None:
 
 
 class Tally:
-    """The results of all starts so far."""
+    """Counts the results of all starts so far."""
 
-    def __init__(self, wanted: int) -> None:
-        self.wanted = wanted
+    def __init__(self, planned: int) -> None:
+        self.planned = planned
         self.errors: Counter[str] = Counter()
         self.seconds: list[float] = []
         self._lock = threading.Lock()
 
     def add(self, error: str | None, seconds: float, how: str) -> None:
-        """One start has come to its end."""
+        """Add the result of a start."""
         with self._lock:
             self.seconds.append(seconds)
             if error is not None:
@@ -215,25 +215,25 @@ class Tally:
                 print(self.line(), flush=True)
 
     def line(self) -> str:
-        """So far, in one line."""
+        """Return the results so far in one line."""
         ordered = sorted(self.seconds) or [0.0]
         middle, late = ordered[len(ordered) // 2], ordered[int(len(ordered) * 0.99)]
         return (
-            f"{time.strftime('%H:%M:%S')} {len(self.seconds)} of {self.wanted} starts, {sum(self.errors.values())} "
+            f"{time.strftime('%H:%M:%S')} {len(self.seconds)} of {self.planned} starts, {sum(self.errors.values())} "
             f"failed; start to stop: median {middle:.1f} s, p99 {late:.1f} s, longest {ordered[-1]:.1f} s"
         )
 
 
 def drive(number: int, folder: Path, starts: int, life: int, tally: Tally) -> None:
-    """Run one application after another on the same checkpoints until it has done its starts."""
+    """Run one application after another on the same checkpoints, until all starts are done."""
     done = 0
     while done < starts:
-        now = min(life, starts - done + (starts - done) % 2)
-        application = [str(folder), str(now), str(number * 1000 + done)]
+        planned = min(life, starts - done + (starts - done) % 2)
+        application = [str(folder), str(planned), str(number * 1000 + done)]
         command = [sys.executable, "-m", "benchmarks.studies.starts", "--be", *application]
         with (folder / "log").open("ab") as log:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL)
-        watch = threading.Timer(now * _PATIENCE, process.kill)
+        watch = threading.Timer(planned * _TIMEOUT, process.kill)
         watch.start()
         reported = 0
         assert process.stdout is not None
@@ -242,13 +242,13 @@ def drive(number: int, folder: Path, starts: int, life: int, tally: Tally) -> No
             reported += 1
         process.wait()
         watch.cancel()
-        for _ in range(now - reported):
+        for _ in range(planned - reported):
             tally.add(f"the application ended with status {process.returncode}; {folder}/log", 0.0, "lost")
-        done += now
+        done += planned
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Start and stop; 1 if any start failed or any row is wrong."""
+    """Start and stop queries, and check their rows. Return 1 if a start failed or a row is wrong."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.studies.starts", description=(__doc__ or "").split("\n")[0]
     )
@@ -283,7 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for text in wrong:
         print(f"WRONG ROWS: {text}")
     if not tally.errors and not wrong:
-        print("none failed, all rows are right")
+        print("no start failed, all rows are right")
         shutil.rmtree(work, ignore_errors=True)
         return 0
     print(f"see {work}")
@@ -291,7 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def check(folders: Sequence[Path]) -> list[str]:
-    """Let every query come to the end of its input, then say what is wrong with its rows."""
+    """Run every query to the end of its input, and return descriptions of errors in its rows."""
     from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.master("local[2,4]").config("spark.ui.enabled", "false").getOrCreate()

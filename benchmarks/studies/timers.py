@@ -1,7 +1,7 @@
 """Cost of timers by how many are due: `python -m benchmarks.studies.timers --engines millpond,spark`.
 
-The workload `processor_timers` with a thousandth, a hundredth and a tenth of all timers due in each batch, which has
-but a hundred rows: events are further apart in event time by that factor.
+The workload `processor_timers` runs with a thousandth, a hundredth and a tenth of all timers due in each batch. A batch
+has only a hundred rows: the more timers are due, the further events are apart in event time.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ SHARES = (1000, 100, 10)
 
 
 def config(engine: str, share: int, options: argparse.Namespace, work: Path) -> RunConfig:
-    """A run in which one in `share` timers is due in each batch.
+    """Return a run in which one in `share` timers is due in each batch.
 
-    One timer is due in each millisecond of event time; so a batch spans as many milliseconds as timers are due in it.
+    One timer is due in each millisecond of event time, so a batch spans as many milliseconds as it has due timers.
     """
     return RunConfig(
         engine=engine,
@@ -45,18 +45,18 @@ def config(engine: str, share: int, options: argparse.Namespace, work: Path) -> 
 
 
 def shown(results: Sequence[tuple[int, Result]], keys: int) -> Table:
-    """A line for each run: how many timers are due in a batch, how long it takes, and that by thousand timers."""
-    found = Table(title=f"{keys:,} timers", title_justify="left")
+    """Return a table with the timers due in a batch, the batch time, and the time for 1,000 due timers, by run."""
+    grid = Table(title=f"{keys:,} timers", title_justify="left")
     for name in ("engine", "due a batch", "batch ms p50", "ms for 1,000 due"):
-        found.add_column(name, justify="left" if name == "engine" else "right")
+        grid.add_column(name, justify="left" if name == "engine" else "right")
     for share, result in results:
         due = keys // share
         if result.batch_ms is None:
-            found.add_row(result.engine, f"{due:,}", "–", "–")
+            grid.add_row(result.engine, f"{due:,}", "–", "–")
         else:
             p50 = result.batch_ms.p50
-            found.add_row(result.engine, f"{due:,}", f"{p50:,.0f}", f"{p50 * 1000 / due:,.1f}")
-    return found
+            grid.add_row(result.engine, f"{due:,}", f"{p50:,.0f}", f"{p50 * 1000 / due:,.1f}")
+    return grid
 
 
 def main(
@@ -64,7 +64,7 @@ def main(
     measure: Callable[..., Result] = measure_and_report,
     console: Console | None = None,
 ) -> int:
-    """Run engine by engine and share by share, and print the table. 1 if a run failed."""
+    """Run engine by engine and share by share, and print the table. Return 1 if a run failed."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.studies.timers", description=(__doc__ or "").split("\n")[0]
     )

@@ -1,8 +1,8 @@
-"""NEXMark queries checked: `python -m benchmarks.studies.verify --query all --events 100m`.
+"""Check NEXMark queries: `python -m benchmarks.studies.verify --query all --events 100m`.
 
-A query runs as a stream through Millpond, and in batch by Spark over the same events; what a stream in update mode
-leaves is the last row of each key, what one in append mode answers are the windows that its watermark has closed. Both
-results are compared as multisets, by the number and two sums of hashes of their rows, so they may be of any size.
+A query runs as a stream through Millpond, and in batch by Spark over the same events. The result of a stream in update
+mode is the last row of each key. A stream in append mode gives the windows that its watermark has closed. Both results
+are compared as multisets, by the number and two sums of hashes of their rows, so they may be of any size.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import millpond
+from benchmarks.engines.session import start_session
 from benchmarks.measuring.arguments import count, queries
 from benchmarks.nexmark.generator import NexmarkConfig
 from benchmarks.nexmark.processors import built_in
@@ -41,7 +42,7 @@ class Streamed(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """How many rows the query has to give, and some that only one side has (none: they are the same)."""
+    """Number of rows that the query has to give, and up to five rows that only one side has."""
 
     rows: int
     missing: list[Any]
@@ -49,7 +50,7 @@ class Checked(NamedTuple):
 
     @property
     def same(self) -> bool:
-        """Whether both sides have the same rows."""
+        """Whether both sides have equal rows."""
         return not self.missing and not self.surplus
 
 
@@ -60,19 +61,18 @@ def check(spark: SparkSession, query: Query, config: NexmarkConfig, rows: int, b
         folder: for the checkpoint and the rows.
     """
     streamed = stream(spark, query, config, rows, batches, folder)
-    found = streamed.rows
+    actual = streamed.rows
     if query.mode == "update":
-        found = last_image(found, query.keys)
-    wanted = built_in(query).over(numbers_between(spark, 0, rows * batches, _PARTITIONS), config)
+        actual = last_image(actual, query.keys)
+    expected = built_in(query).over(numbers_between(spark, 0, rows * batches, _PARTITIONS), config)
     if query.event_time:
         assert streamed.watermark is not None
-        wanted = closed(wanted, streamed.watermark)
-    found, wanted = determined(query, found), determined(query, wanted)
-    return compare(found, wanted)
+        expected = closed(expected, streamed.watermark)
+    return compare(determined(query, actual), determined(query, expected))
 
 
 def stream(spark: SparkSession, query: Query, config: NexmarkConfig, rows: int, batches: int, folder: Path) -> Streamed:
-    """Run the query as a stream and keep what its first batches give."""
+    """Run the query as a stream, and save the rows of its first batches."""
     frame = query.over(numbers(spark, rows, _PARTITIONS), config)
 
     def keep(batch: DataFrame, number: int) -> None:
@@ -93,7 +93,7 @@ def stream(spark: SparkSession, query: Query, config: NexmarkConfig, rows: int, 
 
 
 def last_image(rows: DataFrame, keys: Sequence[str]) -> DataFrame:
-    """The last row of each key, of rows with the number of their batch, in each of which a key occurs once."""
+    """Return the last row of each key. Rows have the number of their batch, and a key occurs once in a batch."""
     from pyspark.sql import functions as f
 
     whole = f.struct(*rows.columns)
@@ -101,32 +101,33 @@ def last_image(rows: DataFrame, keys: Sequence[str]) -> DataFrame:
 
 
 def closed(rows: DataFrame, watermark: datetime) -> DataFrame:
-    """The rows of windows that a watermark has closed: what a stream has answered by then in append mode."""
+    """Return the rows of windows that a watermark has closed: a stream in append mode has given them by then."""
     from pyspark.sql import functions as f
 
-    # Unless it may not, Spark filters below the aggregate, where the ends are those of single rows, not of sessions.
+    # The second condition is never true. It keeps Spark from filtering below the aggregate, where ends are those of
+    # single rows, not of sessions.
     return rows.where((f.col(WINDOW_END) <= f.lit(watermark)) | (f.monotonically_increasing_id() < 0))
 
 
 def determined(query: Query, rows: DataFrame) -> DataFrame:
-    """The columns that the query determines; of windows by the clock, which are others each time, their sums."""
+    """Return the columns that the query determines. Windows by the clock differ each time; only their sums are kept."""
     if query.name == "q12":
         return rows.groupBy("bidder").agg({"bid_count": "sum"})
     return rows.select(*query.determined) if query.determined else rows.drop(_BATCH)
 
 
-def compare(found: DataFrame, wanted: DataFrame) -> Checked:
+def compare(actual: DataFrame, expected: DataFrame) -> Checked:
     """Compare two multisets of rows."""
-    found = found.select(*wanted.columns)
-    ours, theirs = digest(found), digest(wanted)
+    actual = actual.select(*expected.columns)
+    ours, theirs = digest(actual), digest(expected)
     if ours == theirs:
         return Checked(int(theirs[0]), [], [])
-    missing = wanted.exceptAll(found).limit(5).collect()
-    return Checked(int(theirs[0]), missing, found.exceptAll(wanted).limit(5).collect())
+    missing = expected.exceptAll(actual).limit(5).collect()
+    return Checked(int(theirs[0]), missing, actual.exceptAll(expected).limit(5).collect())
 
 
 def digest(rows: DataFrame) -> tuple[Any, ...]:
-    """Return the number and two sums of hashes of rows; two multisets of rows that differ in a row have others."""
+    """Return the number of rows and two sums of their hashes, which differ if two multisets of rows do."""
     from pyspark.sql import functions as f
 
     def total(hashed: Column) -> Column:
@@ -138,9 +139,7 @@ def digest(rows: DataFrame) -> tuple[Any, ...]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check some queries; the number of those that differ."""
-    from pyspark.sql import SparkSession
-
+    """Check queries. Return the number of queries whose rows differ."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.studies.verify", description=(__doc__ or "").split("\n")[0]
     )
@@ -151,17 +150,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--driver-memory", default="4g")
     options = parser.parse_args(arguments)
     rows = min(-(-options.events // 4), options.rows_per_batch)
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .appName("verify")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.memory", options.driver_memory)
-        .config("spark.sql.shuffle.partitions", str(_PARTITIONS))
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.millpond.onUnsupported", "error")
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("ERROR")
+    settings = {
+        "spark.driver.memory": options.driver_memory,
+        "spark.sql.shuffle.partitions": str(_PARTITIONS),
+        "spark.millpond.onUnsupported": "error",
+    }
+    spark = start_session("local[2]", "verify", settings)
     differing = 0
     for name in options.query:
         begun = time.monotonic()

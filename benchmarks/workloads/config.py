@@ -36,7 +36,7 @@ KEYS = {
     "processor_map": 100_000,
     "processor_map_async": 100_000,
 }
-"""How many keys a workload has by default; the others have five million."""
+"""Default number of keys of a workload; other workloads have five million."""
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,10 +46,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         rows_per_batch: rows of every micro-batch, exactly.
         keys: size of the key space (all workloads but `nexmark`).
         seconds: how long to measure, after the batches left out.
-        rate: rows that arrive per second of the clock, whether the engine keeps up or not, in batches of what has
-            arrived; 0 = as many as it takes, in batches of `rows_per_batch`.
+        rate: rows that arrive per second of the clock, whether the engine keeps up or not. A batch has the rows that
+            have arrived; 0 = as many rows as the engine takes, in batches of `rows_per_batch`.
         warmup_batches: first batches left out of every figure.
-        warmup_seconds: what the JVM gets to compile: batches that began earlier are left out as well. `rate` is reached
+        warmup_seconds: time for the JVM to compile. Batches that began earlier are left out as well; `rate` is reached
             after half of it.
         max_batches: stop measuring after this many batches even if `seconds` have not passed; 0 = no limit.
         preload: let the first `keys` rows bring every key once, so that the state is full before measuring starts.
@@ -62,16 +62,17 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         driver_memory, slot_memory: JVM heap and Millpond's memory per slot, as Spark writes sizes.
         memory_limit: bytes that the whole process tree may use, page cache included; 0 = unlimited.
         drop_cache: seconds between two drops of the page cache of the state's files; 0 = never.
-        store_latency_ms, store_bandwidth: what a request to Millpond's store costs; bytes per second, 0 = unlimited.
+        store_latency_ms, store_bandwidth: of requests to Millpond's store; bytes per second, 0 = unlimited.
         store_hold: path of a file; while it exists, Millpond's store takes nothing.
         commit_mode: Millpond's `commit.mode`.
-        compaction: Millpond's `compaction`. compactors: processes of `millpond compactor` beside the query, on the same
-            cores: they start with it, and count as the engine's.
-        s3: endpoint of an S3 server where the state lies, Spark's with its whole checkpoint; empty = local disk.
-        count_requests: count what is asked of the S3 server for state, by a proxy before it.
+        compaction: Millpond's `compaction`.
+        compactors: processes of `millpond compactor` on the query's cores. They start with the query, and count as the
+            engine's.
+        s3: endpoint of an S3 server for the state, and for Spark's whole checkpoint; empty = local disk.
+        count_requests: count the requests to the S3 server for state, by a proxy before it.
         restart: after measuring, kill, drop the page cache, start again and measure the first batch.
-        restart_partitions: partitions of the state after it; 0 = as before. Spark repartitions offline before it.
-        lose_disk: the local disk is empty after it.
+        restart_partitions: partitions of the state after the restart; 0 = as before. Spark repartitions it offline.
+        lose_disk: empty the local disk before the restart.
         checkpoint_seconds: Flink's checkpoint interval.
         settings: further engine settings, passed as they are.
         work: folder of the run: checkpoint, local files, logs.
@@ -116,15 +117,15 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The workload as people say it, e.g. `nexmark q17`."""
+        """Workload and query, e.g. `nexmark q17`."""
         return f"{self.workload} {self.query}".strip()
 
     @property
     def preload_batches(self) -> int:
-        """How many batches it takes to bring every key once."""
+        """Number of first batches that bring every key once."""
         return -(-self.keys // self.rows_per_batch) if self.preload and self.workload != "nexmark" else 0
 
     @property
     def left_out(self) -> int:
-        """How many first batches count in no figure, at least."""
+        """Least number of first batches that no figure counts."""
         return max(self.warmup_batches, self.preload_batches)

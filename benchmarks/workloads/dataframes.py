@@ -1,8 +1,8 @@
 """The workloads as streaming DataFrames: a source of batches of exact size, and a query over it.
 
-Sources are `rate-micro-batch` (`rate` where the clock decides) plus columns computed by Spark's generated code: about
-15 million rows/s on two cores, replayable by construction, and free of Python. Every engine computes the same columns
-from the same event numbers.
+Sources are `rate-micro-batch`, or `rate` where the clock decides, with columns computed by Spark's generated code. They
+make about 15 million rows/s on two cores, without Python, and can be replayed by construction. Every engine computes
+the same columns from the same event numbers.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ NEXMARK: dict[str, Query] = QUERIES | NEXMARK_PROCESSORS
 PADDING = 100
 POOL = 16_384
 FEW = 100
-"""Rows in a batch that has few."""
+"""Rows in a batch of `processor_timers`, after the first rows."""
 
 
 class Stream:
-    """The stream numbers of the draws."""
+    """Stream numbers of the draws."""
 
     KEY, VALUE, OFFSET, ENTRY = 1, 2, 3, 4
 
 
 def key_sql(config: RunConfig) -> str:
-    """The key of event `n`: uniform or Zipf over `keys`, after one round of all keys if `preload`.
+    """Return SQL for the key of event `n`: uniform or Zipf over `keys`, after one round of all keys if `preload`.
 
     The Zipf ranks come from the inverse of the bounded Pareto distribution: Zipf's law for a continuous rank.
     """
@@ -71,7 +71,7 @@ def key_sql(config: RunConfig) -> str:
 
 
 def arriving(spark: SparkSession, config: RunConfig) -> DataFrame:
-    """The event numbers, column `n`, as they arrive."""
+    """Return the event numbers, column `n`, as they arrive."""
     if not config.rate:
         return numbers(spark, config.rows_per_batch, config.partitions)
     source = spark.readStream.format("rate").option("rowsPerSecond", config.rate)
@@ -80,17 +80,17 @@ def arriving(spark: SparkSession, config: RunConfig) -> DataFrame:
 
 
 def rmw_columns(config: RunConfig) -> tuple[str, str]:
-    """The columns `key`, `amount` of event `n`, in SQL."""
+    """Return SQL for the columns `key`, `amount` of event `n`."""
     return f"{key_sql(config)} as key", f"{draw_sql('n', config.seed, Stream.VALUE)} % 1000000L as amount"
 
 
 def rmw_source(spark: SparkSession, config: RunConfig) -> DataFrame:
-    """Columns `key`, `amount`, as they arrive."""
+    """Return columns `key`, `amount`, as they arrive."""
     return arriving(spark, config).selectExpr(*rmw_columns(config))
 
 
 def rmw(source: DataFrame) -> DataFrame:
-    """Read-modify-write: count, sum and max per key."""
+    """Return count, sum and max per key: read-modify-write."""
     from pyspark.sql import functions as f
 
     return source.groupBy("key").agg(
@@ -99,7 +99,7 @@ def rmw(source: DataFrame) -> DataFrame:
 
 
 def read_write_source(spark: SparkSession, config: RunConfig) -> DataFrame:
-    """Columns `id`, `padding` (100 bytes): the stream of "A Performance Evaluation …" (APSys, section 3.1)."""
+    """Return columns `id`, `padding` (100 bytes): the stream of "A Performance Evaluation …" (APSys, section 3.1)."""
     from pyspark.sql import functions as f
 
     offset = f.expr(f"cast({draw_sql('n', config.seed, Stream.OFFSET)} % {POOL - PADDING}L + 1L as int)")
@@ -108,14 +108,14 @@ def read_write_source(spark: SparkSession, config: RunConfig) -> DataFrame:
 
 
 def read_write(source: DataFrame) -> DataFrame:
-    """How often each id came, and its last padding."""
+    """Return the count of each id, and its last padding."""
     from pyspark.sql import functions as f
 
     return source.groupBy("id").agg(f.count("*").alias("count"), f.last("padding").alias("padding"))
 
 
 def timed_source(spark: SparkSession, config: RunConfig) -> DataFrame:
-    """Columns `key`, `time`; times in order."""
+    """Return columns `key`, `time`; times are in order."""
     base = NexmarkConfig().base_time_ms
     rows = arriving(spark, config).selectExpr(
         f"{key_sql(config)} as key", f"timestamp_millis({base}L + n * 1000 div {config.event_rate}) as time"
@@ -124,10 +124,10 @@ def timed_source(spark: SparkSession, config: RunConfig) -> DataFrame:
 
 
 def waiting_source(spark: SparkSession, config: RunConfig) -> DataFrame:
-    """Columns `key`, `time`, `due`: the first rows bring every key and when its timer is due, each a millisecond later.
+    """Return columns `key`, `time`, `due`. The first rows bring every key with the time at which its timer is due.
 
-    Of the others, a hundred in a batch, that is null: they are there to move the watermark. By the time of the last of
-    the first rows no timer is due; from then on each millisecond one is.
+    Later rows, `FEW` in a batch, have no `due`; they move the watermark. No timer is due by the time of the last of the
+    first rows. From then on, one timer is due in each millisecond.
     """
     base = NexmarkConfig().base_time_ms
     first = base + config.keys * 1000 // config.event_rate
@@ -141,7 +141,7 @@ def waiting_source(spark: SparkSession, config: RunConfig) -> DataFrame:
 
 
 def looking_source(spark: SparkSession, config: RunConfig) -> DataFrame:
-    """Columns `key`, `first`, `at`: the first rows bring every key, each of the others asks for one entry of a map."""
+    """Return columns `key`, `first`, `at`: first rows bring every key, each later row asks for an entry of a map."""
     return arriving(spark, config).selectExpr(
         f"{key_sql(config)} as key",
         f"n < {config.keys}L as first",
@@ -150,14 +150,14 @@ def looking_source(spark: SparkSession, config: RunConfig) -> DataFrame:
 
 
 def sliding(source: DataFrame) -> DataFrame:
-    """How often each key came in windows of ten seconds, one every two seconds."""
+    """Return the count of each key in windows of ten seconds, one every two seconds."""
     from pyspark.sql import functions as f
 
     return source.groupBy(f.window("time", "10 seconds", "2 seconds"), "key").count()
 
 
 def session(source: DataFrame) -> DataFrame:
-    """How often each key came before it paused for ten seconds."""
+    """Return the count of each key before each pause of ten seconds."""
     from pyspark.sql import functions as f
 
     return source.groupBy(f.session_window("time", "10 seconds"), "key").count()
@@ -172,27 +172,27 @@ _PROCESSORS: dict[str, Callable[[DataFrame], DataFrame]] = {
 
 
 def nexmark(spark: SparkSession, config: RunConfig) -> DataFrame:
-    """One NEXMark query over the events of the stream."""
+    """Return a NEXMark query over the events of the stream."""
     stream = NexmarkConfig(seed=config.seed, rate=config.event_rate)
     return NEXMARK[config.query].over(arriving(spark, config), stream)
 
 
 def output_mode(config: RunConfig) -> str:
-    """The output mode in which the workload's query runs."""
+    """Return the output mode in which the workload's query runs."""
     if config.workload == "nexmark":
         return NEXMARK[config.query].mode
     return "append" if config.workload in ("sliding", "session", "group_state") else "update"
 
 
 def event_time(config: RunConfig) -> bool:
-    """Whether the workload's query needs event times."""
+    """Return whether the workload's query needs event times."""
     return config.workload in (*_TIMED, "processor_timers") or (
         config.workload == "nexmark" and NEXMARK[config.query].event_time
     )
 
 
 def build(spark: SparkSession, config: RunConfig) -> DataFrame:
-    """The workload's streaming query, ready to be written."""
+    """Return the workload's streaming query, ready to be written."""
     if config.workload == "nexmark":
         return nexmark(spark, config)
     if config.workload in _TIMED:

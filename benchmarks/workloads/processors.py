@@ -1,4 +1,4 @@
-"""Processors of a user's own: what `transformWithState` and `applyInPandasWithState` cost."""
+"""Processors of a user's own, to measure the cost of `transformWithState` and `applyInPandasWithState`."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 COUNTED = "key bigint, count bigint"
 AHEAD_MS = 100_000
-"""How far ahead timers are set."""
+"""Time from a row to its timer."""
 PAUSE_MS = 10_000
-"""How long a user pauses at the end of a session."""
+"""Pause that ends a session."""
 ENTRIES = 100
 """Entries of each key's map."""
 PIECE = 64
-"""Bytes that an entry holds, which cannot be made shorter."""
+"""Bytes that an entry holds; they are random, so that they cannot be compressed."""
 
 
 class Counting(StatefulProcessor):  # type: ignore[misc]
-    """How often each key came so far, row by row."""
+    """Counts the rows of each key so far, row by row."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Ask for the count."""
@@ -41,7 +41,7 @@ class Counting(StatefulProcessor):  # type: ignore[misc]
 
 
 class CountingFrames(Counting):
-    """The same of pandas frames; `silent`: nothing comes out."""
+    """Counts the rows of each key so far, frame by frame; if `silent`, it gives no rows out."""
 
     def __init__(self, *, silent: bool) -> None:
         self.silent = silent
@@ -58,7 +58,7 @@ class CountingFrames(Counting):
 
 
 class Reminding(StatefulProcessor):  # type: ignore[misc]
-    """Set a timer for each key that comes, some time ahead, and report when it is due."""
+    """Sets a timer for each row of a key, and reports the timer when it is due."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Keep the handle."""
@@ -71,12 +71,12 @@ class Reminding(StatefulProcessor):  # type: ignore[misc]
         return iter(())
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
-        """Tell that one was due."""
+        """Report the timer."""
         yield Row(key=key[0], count=expiredTimerInfo.getExpiryTimeInMs())
 
 
 class Waiting(StatefulProcessor):  # type: ignore[misc]
-    """Has a timer for each key at all times: the first at the time that its row brings, the next a round later."""
+    """Keeps one timer for each key: the first for the time in the key's row, each next one a round later."""
 
     def __init__(self, round_ms: int) -> None:
         self.round_ms = round_ms
@@ -93,14 +93,14 @@ class Waiting(StatefulProcessor):  # type: ignore[misc]
         return iter(())
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
-        """Tell that one was due, and set the next."""
+        """Report the timer, and set the next one."""
         due = expiredTimerInfo.getExpiryTimeInMs()
         self.handle.registerTimer(due + self.round_ms)
         yield Row(key=key[0], count=due)
 
 
 class Looking(StatefulProcessor):  # type: ignore[misc]
-    """Has a map for each key, which its first row fills, and gives out the entry that each later row asks for."""
+    """Keeps a map for each key. The key's first row fills it, and each later row reads an entry."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Ask for the map."""
@@ -111,14 +111,14 @@ class Looking(StatefulProcessor):  # type: ignore[misc]
         for row in rows:
             if row.first:
                 pieces = Random(row.key)
-                for at in range(ENTRIES):
-                    self.entries.updateValue((at,), (row.key * ENTRIES + at, pieces.randbytes(PIECE)))
+                for place in range(ENTRIES):
+                    self.entries.updateValue((place,), (row.key * ENTRIES + place, pieces.randbytes(PIECE)))
             else:
                 yield Row(key=row.key, count=self.entries.getValue((row.at,)).n)
 
 
 class LookingAhead(millpond.AsyncStatefulProcessor):
-    """The same, asynchronously: while one row waits for its entry, others ask for theirs."""
+    """Does the same as `Looking`, asynchronously: while a row waits for its entry, other rows ask for theirs."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Ask for the map."""
@@ -128,31 +128,31 @@ class LookingAhead(millpond.AsyncStatefulProcessor):
         """Fill the map, or look an entry up."""
         if row.first:
             pieces = Random(row.key)
-            for at in range(ENTRIES):
-                await self.entries.updateValue((at,), (row.key * ENTRIES + at, pieces.randbytes(PIECE)))
+            for place in range(ENTRIES):
+                await self.entries.updateValue((place,), (row.key * ENTRIES + place, pieces.randbytes(PIECE)))
         else:
             entry = await self.entries.getValue((row.at,))
             yield Row(key=row.key, count=entry.n)
 
 
 def counting(source: DataFrame) -> DataFrame:
-    """Counts by rows."""
+    """Return counts by rows."""
     return source.groupBy("key").transformWithState(Counting(), COUNTED, "update", "none")
 
 
 def counting_frames(source: DataFrame, *, silent: bool = False) -> DataFrame:
-    """Counts by pandas frames."""
+    """Return counts by pandas frames."""
     processor = CountingFrames(silent=silent)
     return source.groupBy("key").transformWithStateInPandas(processor, COUNTED, "update", "none")
 
 
 def reminding(source: DataFrame) -> DataFrame:
-    """Timers of event time, one for each row."""
+    """Return event-time timers, one for each row."""
     return source.groupBy("key").transformWithState(Reminding(), COUNTED, "update", "eventTime")
 
 
 def session(key: Any, frames: Any, state: Any) -> Iterator[Any]:
-    """How many events each user's session has so far, and has had once no more come for a while."""
+    """Count the events of each user's session, and yield the count when the session has timed out."""
     import pandas as pd
 
     if state.hasTimedOut:
@@ -169,20 +169,20 @@ def session(key: Any, frames: Any, state: Any) -> Iterator[Any]:
 
 
 def session_counts(source: DataFrame) -> DataFrame:
-    """Sessions by `applyInPandasWithState`."""
+    """Return sessions by `applyInPandasWithState`."""
     return source.groupBy("key").applyInPandasWithState(session, COUNTED, "n bigint", "append", "EventTimeTimeout")
 
 
 def waiting(source: DataFrame, *, keys: int) -> DataFrame:
-    """Timers of event time, one for each key; one in a millisecond is due, and again when all others were."""
+    """Return event-time timers, one for each key. One is due in each millisecond, round after round."""
     return source.groupBy("key").transformWithState(Waiting(keys), COUNTED, "update", "eventTime")
 
 
 def looking(source: DataFrame) -> DataFrame:
-    """Entries of maps."""
+    """Return entries of maps."""
     return source.groupBy("key").transformWithState(Looking(), COUNTED, "update", "none")
 
 
 def looking_ahead(source: DataFrame) -> DataFrame:
-    """Entries of maps, asynchronously."""
+    """Return entries of maps, read asynchronously."""
     return source.groupBy("key").transformWithState(LookingAhead(), COUNTED, "update", "none")

@@ -1,9 +1,9 @@
-"""Stands for an engine of the demo where the demo itself is tested: known times and rows, and a detached child.
+"""Fake engine for tests of the demo: known times and rows, and a detached child.
 
-If the plan names no end, it does six batches and hangs in the seventh, for the demo to kill it there.
+If the plan names no end, it runs six batches and hangs in the seventh, where the demo kills it.
 
-`python demo_engine.py [WRONG] PLAN.json PARENT`; batch WRONG of Millpond has one row that is not of Spark. If it is
-`fail`, Millpond's process fails in its second batch.
+`python demo_engine.py [WRONG] PLAN.json PARENT`: batch WRONG of Millpond has a row that differs from Spark's. If WRONG
+is `fail`, Millpond's process fails in its second batch.
 """
 
 import subprocess

@@ -101,9 +101,9 @@ def test_one_run_per_query_and_engine(tmp_path) -> None:
 def test_millpond_bench_runs_this_command_line(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    found = CliRunner().invoke(app, ["bench", "rmw", "--engines", "spork"])
-    assert found.exit_code == 2
-    assert "no engine 'spork'" in found.output + capfd.readouterr().err
+    result = CliRunner().invoke(app, ["bench", "rmw", "--engines", "spork"])
+    assert result.exit_code == 2
+    assert "no engine 'spork'" in result.output + capfd.readouterr().err
     monkeypatch.setattr(millpond.demo.jobs, "__file__", "/nowhere/site-packages/millpond/demo/jobs.py")
     with pytest.raises(UsageError, match="source tree"):
         CliRunner().invoke(app, ["bench", "rmw"], catch_exceptions=False)

@@ -1,4 +1,4 @@
-"""The demo: its parts, the whole of it over engines of known figures, and once over the real ones."""
+"""The demo: its parts, all of it with fake engines, and once with the real engines."""
 
 import json
 import os
@@ -132,8 +132,8 @@ def test_figures_from_either_engine() -> None:
     }
     native = engine.figures(progress, 2, 1_000)
     assert (native.batch, native.ms, native.rows, native.commit_wait_ms) == (3, 250.0, 1_000, 30.0)
-    mine = {"millpond": {"commit_wait_ms": 4}}
-    assert engine.figures({**progress, "observedMetrics": mine}, 2, 1_000).commit_wait_ms == 4.0
+    observed = {"millpond": {"commit_wait_ms": 4}}
+    assert engine.figures({**progress, "observedMetrics": observed}, 2, 1_000).commit_wait_ms == 4.0
 
 
 def test_columns_of_blocks() -> None:
@@ -177,7 +177,7 @@ def run_fake(folder: Path, *wrong: str) -> int:
 
 @pytest.fixture
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder for temporary files, with a short name, which has to be empty afterwards."""
+    """Yield the folder for temporary files; its name is short."""
     with tempfile.TemporaryDirectory(prefix="mp-") as folder:
         monkeypatch.setattr("tempfile.tempdir", folder)
         monkeypatch.setenv("TMPDIR", folder)
@@ -185,13 +185,13 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def left_behind(temporary: Path) -> list[str]:
-    """Files, and processes that were started below the folder for temporary files."""
-    found = [str(path) for path in temporary.iterdir()]
+    """Return files in the folder for temporary files, and processes that were started below it."""
+    left = [str(path) for path in temporary.iterdir()]
     for process in psutil.process_iter(["cmdline", "cwd"]):
         words = [*(process.info["cmdline"] or ()), process.info["cwd"] or ""]
         if any(str(temporary) in word for word in words) and process.status() != psutil.STATUS_ZOMBIE:
-            found.append(" ".join(words))
-    return found
+            left.append(" ".join(words))
+    return left
 
 
 def test_the_report_has_the_measured_figures(
@@ -218,10 +218,10 @@ def test_the_report_has_the_measured_figures(
     runs = [data["report"][name] for name in ("spark", "millpond")]
     assert [[b["batch"] for b in run["batches"]] for run in runs] == [list(range(8))] * 2
     assert [(len(run["kills"]), len(run["starts"])) for run in runs] == [(1, 2)] * 2
-    # What is drawn is well-formed: the charts, and the picture.
+    # The charts and the picture are well-formed.
     drawn = [*re.findall(r"<svg.*?</svg>", text, re.DOTALL), (out / "pictures" / "demo.svg").read_text()]
     assert len(drawn) == 4
-    assert all(len(list(ElementTree.fromstring(each).iter())) > 20 for each in drawn)
+    assert all(len(list(ElementTree.fromstring(picture).iter())) > 20 for picture in drawn)
     assert "12.5×" in drawn[-1]
     assert "40 result rows equal" in drawn[-1]
 

@@ -60,11 +60,11 @@ def test_the_table_has_the_requests_of_a_batch(capsys: pytest.CaptureFixture[str
 
 def measured(figure: str) -> list[Result]:
     """Return results as a figure takes them."""
-    found = []
+    results = []
     for variant in ("one", "other"):
         for engine in ("millpond", "spark"):
             batches = [Batch(float(n), 100.0, 10, 1.0, 20.0 * n + 1) for n in range(5)]
-            found.append(
+            results.append(
                 Result(
                     engine=engine,
                     workload="nexmark" if figure == "caches" else "rmw",
@@ -78,7 +78,7 @@ def measured(figure: str) -> list[Result]:
                     extra={"variant": variant},
                 )
             )
-    return found
+    return results
 
 
 @pytest.mark.parametrize("figure", disaggregated.FIGURES)

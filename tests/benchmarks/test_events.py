@@ -1,4 +1,4 @@
-"""The events alone are what operators would be given: every source, the columns asked for, and no state."""
+"""The events alone have every source and the columns that operators ask for, and no state."""
 
 import pytest
 from benchmarks.engines.events import events_alone

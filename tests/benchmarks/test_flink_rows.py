@@ -20,7 +20,7 @@ SCRIPT = """
 import json, sys
 from pyflink.table import EnvironmentSettings, TableEnvironment
 job = json.load(open(sys.argv[1]))
-found = []
+answers = []
 for statements, query in job["runs"]:
     tables = TableEnvironment.create(EnvironmentSettings.in_streaming_mode())
     tables.get_config().set("pipeline.jars", job["jar"]).set("parallelism.default", "1")
@@ -28,12 +28,12 @@ for statements, query in job["runs"]:
         tables.execute_sql(statement)
     if job["explain"]:
         try:
-            found.append(tables.explain_sql(query))
+            answers.append(tables.explain_sql(query))
         except Exception as refusal:
-            found.append("refused: " + str(refusal))
+            answers.append("refused: " + str(refusal))
     else:
-        found.append([[str(value) for value in row] for row in tables.execute_sql(query).collect()])
-json.dump(found, open(sys.argv[2], "w"))
+        answers.append([[str(value) for value in row] for row in tables.execute_sql(query).collect()])
+json.dump(answers, open(sys.argv[2], "w"))
 """
 CONFIG = NexmarkConfig(seed=3, rate=7)
 COUNT = 300
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.skipif(not FLINK_PYTHON.exists(), reason="Flink is not 
 
 
 def numbers(event_time: str = "") -> str:
-    """A table of the numbers 0 … COUNT − 1."""
+    """Return the statement for a table of the numbers 0 … COUNT − 1."""
     return (
         f"CREATE TEMPORARY TABLE numbers (n BIGINT NOT NULL{event_time}) WITH ('connector' = 'datagen',"
         f" 'fields.n.kind' = 'sequence', 'fields.n.start' = '0', 'fields.n.end' = '{COUNT - 1}')"
@@ -49,17 +49,17 @@ def numbers(event_time: str = "") -> str:
 
 
 def flink(tmp_path: Path, runs: list[tuple[list[str], str]], *, explain: bool = False) -> list[Any]:
-    """The rows of each query as text, or its plan."""
+    """Return the rows of each query as text, or its plan."""
     made = jar.build().as_uri()
     (tmp_path / "job.json").write_text(json.dumps({"jar": made, "runs": runs, "explain": explain}))
-    command = [str(FLINK_PYTHON), "-c", SCRIPT, str(tmp_path / "job.json"), str(tmp_path / "found.json")]
+    command = [str(FLINK_PYTHON), "-c", SCRIPT, str(tmp_path / "job.json"), str(tmp_path / "answers.json")]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TZ": "UTC"}, check=False)
     assert done.returncode == 0, "\n".join(line for line in done.stderr.splitlines() if not line.startswith("\tat"))
-    return json.loads((tmp_path / "found.json").read_text())
+    return json.loads((tmp_path / "answers.json").read_text())
 
 
 def as_text(value: Any) -> str:
-    """As Flink's rows are written: fractions of seconds only where there are some."""
+    """Format a value as Flink does: seconds have a fraction only where it is not zero."""
     return str(value.replace(tzinfo=None)) if isinstance(value, datetime) else str(value)
 
 
@@ -75,14 +75,14 @@ def test_flink_makes_the_same_rows(tmp_path: Path) -> None:
     before = [*sql.functions(), numbers()]
     drawn, *rows = flink(tmp_path, [(before, query) for query in (texts, *selects)])
     places = np.arange(COUNT, dtype=np.int64)
-    found = {int(row[0]): row[1:] for row in drawn}
-    assert [int(found[n][0]) for n in range(COUNT)] == draw(places, 1, 1).tolist()
+    answers = {int(row[0]): row[1:] for row in drawn}
+    assert [int(answers[n][0]) for n in range(COUNT)] == draw(places, 1, 1).tolist()
     text = letters(500, CONFIG.seed).decode()
-    assert [found[n][1] for n in range(COUNT)] == [text[n : n + 10] for n in range(COUNT)]
+    assert [answers[n][1] for n in range(COUNT)] == [text[n : n + 10] for n in range(COUNT)]
     generator, kind = Nexmark(CONFIG), np.digitize(places % EPOCH, (PERSONS, PERSONS + AUCTIONS))
-    for mine, make in enumerate((generator.bids, generator.auctions, generator.persons)):
-        chosen = places[kind == 2 - mine]
-        batch, ordered = make(chosen), sorted(rows[mine], key=lambda row: int(row[0]))
+    for index, make in enumerate((generator.bids, generator.auctions, generator.persons)):
+        chosen = places[kind == 2 - index]
+        batch, ordered = make(chosen), sorted(rows[index], key=lambda row: int(row[0]))
         assert [int(row[0]) for row in ordered] == chosen.tolist()
         assert [row[1:] for row in ordered] == [[as_text(v) for v in row.values()] for row in batch.to_pylist()]
 

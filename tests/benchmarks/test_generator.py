@@ -43,9 +43,9 @@ def of_type(events: pa.Table, code: int, name: str) -> pa.Table:
 def test_draws_are_xxhash64() -> None:
     values = np.array([0, 1, -1, 2**62], dtype=np.int64)
     seed = 42
-    found = hash_longs(values.view(np.uint64), np.uint64(seed))
-    wanted = [xxhash.xxh64_intdigest(int(v).to_bytes(8, "little", signed=True), seed) for v in values]
-    assert found.tolist() == wanted
+    hashes = hash_longs(values.view(np.uint64), np.uint64(seed))
+    expected = [xxhash.xxh64_intdigest(int(v).to_bytes(8, "little", signed=True), seed) for v in values]
+    assert hashes.tolist() == expected
 
 
 def test_a_draw_depends_on_seed_stream_and_number_only() -> None:
@@ -180,5 +180,5 @@ def test_string_views_short_and_long() -> None:
     starts = np.array([0, 3, 5, 0, 1, 30], dtype=np.int64)
     sizes = np.array([0, 4, 12, 13, 26, 22], dtype=np.int64)
     whole = text.tobytes().decode()
-    wanted = [whole[a : a + s] for a, s in zip(starts, sizes, strict=True)]
-    assert strings(views(text, starts, sizes), text).to_pylist() == wanted
+    expected = [whole[a : a + s] for a, s in zip(starts, sizes, strict=True)]
+    assert strings(views(text, starts, sizes), text).to_pylist() == expected

@@ -21,7 +21,7 @@ from benchmarks.misa.deadline import Deadline, Gate
 from benchmarks.misa.engines import STORES
 from benchmarks.misa.measure import fill
 from benchmarks.misa.queries import QUERIES
-from benchmarks.misa.result import Batch, Observed, Result, read
+from benchmarks.misa.result import Batch, Observed, Result
 from benchmarks.misa.settings import ENGINES, Settings
 from benchmarks.misa.streams import cluster, road
 from benchmarks.misa.streams.records import RECORD_BYTES, counts
@@ -107,8 +107,8 @@ def test_files_have_the_streams_records_in_order(tmp_path: Path) -> None:
     made = files(tmp_path, "LR2", 200, 3, 1)
     assert len(made) == 3 * FILES
     assert [rows_of(file.name) for file in made] == [pq.read_metadata(file).num_rows for file in made]
-    wanted = stream("LR2").slice(0, sum(rows_of(file.name) for file in made))
-    assert pa.concat_tables(pq.read_table(file) for file in made).equals(wanted)
+    expected = stream("LR2").slice(0, sum(rows_of(file.name) for file in made))
+    assert pa.concat_tables(pq.read_table(file) for file in made).equals(expected)
     written = made[0].stat().st_mtime_ns
     assert files(tmp_path, "LR4", 200, 3, 1) == made
     assert files(tmp_path, "LR4", 200, 2, 1) == made[: 2 * FILES]
@@ -231,20 +231,20 @@ def batches(*ms: float) -> list[Batch]:
 
 
 def test_figures_of_a_run() -> None:
-    found = result()
-    fill(found, Observed(version="4", batches=batches(9000, 200, 300, 400)), Tree())
-    assert [batch.ms for batch in found.batches] == [200, 300, 400]
-    assert found.batch_ms.p50 == 300
-    assert found.row_max_ms.max == 409
-    assert found.slope_ms == pytest.approx(100)
-    assert found.rows_per_second == pytest.approx(300 / 2.4)
-    assert found.batch_rows_per_second == pytest.approx((500 + 1000 / 3 + 250) / 3, abs=0.1)
-    assert found.kilobytes_per_second == pytest.approx(found.batch_rows_per_second * 0.065)
-    assert found.kept_up
-    assert found.cores == 0.5
-    assert found.memory_peak_bytes == 300
-    assert [batch.memory_bytes for batch in found.batches] == [100, 300, 300]
-    assert found.batches[0].cpu_seconds == pytest.approx(0.1)
+    measured = result()
+    fill(measured, Observed(version="4", batches=batches(9000, 200, 300, 400)), Tree())
+    assert [batch.ms for batch in measured.batches] == [200, 300, 400]
+    assert measured.batch_ms.p50 == 300
+    assert measured.row_max_ms.max == 409
+    assert measured.slope_ms == pytest.approx(100)
+    assert measured.rows_per_second == pytest.approx(300 / 2.4)
+    assert measured.batch_rows_per_second == pytest.approx((500 + 1000 / 3 + 250) / 3, abs=0.1)
+    assert measured.kilobytes_per_second == pytest.approx(measured.batch_rows_per_second * 0.065)
+    assert measured.kept_up
+    assert measured.cores == 0.5
+    assert measured.memory_peak_bytes == 300
+    assert [batch.memory_bytes for batch in measured.batches] == [100, 300, 300]
+    assert measured.batches[0].cpu_seconds == pytest.approx(0.1)
     behind = result()
     fill(behind, Observed(batches=batches(1, 2000, 3000, 4000)), Tree())
     assert behind.kept_up is False
@@ -269,17 +269,18 @@ def test_the_command_line_runs_each_engine_at_each_rate(tmp_path: Path, capsys: 
 
     def run(settings: Settings) -> Result:
         asked.append(settings)
-        found = result(**msgspec.structs.asdict(settings))
-        fill(found, Observed(batches=batches(*[100] * (1 + settings.warmup))), Tree())
-        return found
+        measured = result(**msgspec.structs.asdict(settings))
+        fill(measured, Observed(batches=batches(*[100] * (1 + settings.warmup))), Tree())
+        return measured
 
     path = tmp_path / "results.json"
     handler = signal.getsignal(signal.SIGTERM)
     arguments = ["--query", "LR2,CM2", "--engines", "millpond,spark-shipped", "--rates", "0,15000", "--trigger", "3,4"]
     assert main([*arguments, "--json", str(path)], run) == 0
     assert signal.getsignal(signal.SIGTERM) == handler
-    assert len(asked) == len({msgspec.json.encode(one) for one in asked}) == 2 * 2 * 2 * 2
-    assert [found.settings for found in read(path)] == asked
+    assert len(asked) == len({msgspec.json.encode(settings) for settings in asked}) == 2 * 2 * 2 * 2
+    saved = msgspec.json.decode(path.read_bytes(), type=list[Result])
+    assert [measured.settings for measured in saved] == asked
     assert "15,000" in capsys.readouterr().out
 
     def failing(settings: Settings) -> Result:

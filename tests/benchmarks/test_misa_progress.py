@@ -24,15 +24,15 @@ def progress(**more: Any) -> dict[str, Any]:
 def test_figures_of_a_batch() -> None:
     operator = {"commitTimeMs": 40, "customMetrics": {"rocksdbGetLatency": 6}}
     end = 1767225610.5
-    names, at = ["1-30.parquet", "2-10.parquet"], {"1-30.parquet": end - 1.0, "2-10.parquet": end - 0.6}
-    found = batch_of(progress(stateOperators=[operator, operator]), names, at, SETTINGS)
-    assert (found.number, found.ms, found.rows, found.end) == (4, 500, 40, end)
-    assert found.row_mean_ms == pytest.approx((30 * 1000 + 10 * 600) / 40)
-    assert found.row_max_ms == pytest.approx(1000)
-    assert (found.log_ms, found.commit_ms, found.read_ms, found.durable_ms) == (50, 40, 6, None)
+    names, times = ["1-30.parquet", "2-10.parquet"], {"1-30.parquet": end - 1.0, "2-10.parquet": end - 0.6}
+    batch = batch_of(progress(stateOperators=[operator, operator]), names, times, SETTINGS)
+    assert (batch.number, batch.ms, batch.rows, batch.end) == (4, 500, 40, end)
+    assert batch.row_mean_ms == pytest.approx((30 * 1000 + 10 * 600) / 40)
+    assert batch.row_max_ms == pytest.approx(1000)
+    assert (batch.log_ms, batch.commit_ms, batch.read_ms, batch.durable_ms) == (50, 40, 6, None)
     ours = progress(stateOperators=[], observedMetrics={"millpond": {"commit_ms": 70.0, "commit_wait_ms": 2.0}})
-    found = batch_of(ours, names, at, msgspec.structs.replace(SETTINGS, engine="millpond", rate=0))
-    assert (found.commit_ms, found.durable_ms, found.read_ms, found.row_mean_ms) == (2.0, 70.0, None, None)
+    batch = batch_of(ours, names, times, msgspec.structs.replace(SETTINGS, engine="millpond", rate=0))
+    assert (batch.commit_ms, batch.durable_ms, batch.read_ms, batch.row_mean_ms) == (2.0, 70.0, None, None)
 
 
 def test_files_of_a_batch_after_one_without_rows(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ class Query:
 
 
 def observed(tmp_path: Path, entries: int) -> tuple[Query, Observer]:
-    """An observer of a query that reads these entries of the source's log, a file each."""
+    """Return an observer of a query that reads these entries of the source's log, a file each."""
     log = tmp_path / "sources" / "0"
     log.mkdir(parents=True)
     source, query = Arrivals(tmp_path), Query()

@@ -31,7 +31,7 @@ SQL = {
 
 
 def answers(spark: Any, name: str, made: list[Path]) -> tuple[list[tuple[Any, ...]], datetime]:
-    """Rows of a query in batch, and the time of the last record."""
+    """Return the rows of a query in batch, and the time of the last record."""
     records = spark.read.parquet(str(made[0].parent))
     records.createOrReplaceTempView("records")
     rows = spark.sql(SQL[name.removesuffix("-ranked")]).collect()
@@ -39,7 +39,7 @@ def answers(spark: Any, name: str, made: list[Path]) -> tuple[list[tuple[Any, ..
 
 
 def streamed(spark: Any, name: str, source: Path, folder: Path) -> list[list[tuple[Any, ...]]]:
-    """Rows of a query through Millpond, batch by batch."""
+    """Return the rows of a query through Millpond, batch by batch."""
     batches: list[list[tuple[Any, ...]]] = []
     query = QUERIES[name]
 
@@ -57,17 +57,17 @@ def streamed(spark: Any, name: str, source: Path, folder: Path) -> list[list[tup
 @pytest.mark.parametrize("name", QUERIES)
 def test_rows_equal_those_of_batch_sql(spark: Any, tmp_path: Path, name: str) -> None:
     made = files(tmp_path / "streams", name, RATE, SECONDS, SEED)
-    wanted, last = answers(spark, name, made)
+    expected, last = answers(spark, name, made)
     batches = streamed(spark, name, made[0].parent, tmp_path / "checkpoint")
     assert len(batches) >= 3
-    assert wanted
-    found = [row for batch in batches for row in batch]
+    assert expected
+    rows = [row for batch in batches for row in batch]
     if name == "CM1":  # each batch gives all windows, in order
-        assert batches[-1] == wanted
+        assert batches[-1] == expected
     elif name == "CM1-ranked":  # batches give changed places; those of the last batches stand
-        places = {(row[0], row[3]): row[:3] for row in found}
-        assert [places[place] for place in sorted(places)] == wanted
+        places = {(row[0], row[3]): row[:3] for row in rows}
+        assert [places[place] for place in sorted(places)] == expected
     elif name == "LR2":
-        assert sorted(found) == sorted(wanted)
+        assert sorted(rows) == sorted(expected)
     else:  # each window once, when the watermark has closed it
-        assert sorted(found) == sorted(row for row in wanted if row[0] <= last - timedelta(seconds=1))
+        assert sorted(rows) == sorted(row for row in expected if row[0] <= last - timedelta(seconds=1))

@@ -1,4 +1,4 @@
-"""The Spark source makes the generator's events, and the queries mean what they say."""
+"""Spark's source makes the generator's events, and the queries give the results that pandas gives."""
 
 from pathlib import Path
 from typing import Any
@@ -30,16 +30,16 @@ KINDS = {"person": (persons, PERSON), "auction": (auctions, AUCTION), "bid": (bi
 @pytest.mark.parametrize("start", [0, 1_000_000_007])
 def test_rows_equal_those_of_the_generator(spark: Any, start: int, kind: str) -> None:
     make, schema = KINDS[kind]
-    found = make(numbers_between(spark, start, start + 2_000, 1), CONFIG).toArrow()
-    wanted = generated(start, start + 2_000, kind)[kind].combine_chunks()
-    assert len(wanted) > 0
+    actual = make(numbers_between(spark, start, start + 2_000, 1), CONFIG).toArrow()
+    expected = generated(start, start + 2_000, kind)[kind].combine_chunks()
+    assert len(expected) > 0
     for name in schema.names:
-        assert found[name].to_pylist() == wanted.field(name).to_pylist()
+        assert actual[name].to_pylist() == expected.field(name).to_pylist()
 
 
 def test_events_equal_those_of_the_generator(spark: Any) -> None:
-    found = events(numbers_between(spark, 100, 400, 1), CONFIG).toArrow()
-    assert found.to_pylist() == Nexmark(CONFIG).events(100, 400).to_pylist()
+    actual = events(numbers_between(spark, 100, 400, 1), CONFIG).toArrow()
+    assert actual.to_pylist() == Nexmark(CONFIG).events(100, 400).to_pylist()
 
 
 def test_batches_have_the_exact_size_and_are_repeatable(spark: Any, tmp_path: Path) -> None:
@@ -67,11 +67,11 @@ def test_batches_have_the_exact_size_and_are_repeatable(spark: Any, tmp_path: Pa
 @pytest.fixture(scope="module")
 def frame() -> pd.DataFrame:
     table = pa.Table.from_struct_array(generated(START, STOP)["bid"].combine_chunks())
-    found = table.to_pandas()
-    found["day"] = found["dateTime"].dt.strftime("%Y-%m-%d")
-    found["minute"] = found["dateTime"].dt.strftime("%H:%M")
-    found["rank"] = 1 + (found["price"] >= 10_000).astype(int) + (found["price"] >= 1_000_000)
-    return found
+    rows = table.to_pandas()
+    rows["day"] = rows["dateTime"].dt.strftime("%Y-%m-%d")
+    rows["minute"] = rows["dateTime"].dt.strftime("%H:%M")
+    rows["rank"] = 1 + (rows["price"] >= 10_000).astype(int) + (rows["price"] >= 1_000_000)
+    return rows
 
 
 def statistics(group: pd.DataFrame) -> dict[str, int]:
@@ -159,15 +159,15 @@ def ordered(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("name", sorted(TRUTHS))
 def test_query_results_match_pandas(spark: Any, frame: pd.DataFrame, name: str) -> None:
-    wanted = TRUTHS[name](frame)
-    assert wanted, "the events must make the query answer"
-    found = QUERIES[name].over(numbers_between(spark, START, STOP), CONFIG).select(*wanted[0]).collect()
-    assert ordered([row.asDict() for row in found]) == ordered(wanted)
+    expected = TRUTHS[name](frame)
+    assert expected, "the events must make the query answer"
+    actual = QUERIES[name].over(numbers_between(spark, START, STOP), CONFIG).select(*expected[0]).collect()
+    assert ordered([row.asDict() for row in actual]) == ordered(expected)
 
 
 def test_q1_converts_exactly(spark: Any, frame: pd.DataFrame) -> None:
-    found = QUERIES["q1"].over(numbers_between(spark, START, STOP), CONFIG).select("price").collect()
-    thousandths = sorted(int(row.price * 1_000) for row in found)
+    actual = QUERIES["q1"].over(numbers_between(spark, START, STOP), CONFIG).select("price").collect()
+    thousandths = sorted(int(row.price * 1_000) for row in actual)
     assert thousandths == sorted((frame["price"] * 908).tolist())
 
 
@@ -200,6 +200,6 @@ def test_a_query_streams_to_the_batch_result(spark: Any, tmp_path: Path, name: s
     while len(done) < BATCHES and running.isActive:
         running.awaitTermination(0.1)
     running.stop()
-    wanted = query.over(numbers_between(spark, 0, ROWS * BATCHES), CONFIG).collect()
-    found = stateless if query.stateless else list(last.values())
-    assert sorted(found) == sorted(tuple(row) for row in wanted)
+    expected = query.over(numbers_between(spark, 0, ROWS * BATCHES), CONFIG).collect()
+    actual = stateless if query.stateless else list(last.values())
+    assert sorted(actual) == sorted(tuple(row) for row in expected)

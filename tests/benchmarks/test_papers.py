@@ -1,4 +1,4 @@
-"""The papers measured again: each row from its command to its headlines, what is resumed, what fails, and the page."""
+"""The papers measured again: rows from their commands to their headlines, resumed and failed rows, and the page."""
 
 import importlib
 import re
@@ -93,7 +93,7 @@ def fake_misa(settings: MisaSettings) -> MisaResult:
 
 @pytest.fixture
 def no_engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Replace all that starts engines and servers; the commands' arguments, loops and files stay."""
+    """Replace everything that starts engines and servers; the commands' arguments, loops and files stay."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(harness, "run", fake_run)
     for module in (disaggregated, misa):
@@ -136,12 +136,12 @@ def saved_of(row: Row, figures: list[Figures], **changes: Any) -> Saved:
 def test_each_headline_of_a_row_finds_its_figures(name: str, quick: bool, tmp_path: Path) -> None:
     row = ROWS[name]
     results = Results(tmp_path / "results")
-    found = run([row], results, quick=quick, measure=in_process, say=lambda _: None)
+    saved_rows = run([row], results, quick=quick, measure=in_process, say=lambda _: None)
     if not row.settings(quick=quick):
         assert quick
-        assert found == []
+        assert saved_rows == []
         return
-    (saved,) = found
+    (saved,) = saved_rows
     assert saved.error is None
     assert results.get(row) == saved
     for headline, reached in zip(row.headlines, outcomes(row, saved), strict=True):
@@ -181,9 +181,9 @@ def test_a_row_of_each_kind_runs_at_toy_size(name: str, number: int, toy: str) -
     command = ROWS[name].commands[number]
     line = command.line(quick=True, more=toy.split())
     assert line is not None
-    found = measure(command, line, TimeLimit(240))
-    assert found
-    for figures in found:
+    runs = measure(command, line, TimeLimit(240))
+    assert runs
+    for figures in runs:
         assert figures.error is None
         assert figures.values["rows_per_second"] > 0
 
@@ -276,10 +276,10 @@ def test_a_quick_run_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_quick_run_takes_the_papers_in_turn(tmp_path: Path) -> None:
-    one, two = two_rows()
-    other = msgspec.structs.replace(two, name="other", paper=next(name for name in PAPERS if name != one.paper))
+    first, second = two_rows()
+    other = msgspec.structs.replace(second, name="other", paper=next(name for name in PAPERS if name != first.paper))
     asked: list[str] = []
-    run([one, two, other], Results(tmp_path), quick=True, measure=Asked(), say=asked.append)
+    run([first, second, other], Results(tmp_path), quick=True, measure=Asked(), say=asked.append)
     assert [line.split()[0] for line in asked if line.endswith("…")] == ["one", "other", "two"]
 
 
@@ -291,10 +291,10 @@ def test_a_command_that_a_quick_run_cuts_off_is_not_measured(tmp_path: Path, mon
         monkeypatch.setattr(TimeLimit, "left", lambda _: 0.0)
         raise OutOfTime(figures[1:])
 
-    one, two = two_rows()
-    row = msgspec.structs.replace(one, commands=(*one.commands, *two.commands))
+    first, second = two_rows()
+    row = msgspec.structs.replace(first, commands=(*first.commands, *second.commands))
     results = Results(tmp_path)
-    (saved,) = run([row, two], results, quick=True, measure=measured, say=lambda _: None)
+    (saved,) = run([row, second], results, quick=True, measure=measured, say=lambda _: None)
     assert len(asked.lines) == 1
     assert (saved.error, saved.unfinished) == (None, True)
     assert [figures.engine for figures in saved.figures] == ["spark"]
@@ -315,16 +315,16 @@ def test_results_of_record_belong_to_rows() -> None:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The rows that the command line asks for; the second fails."""
+    """Return a list to which the names of all measured rows are added; the second row fails."""
     names: list[str] = []
 
     def fake(rows: list[Row], results: Results, **options: Any) -> list[Saved]:
         names.extend(row.name for row in rows)
-        found = [saved_of(row, rates(millpond=3.0, spark=1.0), quick=options["quick"]) for row in rows]
-        found[1:2] = [msgspec.structs.replace(saved, error="it broke") for saved in found[1:2]]
-        for saved in found:
+        saved_rows = [saved_of(row, rates(millpond=3.0, spark=1.0), quick=options["quick"]) for row in rows]
+        saved_rows[1:2] = [msgspec.structs.replace(saved, error="it broke") for saved in saved_rows[1:2]]
+        for saved in saved_rows:
             results.put(saved)
-        return found
+        return saved_rows
 
     monkeypatch.setattr(papers, "run", fake)
     return names

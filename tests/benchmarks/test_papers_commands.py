@@ -25,7 +25,7 @@ sys.exit(3)
 
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """A command that writes figures, and then hangs or breaks off."""
+    """Return a command that writes figures, and then hangs or breaks off."""
     (tmp_path / "writes.py").write_text(WRITES)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     return Command(module="benchmarks.studies.enrichment", arguments="")

@@ -58,7 +58,7 @@ def test_ratios_are_over_the_best_peer_and_a_mean_over_places() -> None:
 
 
 def at_rate(variant: str, query: str, *, kept_up: bool) -> Measured:
-    """A run of `benchmarks.prefetch highest`."""
+    """Return a run of `benchmarks.prefetch highest`."""
     latency = Latency(1.0, 2.0, 3.0, 4.0)
     config = Config(
         query=query,
@@ -123,7 +123,7 @@ def test_a_spark_that_kept_up_with_no_rate_is_reported() -> None:
     runs.append(MisaResult(settings=slow, machine=MACHINE, kept_up=False))
     figures = list(of_misa(row.commands[0], msgspec.json.encode(runs)))
     assert outcome(row.headlines[0], saved_of(row, figures)) == read
-    assert [(found.values, found.missing is None) for found in figures if found.place == "15,000/s"] == [({}, False)]
+    assert [(run.values, run.missing is None) for run in figures if run.place == "15,000/s"] == [({}, False)]
 
 
 def test_a_row_without_time_left_is_not_measured() -> None:

@@ -80,24 +80,24 @@ def test_row_latency_is_from_file_arrival_to_batch_end(tmp_path: Path) -> None:
     assert [source_files(local_log(tmp_path), entry) for entry in range(4)] == [["a"], ["b", "c"], ["d"], []]
     arrivals = Arrivals(tmp_path)
     arrivals.times = {"a": 1000.0, "b": 1000.5, "c": 1001.0, "d": 1001.5}
-    found = [
+    reports = [
         progress(0, 1000.2, 300, state_rows=5.0, hint_bytes=8.0, input_rows=9.0),
         progress(1, 1001.1, 400, state_rows=7.0, hint_bytes=8.0),
         progress(2, 1001.6, 100),
     ]
-    assert batch_end(found[0]) == pytest.approx(1000.5)
-    measured = summary(config(), arrivals, tmp_path, found, (1000.0, 1002.0), 1.5)
+    assert batch_end(reports[0]) == pytest.approx(1000.5)
+    measured = summary(config(), arrivals, tmp_path, reports, (1000.0, 1002.0), 1.5)
     assert measured.rows == Latency.of([0.5, 1.0, 0.5, 0.2])
     assert measured.batches.max == 400
     assert measured.events_per_second == 4 * ARRIVING / 2
     assert measured.figures["state_rows"] == 7
     assert measured.hint_share == round(16 / (9 * 180), 4)
-    rates = (7_000, 6_000, 5_000)  # 6,000 are taken: too few, what comes, and what had come before as well
-    kept_up = [summary(config(rate=rate), arrivals, tmp_path, found, (1000.0, 1002.0), 1.5).kept_up for rate in rates]
+    rates = (7_000, 6_000, 5_000)  # 6,000 are taken: fewer than arrive, as many, and more
+    kept_up = [summary(config(rate=rate), arrivals, tmp_path, reports, (1000.0, 1002.0), 1.5).kept_up for rate in rates]
     assert kept_up == [False, True, False]
     assert line(measured)["row p50"] == "500"
     with pytest.raises(SystemExit, match="no batch ended"):
-        summary(config(), arrivals, tmp_path, found, (2000.0, 2001.0), 1.5)
+        summary(config(), arrivals, tmp_path, reports, (2000.0, 2001.0), 1.5)
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -124,9 +124,9 @@ def test_each_figure_runs_its_variants_and_is_drawn(name: str, tmp_path: Path) -
     results = list(FIGURES[name](options, measure))
     assert results
     if name == "changes":
-        assert all(one.changed for one in asked)
-    elif name != "highest":  # which stops at what is kept up with
-        configs = [msgspec.json.encode(one) for one in asked]
+        assert all(run.changed for run in asked)
+    elif name != "highest":  # it stops at the first rate that is kept up with
+        configs = [msgspec.json.encode(run) for run in asked]
         assert len(set(configs)) == (len(configs) if name != "costs" else 2)
     draw(name, results, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 1000

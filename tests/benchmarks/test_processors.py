@@ -1,4 +1,4 @@
-"""The workloads that are processors: the processors alone, and what their sources bring them."""
+"""The workloads that are processors: the processors alone, and with their sources."""
 
 from __future__ import annotations
 
@@ -25,90 +25,90 @@ from millpond.testing import ProcessorTester
 BID = "price bigint, channel string, url string, at bigint, extra string"
 
 
-def bid(price: int, at: int = 0, bidder: int = 2) -> tuple[Any, ...]:
-    return 1, bidder, price, "c", "u", at, "x"
+def bid(price: int, time: int = 0, bidder: int = 2) -> tuple[Any, ...]:
+    return 1, bidder, price, "c", "u", time, "x"
 
 
 def test_sessions() -> None:
-    shape = "bidder bigint, bid_count bigint, starttime timestamp, endtime timestamp"
-    one = ProcessorTester(
+    schema = "bidder bigint, bid_count bigint, starttime timestamp, endtime timestamp"
+    tester = ProcessorTester(
         Sessions(),
-        *("bidder bigint", "bidder bigint, at bigint", shape),
+        *("bidder bigint", "bidder bigint, at bigint", schema),
         *("append", "eventTime"),
     )
 
     def came(key: int, *times: int) -> None:
-        rows = [Row(at=at) for at in times]
-        assert one.test(key, rows) == []
+        rows = [Row(at=time) for time in times]
+        assert tester.test(key, rows) == []
 
     def ended(watermark: int) -> list[tuple[int, int, int]]:
-        shown = one.setWatermark(watermark)
+        shown = tester.setWatermark(watermark)
         return sorted((row.bidder, row.bid_count, int(row.endtime.timestamp() * 1000)) for row in shown)
 
     came(1, 30_000, 1_000, 11_000, 1_000)
     came(2, 50_000)
-    assert one.peekListState("open", 1) == [(1_000, 21_000, 3), (30_000, 40_000, 1)]
-    assert one.peekTimers(1) == [21_000]
+    assert tester.peekListState("open", 1) == [(1_000, 21_000, 3), (30_000, 40_000, 1)]
+    assert tester.peekTimers(1) == [21_000]
     came(1, 20_500)
     assert ended(30_499) == []
-    assert one.peekListState("open", 1) == [(1_000, 40_000, 5)]
+    assert tester.peekListState("open", 1) == [(1_000, 40_000, 5)]
     came(2, 35_000)
     assert ended(45_000) == [(1, 5, 40_000), (2, 1, 45_000)]
-    assert one.peekListState("open", 1) == one.peekTimers(1) == []
+    assert tester.peekListState("open", 1) == tester.peekTimers(1) == []
     assert ended(60_000) == [(2, 1, 60_000)]
 
 
 def test_the_last_bid() -> None:
-    shape = f"auction bigint, bidder bigint, {BID}"
-    one = ProcessorTester(Last(), "bidder bigint, auction bigint", shape, shape, "update")
-    assert [row.price for row in one.test((2, 1), [bid(5, 10), bid(6, 12), bid(7, 11)])] == [6]
-    assert one.test((2, 1), [bid(8, 11)]) == []
-    assert [row.price for row in one.test((2, 1), [bid(9, 12)])] == [9]
+    schema = f"auction bigint, bidder bigint, {BID}"
+    tester = ProcessorTester(Last(), "bidder bigint, auction bigint", schema, schema, "update")
+    assert [row.price for row in tester.test((2, 1), [bid(5, 10), bid(6, 12), bid(7, 11)])] == [6]
+    assert tester.test((2, 1), [bid(8, 11)]) == []
+    assert [row.price for row in tester.test((2, 1), [bid(9, 12)])] == [9]
 
 
 def test_the_highest_bids() -> None:
-    shape = f"auction bigint, bidder bigint, {BID}"
-    one = ProcessorTester(Highest(), "auction bigint", shape, f"{shape}, rank_number int", "update")
+    schema = f"auction bigint, bidder bigint, {BID}"
+    tester = ProcessorTester(Highest(), "auction bigint", schema, f"{schema}, rank_number int", "update")
 
     def ranks(*prices: int) -> list[tuple[int, int]]:
-        return [(row.rank_number, row.price) for row in one.test(1, [bid(price) for price in prices])]
+        return [(row.rank_number, row.price) for row in tester.test(1, [bid(price) for price in prices])]
 
     assert ranks(1, 3, 2) == [(1, 3), (2, 2), (3, 1)]
     assert ranks(*range(10, 90, 10)) == [*enumerate((80, 70, 60, 50, 40, 30, 20, 10, 3, 2), 1)]
     assert ranks(2, 1) == []
     assert ranks(3) == [(10, 3)]
-    assert one.test(1, [bid(35, bidder=9)])[0].bidder == 9
+    assert tester.test(1, [bid(35, bidder=9)])[0].bidder == 9
 
 
 def test_a_key_has_one_timer_at_all_times() -> None:
-    shape = ("key bigint", "key bigint, time timestamp, due bigint", COUNTED)
-    one = ProcessorTester(Waiting(100), *shape, "update", "eventTime", eventTime="time")
-    one.testBatch([Row(key=key, due=50 + key) for key in range(3)])
-    assert sorted(row.key for row in one.setWatermark(51)) == [0, 1]
-    assert one.test(2, [Row(due=None)]) == []
-    assert [one.peekTimers(key) for key in range(3)] == [[150], [151], [52]]
+    schemas = ("key bigint", "key bigint, time timestamp, due bigint", COUNTED)
+    tester = ProcessorTester(Waiting(100), *schemas, "update", "eventTime", eventTime="time")
+    tester.testBatch([Row(key=key, due=50 + key) for key in range(3)])
+    assert sorted(row.key for row in tester.setWatermark(51)) == [0, 1]
+    assert tester.test(2, [Row(due=None)]) == []
+    assert [tester.peekTimers(key) for key in range(3)] == [[150], [151], [52]]
 
 
 def test_entries_are_looked_up() -> None:
-    one = ProcessorTester(Looking(), "key bigint", "key bigint, first boolean, at int", COUNTED, "update")
-    assert one.testBatch([(key, True, 0) for key in range(3)]) == []
-    assert one.test(2, [Row(first=False, at=7)]) == [Row(key=2, count=2 * ENTRIES + 7)]
+    tester = ProcessorTester(Looking(), "key bigint", "key bigint, first boolean, at int", COUNTED, "update")
+    assert tester.testBatch([(key, True, 0) for key in range(3)]) == []
+    assert tester.test(2, [Row(first=False, at=7)]) == [Row(key=2, count=2 * ENTRIES + 7)]
 
 
 def batches(spark: Any, config: RunConfig, count: int, folder: Path) -> list[list[Any]]:
     """Return the rows of a workload's first batches on Millpond."""
     spark = spark.newSession()
     spark.conf.set("spark.millpond.onUnsupported", "error")
-    found: dict[int, list[Any]] = {}
+    seen: dict[int, list[Any]] = {}
     frame = build(spark, config)
-    writer = millpond.writeStream(frame).foreachBatch(lambda rows, at: found.update({at: rows.collect()}))
+    writer = millpond.writeStream(frame).foreachBatch(lambda rows, number: seen.update({number: rows.collect()}))
     running = writer.outputMode("update").option("checkpointLocation", str(folder)).start()
-    while len(found) < count and running.isActive:
+    while len(seen) < count and running.isActive:
         running.awaitTermination(0.1)
     running.stop()
     if (failure := running.exception()) is not None:
         raise failure
-    return [found[at] for at in range(count)]
+    return [seen[number] for number in range(count)]
 
 
 def config(workload: str, tmp_path: Path, *more: str) -> RunConfig:
@@ -117,7 +117,7 @@ def config(workload: str, tmp_path: Path, *more: str) -> RunConfig:
 
 
 def test_a_hundredth_of_the_timers_is_due_in_each_batch(spark: Any, tmp_path: Path) -> None:
-    """A hundredth of them in each batch, once all are there and the watermark has come so far."""
+    """All rows have to be there first, and the watermark has to reach the first timers."""
     run = config("processor_timers", tmp_path, "--keys", "20000", "--rows-per-batch", "2000")
     assert (run.left_out, run.rows_per_batch // FEW) == (10, 20)
     shown = batches(spark, run, 34, tmp_path)

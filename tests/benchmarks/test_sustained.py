@@ -31,14 +31,14 @@ def engine(capacity: float, tried: list[int]) -> Callable[[RunConfig], Result]:
 )
 def test_the_search_converges_to_the_highest_rate(capacity: float, highest: int, tries: list[int]) -> None:
     tried: list[int] = []
-    found = at_highest_rate(CONFIG, engine(capacity, tried))
-    assert (found.rate, found.error) == (highest, None)
+    result = at_highest_rate(CONFIG, engine(capacity, tried))
+    assert (result.rate, result.error) == (highest, None)
     assert tried == tries
 
 
 def test_an_engine_that_keeps_up_with_no_rate_has_an_error() -> None:
-    found = at_highest_rate(CONFIG, engine(0.5, []))
-    assert found.error == "no rate was kept up with"
+    result = at_highest_rate(CONFIG, engine(0.5, []))
+    assert result.error == "no rate was kept up with"
 
 
 def test_a_run_without_figures_ends_the_search() -> None:

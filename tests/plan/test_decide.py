@@ -392,6 +392,16 @@ def test_casts_by_which_no_row_is_late(stream: DataFrame) -> None:
         assert operator.reason is None
 
 
+def test_sessions_beside_another_event_time(stream: DataFrame) -> None:
+    """Spark drops late rows of sessions by both, also in complete mode."""
+    marked = stream.withWatermark("ts", "1 minute").withColumn("other", F.expr("ts + interval 1 second"))
+    for time in (F.col("ts"), F.to_timestamp("ts")):
+        sessions = marked.select(time.alias("t"), "other").groupBy(F.session_window("other", "5 seconds"), "t")
+        (operator,) = decide(sessions.count(), "complete").operators
+        assert operator.reason is not None
+        assert operator.reason.code == "MP-EVENT-TIME"
+
+
 @pytest.mark.parametrize("function", ["median(d)", "percentile(d, 0.5)", "mode(k)"])
 def test_a_reason_calls_a_function_as_the_query_does(stream: DataFrame, function: str) -> None:
     (operator,) = decide(stream.groupBy("k").agg(F.sum("v"), F.expr(function)), "update").operators

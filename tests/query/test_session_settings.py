@@ -3,41 +3,63 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from millpond.errors import TransientError
 from millpond.query.running import session_settings
-from millpond.query.running.session_settings import _StartLock, unchanged_settings
+from millpond.query.running.session_settings import _Starts
 
 
-def enter_and_leave() -> None:
-    with unchanged_settings():
+def enter_and_leave(starts: _Starts) -> None:
+    with starts.reading(), starts.changing():
         pass
 
 
 def test_a_start_that_is_stuck_is_named_by_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_settings, "LONGEST_START_SECONDS", 0.05)
+    starts = _Starts()
     with ThreadPoolExecutor(1) as pool:
-        with unchanged_settings():
-            enter_and_leave()  # the thread that holds the lock may take it again
-            with pytest.raises(TransientError, match=f"{threading.current_thread().name}.*onQueryStarted"):
-                pool.submit(enter_and_leave).result(60)
-        pool.submit(enter_and_leave).result(60)
+        with starts.changing():
+            enter_and_leave(starts)  # the thread that changes settings may start further queries
+            for action in (starts.wait, lambda: enter_and_leave(starts)):
+                with pytest.raises(TransientError, match=f"{threading.current_thread().name}.*onQueryStarted"):
+                    pool.submit(action).result(60)
+        pool.submit(enter_and_leave, starts).result(60)
 
 
-def test_many_starts_may_come_before() -> None:
-    lock = _StartLock()
-    answers = [True, False, False, False]
+def test_settings_change_only_while_no_other_thread_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_settings, "LONGEST_START_SECONDS", 0.05)
+    starts, changed = _Starts(), threading.Event()
 
-    def acquire(timeout: float) -> bool:
-        lock._turn += 1  # another start has had the lock meanwhile
-        return answers.pop()
+    def change() -> None:
+        with starts.changing():
+            changed.set()
 
-    rlock: Any = SimpleNamespace(acquire=acquire, release=lambda: None)
-    lock._lock = rlock
-    with lock:
-        assert not answers
+    with ThreadPoolExecutor(2) as pool:
+        with starts.reading():
+            changing = pool.submit(change)
+            assert not changed.wait(0.2)  # longer than a start may take: readers are waited for
+            pool.submit(starts.wait).result(60)  # starts on Spark go on meanwhile
+        changing.result(60)
+    assert changed.is_set()
+
+
+def test_many_starts_may_come_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes less than the limit, all of them longer."""
+    monkeypatch.setattr(session_settings, "LONGEST_START_SECONDS", 3.0)
+    starts, first = _Starts(), threading.Event()
+
+    def start() -> None:
+        with starts.changing():
+            first.set()
+            time.sleep(0.7)
+
+    with ThreadPoolExecutor(8) as pool:
+        several = [pool.submit(start) for _ in range(6)]
+        assert first.wait(60)
+        pool.submit(starts.wait).result(60)
+        for begun in several:
+            begun.result(60)

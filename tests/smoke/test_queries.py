@@ -62,6 +62,13 @@ def whole_windows(df: DataFrame, session: SparkSession) -> DataFrame:
     )
 
 
+def clocks(df: DataFrame, session: SparkSession) -> DataFrame:
+    """Conditions with each clock, all true: the times of the rows are long past."""
+    counts = marked(df).groupBy(F.window("ts", "10 seconds"), "k").count()
+    later = ("current_timestamp() > window.end", "now() > window.end", "localtimestamp() > window.end")
+    return counts.where(" and ".join(later)).where("current_date() > to_date('2000-01-01') or k = 0")
+
+
 def enriched(df: DataFrame, session: SparkSession) -> DataFrame:
     return millpond.enrich(df, Squares(4), on={"k": "number"}, columns="square bigint")
 
@@ -93,6 +100,7 @@ QUERIES: dict[str, tuple[Query, str]] = {
         lambda df, _: marked(df).select("ts", "k", "s").dropDuplicatesWithinWatermark(["k", "s"]).select("k", "s"),
         "append",
     ),
+    "conditions with clocks": (clocks, "append"),
     "enriched": (enriched, "append"),
 }
 

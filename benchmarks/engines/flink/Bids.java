@@ -9,8 +9,8 @@ import org.apache.flink.table.data.TimestampData;
 import org.apache.flink.table.functions.TableFunction;
 
 /**
- * BIDS(seed, rate, base, columns, n): the bid with event number n, or nothing if that event is none. Bit i of `columns` asks for
- * column i; the others stay null, as Spark leaves out what a query does not read.
+ * BIDS(seed, rate, base, columns, n): the bid with event number n, or nothing if that event is no bid. Bit i of
+ * `columns` asks for column i. The others stay null, as Spark leaves out columns that a query does not read.
  */
 @FunctionHint(
     output =

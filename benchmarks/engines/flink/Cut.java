@@ -15,9 +15,9 @@ public class Cut extends ScalarFunction {
       text = letters(pool, seed);
       textSeed = seed;
     }
-    byte[] found = new byte[size];
-    System.arraycopy(text, (int) start, found, 0, size);
-    return found;
+    byte[] piece = new byte[size];
+    System.arraycopy(text, (int) start, piece, 0, size);
+    return piece;
   }
 
   static byte[] letters(int length, long seed) {

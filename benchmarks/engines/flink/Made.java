@@ -5,7 +5,7 @@ import java.io.IOException;
 import java.io.InputStream;
 import org.apache.flink.table.data.StringData;
 
-/** What persons, auctions and bids of one seed share: texts, prices, people. */
+/** Texts, prices and people that persons, auctions and bids of one seed share. */
 final class Made {
   private static final int TEXT = 2_048 + 640;
   final long seed;

@@ -21,9 +21,9 @@ public class Side extends TableFunction<RowData> {
         table.put(k, GenericRowData.of(StringData.fromString("value-" + k)));
       }
     }
-    RowData found = table.get(key);
-    if (found != null) {
-      collect(found);
+    RowData row = table.get(key);
+    if (row != null) {
+      collect(row);
     }
   }
 }

@@ -1,4 +1,4 @@
-"""Compiles the Java functions with which Flink makes the same rows as Spark."""
+"""Compile the Java functions with which Flink makes the same rows as Spark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class NoCompiler(Exception):
 
 
 def build() -> Path:
-    """Return the jar with the functions, compiled against the Flink of the virtual environment; built if need be.
+    """Return the jar with the functions; compile them against the installed Flink if the jar is missing or old.
 
     Raises:
         NoCompiler: only a Java runtime is installed.
@@ -37,11 +37,11 @@ def build() -> Path:
     libraries = ":".join(map(str, sorted(venv.glob("lib/python*/site-packages/pyflink/lib/flink-*.jar"))))
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([compiler, "-cp", libraries, "-d", folder, *map(str, sources)], check=True)
-        with zipfile.ZipFile(Path(folder) / "made.jar", "w") as made:
+        with zipfile.ZipFile(Path(folder) / "made.jar", "w") as archive:
             for path in sorted(Path(folder).rglob("*.class")):
-                made.write(path, path.relative_to(folder))
-            # Java's powers and NumPy's differ in the last bit here and there; the table travels instead.
-            made.writestr("prices.bin", b"".join(table.astype(">f8").tobytes() for table in price_tables()))
+                archive.write(path, path.relative_to(folder))
+            # The table of powers is in the jar, because Java's powers and NumPy's may differ in the last bit.
+            archive.writestr("prices.bin", b"".join(table.astype(">f8").tobytes() for table in price_tables()))
         shutil.copy(Path(folder) / "made.jar", jar)
     return jar
 

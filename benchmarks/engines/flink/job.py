@@ -1,7 +1,7 @@
 """Process of the engines `flink-rocksdb` and `flink-forst`, in Flink's own virtual environment.
 
-Started by the harness as `python job.py CONFIG.json EVENTS.jsonl`; stands alone, since nothing else of this project is
-installed there. Sends the same events as `benchmarks.engines.spark`; `measured` carries samples of (time, rows taken by
+The harness starts it as `python job.py CONFIG.json EVENTS.jsonl`. It imports nothing of this project, which is not
+installed there. It sends the same events as `benchmarks.engines.spark`; `measured` has samples of (time, rows taken by
 the source) and the checkpoints instead of batches.
 """
 
@@ -20,9 +20,9 @@ Json = dict[str, Any]
 
 
 def settings(config: Json, port: int) -> dict[str, str]:
-    """Flink at its best: incremental checkpoints, object reuse, asynchronous state access for ForSt."""
+    """Return Flink's best settings: incremental checkpoints, object reuse, asynchronous state access for ForSt."""
     backend = config["engine"].removeprefix("flink-")
-    found = {
+    chosen = {
         "execution.runtime-mode": "STREAMING",
         "parallelism.default": str(config["partitions"]),
         "pipeline.object-reuse": "true",
@@ -45,8 +45,8 @@ def settings(config: Json, port: int) -> dict[str, str]:
         "table.local-time-zone": "UTC",
     }
     if backend == "forst":
-        found["table.exec.async-state.enabled"] = "true"
-    return {**found, **config["settings"]}
+        chosen["table.exec.async-state.enabled"] = "true"
+    return {**chosen, **config["settings"]}
 
 
 class Rest:
@@ -57,19 +57,19 @@ class Rest:
         self._source: tuple[str, str] | None = None
 
     def get(self, path: str = "") -> Any:
-        """One request."""
+        """Return the answer to a request."""
         with urllib.request.urlopen(self._base + path, timeout=10) as response:
             return json.load(response)
 
     def rows(self) -> int:
-        """Rows that the source has handed on."""
+        """Return the number of rows that the source has sent on."""
         if self._source is None:
             self._source = self._find_source()
         if self._source is None:
             return 0
         vertex, metric = self._source
-        found = self.get(f"/vertices/{vertex}/subtasks/metrics?get={urllib.parse.quote(metric)}&agg=sum")
-        return int(found[0]["sum"]) if found else 0
+        sums = self.get(f"/vertices/{vertex}/subtasks/metrics?get={urllib.parse.quote(metric)}&agg=sum")
+        return int(sums[0]["sum"]) if sums else 0
 
     def _find_source(self) -> tuple[str, str] | None:
         for vertex in self.get()["vertices"]:
@@ -79,7 +79,7 @@ class Rest:
         return None
 
     def checkpoints(self) -> list[list[float]]:
-        """The completed ones: trigger time (s), end-to-end duration (ms), bytes of state, bytes written."""
+        """Return completed checkpoints: trigger time (s), end-to-end duration (ms), bytes of state, bytes written."""
         history = self.get("/checkpoints").get("history", [])
         return [
             [c["trigger_timestamp"] / 1000, c["end_to_end_duration"], c["state_size"], c["checkpointed_size"]]

@@ -23,13 +23,13 @@ def _tumble(table: str, time: str = "dateTime") -> str:
 _SESSION = "TABLE(SESSION(TABLE bid PARTITION BY bidder, DESCRIPTOR(`dateTime`), INTERVAL '10' SECOND))"
 
 
-def _sessions(what: str) -> str:
-    columns = f"bidder, {what}, window_start AS starttime, window_end AS endtime"
+def _sessions(aggregate: str) -> str:
+    columns = f"bidder, {aggregate}, window_start AS starttime, window_end AS endtime"
     return f"SELECT {columns} FROM {_SESSION} GROUP BY bidder, window_start, window_end"
 
 
 def _gathered(table: str, keys: str) -> str:
-    """The highest bids of each window, all of whose bids are gathered until it closes."""
+    """Return SQL for the highest bids of each window, which gathers all its bids until it closes."""
     bid = "ROW(auction, price, bidder, CAST(`dateTime` AS TIMESTAMP(3)), extra)"
     return (
         f"SELECT B.*, endtime FROM (SELECT window_end AS endtime, MAX(price) AS most, ARRAY_AGG({bid}) AS bids"

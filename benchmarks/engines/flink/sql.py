@@ -12,18 +12,21 @@ from benchmarks.workloads.dataframes import PADDING, POOL, Stream, event_time
 
 _COLUMNS = {"bid": BID.names, "auction": AUCTION.names, "person": PERSON.names}
 _FUNCTIONS = {"bid": "BIDS", "auction": "AUCTIONS", "person": "PERSONS"}
-# Divides by any sensible parallelism.
 LAST = 720_720 * 10**6
+"""End of the sequence; it is divisible by any sensible parallelism."""
 
 
 def _number(config: RunConfig, place: str) -> str:
-    """Flink cuts the sequence into one range per subtask; this deals the events out one by one, as Spark does."""
+    """Return SQL for the event number at a place of the sequence.
+
+    Flink cuts the sequence into one range per subtask. The event numbers are dealt out one by one, as in Spark.
+    """
     share = LAST // config.partitions
     return f"COALESCE(MOD({place}, {share}) * {config.partitions} + {place} / {share}, 0)"
 
 
 def time(config: RunConfig) -> str | None:
-    """The event time of the sequence's column `f0`, if the query needs one: the sequence then has a watermark on it."""
+    """Return SQL for the event time of the sequence's column `f0`; None if the query needs none, and no watermark."""
     if not event_time(config):
         return None
     stream = NexmarkConfig(seed=config.seed, rate=config.event_rate)
@@ -54,7 +57,7 @@ def _key(config: RunConfig) -> str:
 
 
 def select(config: RunConfig) -> str:
-    """The query, over the table `numbers` and the views on it."""
+    """Return the query, over the table `numbers` and the views on it."""
     if config.workload == "rmw":
         amount = f"MOD(DRAW({stream_id(config.seed, Stream.VALUE)}, n), 1000000)"
         rows = f"SELECT {_key(config)} AS k, {amount} AS amount FROM numbers"
@@ -75,11 +78,11 @@ def select(config: RunConfig) -> str:
 
 
 def _view(config: RunConfig, name: str) -> str:
-    """One kind of events as a view over `numbers`: the columns that the query names are made, the others are null."""
+    """Return the view of one kind of events over `numbers`. Columns that the query does not name are null."""
     query, columns = QUERIES[config.query], _COLUMNS[name]
-    asked = sum(1 << i for i, column in enumerate(columns) if re.search(rf"\b{column}\b", query))
+    mask = sum(1 << i for i, column in enumerate(columns) if re.search(rf"\b{column}\b", query))
     stream = NexmarkConfig(seed=config.seed, rate=config.event_rate)
-    arguments = f"{stream.seed}, {stream.rate}, {stream.base_time_ms}, {asked}, n"
+    arguments = f"{stream.seed}, {stream.rate}, {stream.base_time_ms}, {mask}, n"
     timed = "numbers" if event_time(config) else "made"
     chosen = ", ".join(f"{timed if column == 'dateTime' else 'made'}.`{column}`" for column in columns)
     names = ", ".join(f"`{column}`" for column in columns)
@@ -88,7 +91,7 @@ def _view(config: RunConfig, name: str) -> str:
 
 
 def functions() -> list[str]:
-    """The statements that make the Java functions known."""
+    """Return the statements that register the Java functions."""
     classes = {
         "DRAW": "Draw",
         "CUT": "Cut",
@@ -101,7 +104,7 @@ def functions() -> list[str]:
 
 
 def views(config: RunConfig) -> list[str]:
-    """The statements that make what the query reads of the table `numbers`."""
+    """Return the statements that make the views of the table `numbers` that the query reads."""
     if config.workload in ("sliding", "session"):
         return [f"CREATE TEMPORARY VIEW timed AS SELECT {_key(config)} AS k, `dateTime` FROM numbers"]
     arriving = "CREATE TEMPORARY VIEW arriving AS SELECT bidder, PROCTIME() AS arrived FROM bid"
@@ -109,7 +112,7 @@ def views(config: RunConfig) -> list[str]:
 
 
 def statements(config: RunConfig) -> list[str]:
-    """Statements before the query: its functions and its views of the table `sequence` of 0 … `LAST` − 1."""
+    """Return the statements before the query: functions, and views of the table `sequence` of 0 … `LAST` − 1."""
     columns = ", `dateTime`" if event_time(config) else ""
     numbers = f"CREATE TEMPORARY VIEW numbers AS SELECT {_number(config, 'm')} AS n{columns} FROM `sequence`"
     return [*functions(), numbers, *views(config)]

@@ -14,9 +14,9 @@ _DAY = "date_format(dateTime, 'yyyy-MM-dd')"
 _RANKS = ("price < 10000", "price >= 10000 and price < 1000000", "price >= 1000000")
 
 
-def _by_rank(count: str, what: str) -> str:
-    ranks = [f"{count} filter (where {rank}) as rank{i}_{what}" for i, rank in enumerate(_RANKS, 1)]
-    return ", ".join([f"{count} as total_{what}", *ranks])
+def _by_rank(count: str, noun: str) -> str:
+    ranks = [f"{count} filter (where {rank}) as rank{i}_{noun}" for i, rank in enumerate(_RANKS, 1)]
+    return ", ".join([f"{count} as total_{noun}", *ranks])
 
 
 _BIDS_BY_RANK = _by_rank("count(*)", "bids")

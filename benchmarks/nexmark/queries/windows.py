@@ -122,9 +122,9 @@ def q12(events: Streams) -> DataFrame:
     )
 
 
-def _sessions(events: Streams, what: str) -> DataFrame:
+def _sessions(events: Streams, aggregate: str) -> DataFrame:
     return sql(
         events,
-        f"select bidder, {what}, session_window.start as starttime, session_window.end as endtime from {{bids}}"
+        f"select bidder, {aggregate}, session_window.start as starttime, session_window.end as endtime from {{bids}}"
         f" group by bidder, {_SESSION}",
     )

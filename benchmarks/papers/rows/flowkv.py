@@ -5,7 +5,8 @@ from benchmarks.papers.row import NOT_KNOWN, Command, Headline, Row
 _ENGINES = ("millpond", "spark", "flink-rocksdb")
 _PEERS = ("spark", "flink-rocksdb")
 _WHOLE = "--event-rate 1m --driver-memory 1g --seconds 15 --warmup-batches 14 --warmup-seconds 120"
-"""Before, the JVM's compiler takes up to half of two cores: what plans a batch runs once a batch, and compiles late."""
+"""Two minutes of warm-up: before, the JVM's compiler takes up to half of two cores. Code that plans batches runs once a
+batch, and is compiled late."""
 _QUICK = "--rows-per-batch 200k --event-rate 200k --seconds 4 --warmup-batches 4 --warmup-seconds 0 --max-batches 12"
 _CLOCK = (
     "More than half of a batch is making the events; code with a batch's time in it is compiled in every batch,"
@@ -20,7 +21,7 @@ _BROKEN_DOWN = ("q7", "q11-median", "q11")
 
 
 def _variant(query: str, pattern: str, theirs: str, ratio: float, memory: str, missed: str = NOT_KNOWN) -> Row:
-    """A row of the engines, and of the events without any engine: no engine can be faster than these."""
+    """Return a row of the engines, and of the events without an engine, which no engine can be faster than."""
     whole = f"nexmark --query {query} {_WHOLE} {memory}"
     headlines = [
         Headline(

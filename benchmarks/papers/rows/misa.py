@@ -11,7 +11,7 @@ _PAPER_RATE, _ALL = "1,500/s", "all"
 _RANGES = "--warmup 20"
 """Batches of 3 s until the longest range of a query, a minute, is full."""
 _WARMUP = {"LR4": 50, "CM1": 50}
-"""Batches until the JVM's compiler is at rest. Where Spark takes half a minute for a batch, a few have to do."""
+"""Batches until the JVM's compiler is idle. Other queries have fewer, because Spark takes half a minute for a batch."""
 _USAGE = (
     Headline(
         where="MiSA §5.5, Fig. 15",
@@ -44,7 +44,7 @@ _USAGE = (
         missed="Python workers and slots run beside a JVM whose heap is the same for both engines.",
     ),
 )
-"""What LR2 waits for and uses, at the paper's rate."""
+"""Headlines on LR2's waits for commits, CPU and memory, at the paper's rate."""
 
 _ANY_SIZE = (
     "Most of a batch is what a batch of any size takes, its planning, tasks and logs: a hundredth of the records takes"
@@ -60,7 +60,7 @@ _TIMES_MISSED = {
         _ANY_SIZE[1],
     ),
 }
-"""Why batches take longer than the paper's, where that is known: the p99, and those of the paper's rate."""
+"""Reasons for longer batches than the paper's, where they are known: for the p99, and for the paper's rate."""
 
 
 def _query(query: str, p99: float, p99_theirs: str, throughput: float, throughput_theirs: str) -> Row:
@@ -186,14 +186,14 @@ _TRIGGERS = Row(
     headlines=tuple(
         Headline(
             where="MiSA §5.4, Fig. 14",
-            measured=f"LR2, LR4 with triggers of 3, 4 and 5 s: {what}",
+            measured=f"LR2, LR4 with triggers of 3, 4 and 5 s: {figure}",
             theirs=f"the {best} at each trigger",
             metric=metric,
             peers=(*_SHIPPED, "spark-deadline"),
             ratio=1.0,
             each=True,
         )
-        for metric, what, best in (
+        for metric, figure, best in (
             ("batch_mean_ms", "average batch time", "lowest"),
             ("batch_rows_per_second", "rows by batch time", "highest"),
         )
@@ -207,10 +207,10 @@ _QUERIES = (
     ("CM2", 5.0, "no figure in the text; asked for as throughput, 5 ×", 5.1, "5.1 ×"),
 )
 _GROWS = {"CM1": "In complete mode every batch gives all windows so far, on both engines."}
-"""Why batch times grow, where that is known."""
+"""Reasons for growing batch times, where they are known."""
 _READING = "Half of a batch is reading records and writing Spark's logs to the server, alike on both engines."
 _MISSED = {"LR4": _READING, "CM1": _READING}
-"""Why an engine takes no more records, where that is known."""
+"""Reasons why an engine takes no more records, where they are known."""
 
 ROWS = (
     *(_query(*query) for query in _QUERIES),

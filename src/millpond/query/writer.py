@@ -25,7 +25,7 @@ from millpond.plan.decision.decision import Decision, Operator
 from millpond.plan.explain import as_text
 from millpond.plan.reading.reasons import Reason
 from millpond.query.launch import Launch, WriterCall
-from millpond.query.running.session_settings import unchanged_settings
+from millpond.query.running.session_settings import unchanged_settings, wait_for_user_settings
 from millpond.query.starting.checks import (
     check_name,
     check_session,
@@ -179,8 +179,9 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
             checkpoint = choose_checkpoint(
                 self._spark, self._sink(), self._argument("queryName"), self._option("checkpointLocation")
             )
-            if checkpoint is None:
-                return launch(self)  # Spark raises its own error for a missing checkpoint location
+        if checkpoint is None:
+            return launch(self)  # Spark raises its own error for a missing checkpoint location
+        with unchanged_settings():
             prepared = Launch(
                 self._df,
                 decision,
@@ -199,8 +200,8 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         checkpoint = named_checkpoint(self._spark, self._argument("queryName"), self._option("checkpointLocation"))
         if checkpoint is not None:
             refuse_own_state(self._spark, settings, checkpoint)
-        with unchanged_settings():
-            return launch(self)
+        wait_for_user_settings()
+        return launch(self)
 
     def _report(self, decision: Decision, unsupported: list[Operator], settings: Settings) -> None:
         if settings.changes == "all" and decision.on_millpond and not decision.all_changes:

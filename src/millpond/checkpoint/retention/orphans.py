@@ -26,7 +26,8 @@ objects are deleted, and their names are never used again.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from millpond.checkpoint.compaction.requests import (
@@ -56,6 +57,9 @@ STAGING_AGE_SECONDS = 86400.0
 
 MIN_KEPT_GENERATIONS = 16
 """Smallest number of generations whose files stay: they are small and document which runs there were."""
+
+_READS = 16
+"""Commits that are read at once."""
 
 Kind = str
 """Description of a kind of orphan, for people."""
@@ -114,7 +118,7 @@ def find_orphans(files: FileSystem, planned: Mapping[int, float], *, now: float 
     ran = max((batch for batch, written in planned.items() if written <= until), default=-1)
     committed = version_committed_by((info for info in commits if parse_commit_name(info.name)[0] <= running), until)
     oldest = max(ran, committed - 1) - kept
-    needs = dict(_needs(files, [info for info in commits if parse_commit_name(info.name)[0] >= oldest]))
+    needs = _needs(files, [info for info in commits if parse_commit_name(info.name)[0] >= oldest])
     named = set().union(*needs.values())
     pins = read_pins(files)
     parents = read_parents(files)
@@ -197,12 +201,18 @@ def _may_be_named(state: RequestState, newest: int, expired: float) -> bool:
     return state.request is None or state.generation > newest or state.request.modified >= expired
 
 
-def _needs(files: FileSystem, commits: list[FileInfo]) -> Iterator[tuple[str, frozenset[str]]]:
-    for info in commits:
+def _needs(files: FileSystem, commits: Sequence[FileInfo]) -> dict[str, frozenset[str]]:
+    """Return the names that each commit needs; concurrently, since a store takes its time for each."""
+
+    def read(info: FileInfo) -> frozenset[str] | None:
         try:
-            yield info.name, read_needs(files, info)
-        except MissingFileError:
-            continue  # the query's own collection has removed it meanwhile
+            return read_needs(files, info)
+        except MissingFileError:  # the query's own collection has removed it meanwhile
+            return None
+
+    with ThreadPoolExecutor(_READS) as pool:
+        found = zip(commits, pool.map(read, commits), strict=True)
+        return {info.name: needs for info, needs in found if needs is not None}
 
 
 def _missing(files: FileSystem, needs: Mapping[str, frozenset[str]], existing: set[str], oldest: int) -> dict[str, int]:

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.lookups import is_lookup_join, lookup_spec
-from millpond.plan.catalyst.nodes import Node
+from millpond.plan.catalyst.nodes import SESSION_WINDOW, Node
 from millpond.plan.catalyst.optimiser.conditions import pruned_deduplications
 from millpond.plan.catalyst.optimiser.settle import moves_below_state
 from millpond.plan.catalyst.optimiser.times import hidden_times
@@ -129,13 +129,13 @@ class OperatorReader:
 
     def _check_times(self, node: Node) -> None:
         """Refuse a node for which rows are late on Spark by a column that has no watermark in the analysed plan."""
-        # Late rows count like others in these operators.
-        if node.kind == "Window" or (node.kind == "Aggregate" and self._output_mode == "complete"):
-            return
-        if node.kind in (*PROCESSORS, *GROUP_STATES) and not by_event_time(node):
+        # Late rows count like others in these operators, and in aggregates in complete mode, but for sessions.
+        if node.kind == "Window" or (node.kind in (*PROCESSORS, *GROUP_STATES) and not by_event_time(node)):
             return
         if node.kind == "Aggregate":
             columns = node.list("groupingExpressions")
+            if self._output_mode == "complete" and not any(SESSION_WINDOW in column.metadata for column in columns):
+                return
         else:
             columns = [column for child in node.children for column in child.output]
         for column in columns:

@@ -123,8 +123,10 @@ def read_groupings(
         if assignment.windows.overlap == 1:  # otherwise all windows of a pane have to be in one partition
             hashed.append(name)
     reading.set_hash(hashed)
-    # Groups close by one time; the ends of a session and of a window would be two.
-    if reading.session is not None and reading.time is not None:
+    # Groups close by one time; the ends of a session and of a window would be two. In complete mode, where no group
+    # closes, Spark still drops late rows of sessions by both.
+    times = (grouping for _, grouping in groupings if WATERMARK_DELAY in grouping.metadata)
+    if reading.session is not None and any(SESSION_WINDOW not in grouping.metadata for grouping in times):
         raise Unsupported(Reason("MP-EVENT-TIME", "sessions beside other event times"))
 
 

@@ -38,7 +38,7 @@ PLANNING_SETTINGS = {
 }
 """Settings that matter only while queries start and batches are planned; they do not change the rows of a batch."""
 
-LONGEST_START_SECONDS = 60.0
+LONGEST_START_SECONDS = 300.0
 """Seconds after which a start that keeps others waiting counts as stuck.
 
 Spark's `start()` waits until the listeners' `onQueryStarted` have returned, which run in another thread. If one of them
@@ -46,35 +46,76 @@ starts a query, each of the two starts waits for the other one.
 """
 
 
-class _StartLock:
-    """Lock of the starts in this process: two starts must not see, or restore, each other's settings. Reentrant."""
+class _Starts:
+    """The threads that read or change session settings to start queries; no other thread sees changed ones."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._holder = ""
-        self._turn = 0
+        self._changed = threading.Condition()
+        self._readers: list[threading.Thread] = []
+        self._holder: threading.Thread | None = None  # changes settings; may start further queries meanwhile
+        self._turn = 0  # number of holders so far
 
-    def __enter__(self) -> None:
-        turn: int | None = None
-        # Many starts may have their turn before this one: only one that holds the lock all the time is stuck.
-        while turn != self._turn:
+    def wait(self) -> None:
+        """Wait until no other thread changes settings; raise as `unchanged_settings`."""
+        with self._changed:
+            self._wait_for_holder()
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Keep other threads from changing settings."""
+        with self._changed:
+            self._wait_for_holder()
+            self._readers.append(threading.current_thread())
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._readers.remove(threading.current_thread())
+                self._changed.notify_all()
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Keep other threads from reading and changing settings."""
+        own = threading.current_thread()
+        if self._holder is own:
+            yield
+            return
+        with self._changed:
+            self._wait_for_holder()
+            while any(reader is not own for reader in self._readers):  # they call no listeners, so they end
+                self._changed.wait()
+                self._wait_for_holder()
+            self._holder = own
+            self._turn += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._holder = None
+                self._changed.notify_all()
+
+    def _wait_for_holder(self) -> None:
+        while (holder := self._holder) is not None and holder is not threading.current_thread():
             turn = self._turn
-            if self._lock.acquire(timeout=LONGEST_START_SECONDS):
-                self._turn += 1
-                self._holder = threading.current_thread().name
-                return
-        raise TransientError(
-            f"A query has been starting in the thread {self._holder!r} for {LONGEST_START_SECONDS:.0f} s, and no other "
-            "query can start meanwhile.",
-            action="Start this one again. If a listener's onQueryStarted does it, start it from another thread after "
-            "onQueryStarted has returned: Spark's start() waits for that.",
-        )
 
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
+            def is_over(turn: int = turn) -> bool:
+                return self._holder is None or self._turn != turn
+
+            # Many may have their turn before this thread: only one that goes on all the time is stuck.
+            if not self._changed.wait_for(is_over, LONGEST_START_SECONDS):
+                raise _stuck_error(holder)
 
 
-_START_LOCK = _StartLock()
+def _stuck_error(holder: threading.Thread) -> TransientError:
+    return TransientError(
+        f"A query has been starting in the thread {holder.name!r} for {LONGEST_START_SECONDS:.0f} s, and no other one "
+        "can start meanwhile.",
+        action="Start this one again. If a listener's onQueryStarted does it, start it from another thread after "
+        "onQueryStarted has returned: Spark's start() waits for that.",
+    )
+
+
+_STARTS = _Starts()
 
 
 def running_settings(settings: Settings, specs: Sequence[OperatorSpec], given: Mapping[str, str]) -> dict[str, str]:
@@ -125,13 +166,22 @@ def unchanged_settings() -> AbstractContextManager[None]:
     Raises:
         TransientError: another start takes too long.
     """
-    return _START_LOCK
+    return _STARTS.reading()
+
+
+def wait_for_user_settings() -> None:
+    """Wait until no other thread's start has changed a session's settings; raise as `unchanged_settings`.
+
+    For starts on Spark: these call listeners, which may start queries, so they must not keep other starts waiting.
+    Spark copies the session's settings at once.
+    """
+    _STARTS.wait()
 
 
 @contextmanager
 def starting_settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
     """Change a session's settings while a query starts, and restore the old ones; raise as `unchanged_settings`."""
-    with unchanged_settings():
+    with _STARTS.changing():
         before = settings_of(spark)
         with changed_settings(spark, wanted, {name: before.get(name) for name in wanted}):
             yield

@@ -105,7 +105,8 @@ def _unread_batch_times(catalyst: Catalyst, plan: Node, parts: Sequence[Expressi
         plan: the plan with its clocks.
         parts: all its expressions.
     """
-    pruned = Node(apply_rules(catalyst, (*_UNALIASED, *PRUNE_COLUMNS), plan.java, MAX_PASSES))
+    java = apply_rules(catalyst, (*_UNALIASED, *_REPLACING), plan.java)
+    pruned = Node(apply_rules(catalyst, PRUNE_COLUMNS, java, MAX_PASSES))
     read = {part.expr_id for part in _parts(pruned) if part.kind == "Alias"}
     unread = (part for part in parts if part.kind == "Alias" and part.expr_id not in read)
     return (result for result in unread if any(part.kind in BATCH_TIMES for part in result.walk()))
