@@ -1,8 +1,9 @@
 """Benchmarks: the same rows through Millpond, Spark's RocksDB and Flink, side by side.
 
-`cli` measures one workload after another. Each room imports only rooms that stand below it:
+`cli` measures one workload on several engines, one after another. Each room imports only rooms that stand below it.
+Servers, proxies and clusters come from `tests.servers` and `tests.support`.
 
-- `papers`: the headlines of the papers, measured again.
+- `papers`: runs the commands below, and compares their figures with what the papers say.
 - `studies`: single measurements and checks, each started by its name.
 - `misa`, `prefetch`: the measurements of two papers.
 - `measuring`: measures a run from outside: process tree, limits, requests, times, results, tables.

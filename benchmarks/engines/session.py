@@ -1,4 +1,4 @@
-"""Local Spark sessions with the settings that all engines share, and the progress of their queries."""
+"""Spark sessions with settings that the benchmarks share, and the progress of their queries."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Process of the engines on Spark: one streaming query, observed until it is measured.
 
-The harness starts it as `python -m benchmarks.engines.spark CONFIG.json EVENTS.jsonl`. Events are one JSON object a
-line: `started`, `measuring`, `measured`, `stopped`, each with its time; the batches come with `measured`. An engine
-that does not run the query sends `refused` instead, with the reason.
+The harness starts it as `python -m benchmarks.engines.spark CONFIG.json EVENTS.jsonl`. It writes one JSON object a
+line, each with its time: `session`, `repartitioned` (if asked for), `started`, `measuring`, `measured` (with the
+batches), `stopped`. If the engine does not run the query, it writes `refused` with the reason.
 """
 
 from __future__ import annotations

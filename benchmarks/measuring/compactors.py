@@ -31,8 +31,8 @@ class Compactors:
         self._processes: list[subprocess.Popen[bytes]] = []
         self.cpu: list[tuple[float, float]] = []
 
-    def look(self) -> None:
-        """Sample the CPU time of the processes, or start them if the query has begun."""
+    def step(self) -> None:
+        """Start the processes once the query has begun; from then on, sample their CPU time."""
         if self._processes:
             self.cpu.append((time.time(), sum(map(_cpu_seconds, self._processes))))
         # A compactor reads from the checkpoint where the state lies, so there has to be one.

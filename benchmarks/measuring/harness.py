@@ -233,7 +233,7 @@ def _measure_one(config: RunConfig, result: Result, group: MemoryGroup | None, r
 
         def meanwhile() -> None:
             nonlocal last_drop
-            compactors.look()
+            compactors.step()
             if config.drop_cache and time.monotonic() - last_drop >= config.drop_cache:
                 for folder in (Path(config.work), local_folder(config)):
                     drop_page_cache(folder)

@@ -79,7 +79,7 @@ class Restart(msgspec.Struct, frozen=True):
         first_batch_ms: the first batch after it. The JVM is cold then, for every engine.
         second_batch_ms: the batch after that.
         extra_ms: the first batch's time beyond a steady batch's median before the kill.
-        ready_s: from the start of the query to the end of its first batch.
+        ready_s: from the ready session to the end of the first batch, including a repartitioning.
         empty_s: the same at the first start, when there was no state.
         repartition_s: the part of `ready_s` in which Spark repartitioned the state offline.
     """

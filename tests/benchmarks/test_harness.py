@@ -145,11 +145,11 @@ def test_compactors_start_once_the_query_has_begun(tmp_path: Path, monkeypatch: 
     config = RunConfig(engine="millpond", workload="rmw", work=str(tmp_path), compactors=2)
     compactors = Compactors(config, os.environ)
     try:
-        compactors.look()
+        compactors.step()
         assert commands == []
         (tmp_path / "checkpoint" / "offsets").mkdir(parents=True)
-        compactors.look()
-        compactors.look()
+        compactors.step()
+        compactors.step()
         assert [command[-2:] for command in commands] == [["compactor", str(tmp_path / "checkpoint")]] * 2
         assert len(compactors.cpu) == 1
     finally:

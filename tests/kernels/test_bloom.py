@@ -14,7 +14,7 @@ def admitted(source: MemorySource, hashes: np.ndarray) -> int:
     blocks, kept = np.empty(len(hashes), np.int32), np.empty(len(hashes), np.int32)
     locate(hashes, select, len(hashes), index.fence, blocks)
     (part,) = source.filters(blocks)
-    return admit(hashes, select, len(hashes), blocks, index.fence, index.lines, part.at, kept)
+    return admit(hashes, select, len(hashes), blocks, index.fence, index.lines, part.addresses, kept)
 
 
 @pytest.mark.parametrize("top", [0, 10])

@@ -11,6 +11,7 @@ import pytest
 
 from millpond.errors import TransientError
 from millpond.lookup import function
+from millpond.lookup.fetch import Fetcher
 from millpond.lookup.function import Lookup
 from millpond.lookup.rows import distinct_keys
 from millpond.spec.kinds.enrich import EnrichSpec
@@ -108,6 +109,19 @@ def test_few_tables_are_kept(memory: Memory, request: Any) -> None:
         next(lookup(request, retries=retries)(iter([rows])))
     assert len(function._workers) == 8
     assert memory.open == 8
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Etc/UTC", "Europe/Berlin"])
+def test_a_table_gets_times_in_utc_in_each_session(memory: Memory, request: Any, zone: str) -> None:
+    """As text, a time depends on the zone of its column's type."""
+    times = pa.array([1_750_000_000_000_000], pa.timestamp("us", tz=zone))
+    one_key = lookup(request, columns=fields("at timestamp"), keys=(0,), named=("at",))
+    fetcher = Fetcher(one_key.spec)
+    seen: list[pa.RecordBatch] = []
+    fetcher._fetch = lambda keys: seen.append(keys)  # type: ignore[assignment, method-assign, func-returns-value]
+    fetcher.fetch(pa.record_batch({"at": times})).result(60)
+    fetcher.close()
+    assert seen[0].column("at").cast(pa.string()).to_pylist() == ["2025-06-15 15:06:40.000000Z"]
 
 
 def test_keys_are_told_apart() -> None:

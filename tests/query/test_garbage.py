@@ -107,7 +107,7 @@ def test_leftovers_stay_while_a_file_is_missing(
     with caplog.at_level(logging.WARNING, "millpond"):
         remove_leftovers(query)
     assert query.names("") == before
-    assert f"missing (the first of 1 is {query.files.locate(run.name)})" in caplog.text
+    assert f"are missing, such as {query.files.locate(run.name)};" in caplog.text
     query.files.put(run.name, [content])
     remove_leftovers(query)
     assert "files/unneeded.run" not in query.names("")

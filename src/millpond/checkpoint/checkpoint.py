@@ -18,7 +18,7 @@ from millpond.checkpoint.formats.commit import (
     header_end,
     only_commits,
     parse_commit_name,
-    read_commit,
+    read_checked_header,
     resolve,
 )
 from millpond.checkpoint.formats.deltas import read_deltas
@@ -262,7 +262,7 @@ class Checkpoint:
                 self._headers.move_to_end(info.name)
                 return cached
         # Read without the lock: a slow store must not block other partitions. Two threads may read one header.
-        header = read_commit(self.files, info.name, info.size)
+        header = read_checked_header(self.files, info.name, info.size)
         with self._lock:
             self._headers[info.name] = header
             while len(self._headers) > _MAX_CACHED_HEADERS:

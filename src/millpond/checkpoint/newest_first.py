@@ -1,4 +1,4 @@
-"""Lazy reads of what generations have, newest first."""
+"""Lazy iteration over the claims or bases of generations, newest first."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from millpond.checkpoint.formats.commit import (
     check_commit_name,
     only_commits,
     parse_commit_name,
-    read_commit,
+    read_checked_header,
     read_header,
 )
 from millpond.checkpoint.formats.documents import damaged_error
@@ -182,7 +182,7 @@ class Recovery:
         """Read the manifests of tips, in their order."""
         # The partitions of a slot share a commit object: each header is read once.
         sizes = {tip.commit: tip.size for tip in tips}
-        headers = [read_commit(self.files, name, size) for name, size in sizes.items()]
+        headers = [read_checked_header(self.files, name, size) for name, size in sizes.items()]
         held = {manifest.id: manifest for header in headers for manifest in header.manifests}
         for tip in tips:
             if tip.id not in held:
@@ -228,9 +228,9 @@ class Recovery:
         return _VersionTips(base.ranges, {place: base.tip(*place) for place in self._places(base.ranges)})
 
     def _tips_of_both(self, own: _OwnTips, ranges: KeyGroups, base: BaseVersion | None) -> _VersionTips:
-        """Return the tips of a version that the run did not commit in every partition, completed by its base.
+        """Return the tips of a version that the run did not commit in every partition: from its base, else its commits.
 
-        A place whose attempts saw different input counts as missing, and the batch is repeated.
+        A place with two lineages, in attempts or between base and commits, gets no tip, and the batch is repeated.
 
         Args:
             own: the run's own commits.
@@ -238,6 +238,7 @@ class Recovery:
             base: the version in the run's base; None if there is none for these partitions.
         """
         uncertain = uncertain_places(own.latest, base)
+        # Other places have one lineage, so the tip of the base and that of a commit are interchangeable.
         chosen: dict[Place, Tip | None] = {}
         for place in self._places(ranges):
             tip = base.tip(*place) if base is not None else None
@@ -267,8 +268,8 @@ class Recovery:
                 continue  # removed by garbage collection meanwhile
             except StateDamagedError:
                 self.damaged.add(self.files.locate(info.name))
-                continue  # as a torn put is, which was never acknowledged
-            # A whole object under a wrong name is no torn put: it may have replaced an acknowledged commit.
+                continue  # may be a torn put, which was never acknowledged
+            # An intact object under a wrong name is no torn put. It may have replaced an acknowledged commit, so raise.
             check_commit_name(self.files, info.name, header)
             yield info, header
 

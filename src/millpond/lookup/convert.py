@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from numbers import Number
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -27,13 +29,26 @@ def from_text(values: Sequence[bytes | None], dtype: pa.DataType) -> pa.Array:
 
 
 def from_objects(values: Sequence[Any], dtype: pa.DataType) -> pa.Array:
-    """Convert Python objects; reject fractions for integer columns."""
+    """Convert Python objects, at any depth; reject fractions for integers, and numbers for dates and times."""
+    if pa.types.is_list(dtype) and all(isinstance(value, list | None) for value in values):
+        offsets = np.cumsum([0, *(len(value or ()) for value in values)])
+        items = from_objects([item for value in values for item in value or ()], dtype.value_type)
+        return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), items, dtype, mask=_nulls(values))
+    if pa.types.is_struct(dtype) and all(isinstance(value, dict | None) for value in values):
+        fields = [from_objects([(value or {}).get(f.name) for value in values], f.type) for f in dtype]
+        return pa.StructArray.from_arrays(fields, fields=list(dtype), mask=_nulls(values))
+    if pa.types.is_temporal(dtype) and any(isinstance(value, Number) for value in values):
+        raise TypeError
     if pa.types.is_integer(dtype):
         # Infer the type first: unlike the constructor, a safe cast is sure to raise for fractions.
         inferred = pa.array(values)
         if pa.types.is_floating(inferred.type) or pa.types.is_decimal(inferred.type):
             return inferred.cast(dtype)
     return _to_float32(pa.array(values, pa.float64())) if pa.types.is_float32(dtype) else pa.array(values, dtype)
+
+
+def _nulls(values: Sequence[Any]) -> pa.Array:
+    return pa.array([value is None for value in values], pa.bool_())
 
 
 def _to_float32(values: pa.Array) -> pa.Array:

@@ -115,6 +115,7 @@ class Fetcher:
         self._spec = spec
         self._table = load_table(spec)
         self._columns = looked_up_schema(spec)
+        self._key_types = [parse_type(field.type).arrow for field in spec.key_fields]
         self._threads = ThreadPoolExecutor(spec.concurrency, "millpond-lookup")
         self._idle: list[Connection] = []
         self._lock = threading.Lock()
@@ -126,12 +127,14 @@ class Fetcher:
         """Submit a lookup. Non-blocking.
 
         Args:
-            keys: distinct keys without nulls; columns have the table's names.
+            keys: distinct keys without nulls; columns have the table's names, in the order of `key_fields`.
 
         Returns:
             The answer, to be awaited with `wait`.
         """
-        return self._threads.submit(self._fetch, keys)
+        # Spark gives times in the session's time zone, by which a table would write them as other texts.
+        columns = [column.cast(dtype) for column, dtype in zip(keys.columns, self._key_types, strict=True)]
+        return self._threads.submit(self._fetch, pa.RecordBatch.from_arrays(columns, names=keys.schema.names))
 
     def wait(self, answer: Future[Answer]) -> Answer:
         """Wait for an answer.
@@ -142,6 +145,8 @@ class Fetcher:
         """
         while not answer.done():
             wait([answer], _HANG_CHECK_SECONDS)
+            if answer.done():  # though another request hangs
+                break
             limit = 2 * self._spec.timeout_ms / 1000 + _GRACE_SECONDS  # one time-out to connect, and one to fetch
             now = time.monotonic()
             # A copy, since other threads add and remove entries meanwhile.

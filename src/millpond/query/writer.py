@@ -25,7 +25,7 @@ from millpond.plan.decision.decision import Decision, Operator
 from millpond.plan.explain import as_text
 from millpond.plan.reading.reasons import Reason
 from millpond.query.launch import Launch, WriterCall
-from millpond.query.running.session_settings import unchanged_settings, wait_for_user_settings
+from millpond.query.running.session_settings import unchanged_settings, wait_for_other_starts
 from millpond.query.starting.checks import (
     check_name,
     check_session,
@@ -181,6 +181,7 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
             )
         if checkpoint is None:
             return launch(self)  # Spark raises its own error for a missing checkpoint location
+        # Not held while a query starts: that calls listeners, or changes the settings.
         with unchanged_settings():
             prepared = Launch(
                 self._df,
@@ -200,7 +201,7 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         checkpoint = named_checkpoint(self._spark, self._argument("queryName"), self._option("checkpointLocation"))
         if checkpoint is not None:
             refuse_own_state(self._spark, settings, checkpoint)
-        wait_for_user_settings()
+        wait_for_other_starts()
         return launch(self)
 
     def _report(self, decision: Decision, unsupported: list[Operator], settings: Settings) -> None:

@@ -1,7 +1,7 @@
 """Spark's column types as Millpond uses them: read from DDL, without Spark.
 
-A `DataType` knows its Arrow type, as in Spark's own Arrow conversion, and its machine form. Kernels have few of these
-representations of values: `int`, `float`, `wide`, `bytes`.
+A `DataType` knows its Arrow type, as in Spark's own Arrow conversion, and its machine form: the representation of its
+values in kernels (`int`, `float`, `wide` or `bytes`).
 """
 
 from __future__ import annotations

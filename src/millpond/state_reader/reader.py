@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 
 from millpond.checkpoint.forks.parents import open_state
-from millpond.checkpoint.formats.commit import commit_prefix, only_commits, parse_commit_name, read_commit
+from millpond.checkpoint.formats.commit import commit_prefix, only_commits, parse_commit_name, read_checked_header
 from millpond.checkpoint.formats.manifest import PartitionManifest
 from millpond.checkpoint.generation import (
     BaseVersion,
@@ -317,7 +317,7 @@ class StateReader:
 
     def manifests(self, version: int) -> dict[tuple[int, int], PartitionManifest]:
         """Return a version's durable and readable manifests by (operator, partition)."""
-        return self._read_commits(version).manifests
+        return self._read_checked_headers(version).manifests
 
     def damage(self, version: int | None = None) -> list[StateDamagedError]:
         """Return one error for each damaged commit of the newest run and of the versions it builds on.
@@ -329,7 +329,7 @@ class StateReader:
         return [
             error
             for number in (self.known() if version is None else [version])
-            for error in self._read_commits(number).damage
+            for error in self._read_checked_headers(number).damage
             # Commits of a run's base may be missing: they are garbage-collected some time after newer versions exist.
             if number > newest or not isinstance(error, MissingFileError)
         ]
@@ -390,7 +390,7 @@ class StateReader:
             except MillpondError as error:
                 raise error.at(variable=spec.part_of(base)) from None
 
-    def _read_commits(self, version: int) -> _Commits:
+    def _read_checked_headers(self, version: int) -> _Commits:
         if version not in self._commits:
             commits, run = _Commits({}, []), self._run_of(version)
             latest = latest_attempts(
@@ -416,7 +416,7 @@ class StateReader:
 
     def _manifests_in(self, name: str, version: int, damage: list[StateDamagedError]) -> list[PartitionManifest]:
         try:
-            return list(read_commit(self.files, name).manifests)
+            return list(read_checked_header(self.files, name).manifests)
         except StateDamagedError as error:
             error.at(version=version)
             damage.append(error)

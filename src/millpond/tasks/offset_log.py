@@ -45,7 +45,7 @@ class Planned(NamedTuple):
 
 def newest_batch(files: FileSystem, log: str) -> int:
     """Return the newest batch in the log in a folder (`log`, empty or with a `/` at its end); −1 if it is empty."""
-    # Spark ignores what lies in folders below.
+    # Files in subfolders are no entries: Spark ignores them.
     names = (info.name.removeprefix(log) for info in files.list(log))
     return max((int(name) for name in names if name.isdigit()), default=-1)
 

@@ -23,7 +23,7 @@ def test_a_result_is_taken_once_with_its_inputs() -> None:
     merge = BackgroundMerge[str, int]()
     assert merge.take() is None
     future: Future[int] = Future()
-    merge.start(["a", "b"], future)
+    merge.track(["a", "b"], future)
     assert merge.take() is None
     assert merge.inputs == ["a", "b"]
     future.set_result(7)
@@ -36,7 +36,7 @@ def test_a_result_is_taken_once_with_its_inputs() -> None:
 
 def test_a_closed_merge_is_cancelled() -> None:
     merge, future = BackgroundMerge[str, int](), Future[int]()
-    merge.start(["a"], future)
+    merge.track(["a"], future)
     merge.close()
     assert future.cancelled()
     assert not merge.running
@@ -49,7 +49,7 @@ def test_the_fifth_failure_in_a_row_is_raised(error: Exception, caplog: pytest.L
     merge = BackgroundMerge[str, int]()
 
     def take(result: int | BaseException) -> int | None:
-        merge.start(["a", "b", "c"], ended(result))
+        merge.track(["a", "b", "c"], ended(result))
         done = merge.take()
         assert not merge.running
         return None if done is None else done[1]
@@ -68,7 +68,7 @@ def test_the_fifth_failure_in_a_row_is_raised(error: Exception, caplog: pytest.L
 
 def test_damage_is_raised_at_once() -> None:
     merge = BackgroundMerge[str, int]()
-    merge.start(["a"], ended(StateDamagedError("A state file is damaged.")))
+    merge.track(["a"], ended(StateDamagedError("A state file is damaged.")))
     with pytest.raises(StateDamagedError):
         merge.take()
     assert not merge.running

@@ -175,7 +175,7 @@ def test_filters_under_way_keep_to_the_limit(far):
     for part in source.filters(numbers):
         assert part.begin == end
         end = part.end
-        assert np.flatnonzero(part.at).tolist() == list(range(part.begin, part.end))
+        assert np.flatnonzero(part.addresses).tolist() == list(range(part.begin, part.end))
         assert 0 < budget.used <= budget.limit
     assert end == len(numbers)
     assert budget.used == 0

@@ -17,6 +17,7 @@ from millpond.operators.processors.calls import Changes, Phase
 from millpond.spec.kinds.group_state import STATE, GroupStateSpec
 from millpond.spec.kinds.processor import Variable
 from millpond.tasks.user_processor import UserGroups, UserProcessor
+from millpond.worker.processors.frames import _whole_frames
 from tests.worker.processors.beside import Beside
 from tests.worker.processors.mini_slot import Scripted, fields, struct, user_processor
 
@@ -188,6 +189,15 @@ def test_frames(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     whole, rest = divmod(1500, most)
     assert [n for k, n in shown if k == "a heavy key"] == [most] * whole + [rest] * (rest > 0)
     assert max(pieces for _, pieces in calls) > 20
+
+
+@pytest.mark.parametrize("pieces", [(2, 1), (2, 2, 1, 1), (1, 1, 1), (4,), (5, 3, 1), ()])
+def test_no_row_is_lost_where_a_piece_ends_with_a_frame(pieces: tuple[int, ...]) -> None:
+    starts = [sum(pieces[:number]) for number in range(len(pieces))]
+    batches = [pa.record_batch({"v": range(start, start + rows)}) for start, rows in zip(starts, pieces, strict=True)]
+    frames = list(_whole_frames(iter(batches), 2))
+    assert [v for frame in frames for v in frame.column("v").to_pylist()] == list(range(sum(pieces)))
+    assert all(frame.num_rows % 2 == 0 for frame in frames[:-1])
 
 
 def test_a_frame_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -194,8 +194,8 @@ def read_header(files: FileSystem, name: str, size: int | None = None) -> Commit
     return resolve(header, name, end)
 
 
-def read_commit(files: FileSystem, name: str, size: int | None = None) -> CommitHeader:
-    """Read and check the header of a commit object, as `read_header` and `check_commit_name` do."""
+def read_checked_header(files: FileSystem, name: str, size: int | None = None) -> CommitHeader:
+    """Read the header of a commit object, and check that the object was written under this name."""
     header = read_header(files, name, size)
     check_commit_name(files, name, header)
     return header

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from millpond.checkpoint.formats.commit import parse_commit_name, read_commit
+from millpond.checkpoint.formats.commit import parse_commit_name, read_checked_header
 from millpond.checkpoint.formats.manifest import PartitionManifest
 from millpond.files.backends.filesystem import FileInfo, FileSystem
 
@@ -23,7 +23,7 @@ def read_needs(files: FileSystem, info: FileInfo) -> frozenset[str]:
         StateDamagedError: the commit is cut short or altered, or has the name of another one.
         MissingFileError: the commit was removed; a subclass of `StateDamagedError`.
     """
-    return needs_of(read_commit(files, info.name, info.size).manifests)
+    return needs_of(read_checked_header(files, info.name, info.size).manifests)
 
 
 def needs_of(manifests: Iterable[PartitionManifest]) -> frozenset[str]:
@@ -45,11 +45,11 @@ def committed_at(commits: Iterable[FileInfo], version: int) -> float:
     return times[max(times)] if times else float("-inf")
 
 
-def version_committed_by(commits: Iterable[FileInfo], time: float) -> int:
-    """Return the newest version whose batch was certainly planned by a time; 0 if there is none.
+def newest_version_planned_by(commits: Iterable[FileInfo], time: float) -> int:
+    """Return the newest version whose batch was planned by `time`, judged by commit times; 0 if there is none.
 
-    A batch is planned before its version is committed. After a return to an older batch, versions are made again beside
-    their old commits. So no version counts from the first one on that has a commit after the time.
+    Spark plans a batch before its version is committed, so a commit by `time` proves the plan. After a return to an
+    older batch, versions have old and new commits. So versions count only below the first one with a later commit.
 
     Args:
         commits: commits of versions up to that of the running batch.

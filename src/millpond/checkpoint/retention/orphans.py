@@ -13,8 +13,8 @@ which batch ran an hour ago, and the length of the log shows the number of retai
   run is fenced. It is also removed if it is so old that no retained version can name its files.
 - Initial state (`initial/`) is removed once the second batch is planned.
 - A file in `staging/` is removed a day after its last change.
-- A generation's claim, base and mark are removed if all retained commits are of newer generations, and they are an hour
-  old. The newest generations stay. A version is read by its claim and base, and by those of newer runs.
+- The claim, base and fence mark of a generation are removed if all retained commits are of newer generations, and the
+  files are an hour old. The newest 16 generations stay.
 
 Objects that forks share with the location stay, too. A fork releases a parent once no retained commit names an object
 of it. The pins are read after Spark's offset log and the listings (see `checkpoint.forks`).
@@ -41,7 +41,7 @@ from millpond.checkpoint.forks.parents import Parent, read_parents
 from millpond.checkpoint.forks.pins import Pin, pinned, read_pins, release, unused_parents
 from millpond.checkpoint.formats.commit import only_commits, parse_commit_name
 from millpond.checkpoint.generation import FOLDER, INITIAL, fenced_name, generations_in, newest_base
-from millpond.checkpoint.retention.needs import IN_FLIGHT_BATCHES, committed_at, read_needs, version_committed_by
+from millpond.checkpoint.retention.needs import IN_FLIGHT_BATCHES, committed_at, newest_version_planned_by, read_needs
 from millpond.files.backends.filesystem import FileInfo, FileSystem, MissingFileError
 from millpond.files.backends.local import STAGING
 from millpond.files.backends.uploads import PART_BYTES
@@ -114,9 +114,11 @@ def find_orphans(files: FileSystem, planned: Mapping[int, float], *, now: float 
     commits = only_commits(files.list("commits/"))
     generations = files.list(FOLDER)
     newest = max(generations_in(info.name for info in generations), default=0)
-    # The offset log of a query with many batches an hour has no entry of that age, but there are commits.
+    # Spark may have removed all entries of that age from its offset log; commits stay longer.
     ran = max((batch for batch, written in planned.items() if written <= until), default=-1)
-    committed = version_committed_by((info for info in commits if parse_commit_name(info.name)[0] <= running), until)
+    committed = newest_version_planned_by(
+        (info for info in commits if parse_commit_name(info.name)[0] <= running), until
+    )
     oldest = max(ran, committed - 1) - kept
     needs = _needs(files, [info for info in commits if parse_commit_name(info.name)[0] >= oldest])
     named = set().union(*needs.values())
@@ -163,10 +165,10 @@ def find_orphans(files: FileSystem, planned: Mapping[int, float], *, now: float 
 def _old_generations(
     infos: Sequence[FileInfo], commits: Iterable[FileInfo], oldest: int, until: float
 ) -> tuple[FileInfo, ...]:
-    """Return the files of generations by which no version from `oldest` on is read, in the order of their removal.
+    """Return the files of generations that no version from `oldest` on needs, in the order of their removal.
 
-    A version is read by the newest run that began with it or an older one. This run has committed the version, or has
-    begun with commits of an earlier run. So the oldest generation of the retained commits, and all newer ones, stay.
+    A reader finds a version through the newest run that began with it or with an older one. That run committed the
+    version, or took it over from an earlier run. So no generation below that of the oldest retained commit is needed.
 
     Args:
         infos: the listing of `generations/`.
@@ -184,8 +186,8 @@ def _old_generations(
         for number in generations_in([info.name])
         if number < first and info.modified < until
     ]
-    # Oldest first: with a gap, a version would be read by an older run, from which it was taken back. Marks last: a run
-    # that has its claim and no mark is not fenced.
+    # Oldest first: without a newer base, a reader would fall back to an older run's commits of the same version. Marks
+    # last: a run with a claim and no mark counts as not fenced.
     return tuple(info for _, info in sorted(old))
 
 

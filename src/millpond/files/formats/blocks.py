@@ -149,13 +149,13 @@ class FilterPart(NamedTuple):
     """The filters of a part of the requested blocks: positions [begin, end) of the request.
 
     Attributes:
-        at: u64[blocks], addresses of filters by block number; 0 for blocks outside the part and for those without one.
+        addresses: u64[blocks], by block number; 0 for blocks outside the part and for those without a filter.
         pins: objects that keep the memory alive.
     """
 
     begin: int
     end: int
-    at: NDArray[np.uint64]
+    addresses: NDArray[np.uint64]
     pins: Sequence[Any]
 
 
@@ -200,7 +200,11 @@ class BlockSource(Protocol):
         """
 
     def filters(self, requested: Numbers) -> Iterator[FilterPart]:
-        """Yield the filters of some blocks (ascending numbers) in parts that fit the memory budget (see `parts`)."""
+        """Begin to fetch the filters of some blocks (ascending numbers), and return them in parts.
+
+        The call sends the first requests. A damaged local copy raises in the call, not during iteration. Parts fit the
+        memory budget: finish using a part before requesting the next.
+        """
 
     def prefetch_rows(self, places: NDArray[np.uint64]) -> None:
         """Prefetch hint: rows near some addresses (ascending) of a block table will be read soon."""

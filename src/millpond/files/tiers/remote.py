@@ -144,24 +144,25 @@ class RemoteSource:
             table.words_at[step.numbers] = table.heap_at[step.numbers] = 0
 
     def _in_flight(self, steps: Iterable[_Step], send: Callable[[_Step], None]) -> Iterator[_Step | None]:
-        """Yield steps in order, each after it was sent; the next ones are sent as far as the memory budget allows.
+        """Send steps as far as the memory budget allows, and yield each in order once it was sent.
 
-        Yields None first, when the first steps are sent. A step's memory counts until the next step is requested.
+        The first item is None. A generator runs nothing until its first `next`, so `_begun` takes the None to send the
+        first requests in the call. The memory of a step is released when the next one is requested.
         """
         waiting, started = deque(steps), deque[_Step]()
 
-        def go_on() -> None:
+        def send_more() -> None:
             while waiting and self._read_budget.reserve(waiting[0].size, force=not started):
                 started.append(waiting.popleft())
                 send(started[-1])
 
         try:
-            go_on()
+            send_more()
             yield None
             while started:
                 yield started[0]
                 self._read_budget.release(started.popleft().size)
-                go_on()
+                send_more()
         finally:
             for step in started:
                 for _, request in step.requests:

@@ -110,7 +110,7 @@ def delete_at_exit(spark: SparkSession, folder: str) -> None:
 
 
 def delete_location(spark: SparkSession, path: str) -> None:
-    """Delete a folder and all below it, where Spark's default file system has it."""
+    """Delete a folder recursively; a path without a scheme is in Spark's default file system."""
     hadoop = java_class(spark, "org.apache.hadoop.fs.Path")(path)
     hadoop.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()).delete(hadoop, True)
 

@@ -129,7 +129,7 @@ class OperatorReader:
 
     def _check_times(self, node: Node) -> None:
         """Refuse a node for which rows are late on Spark by a column that has no watermark in the analysed plan."""
-        # Late rows count like others in these operators, and in aggregates in complete mode, but for sessions.
+        # These operators drop no late rows. Nor do aggregates in complete mode, unless they have sessions.
         if node.kind == "Window" or (node.kind in (*PROCESSORS, *GROUP_STATES) and not by_event_time(node)):
             return
         if node.kind == "Aggregate":

@@ -26,8 +26,8 @@ def fingerprint(catalyst: Catalyst, decision: Decision) -> str:
     """Return a digest of the query up to its topmost Millpond operators: operators, expressions, sources.
 
     It is the same in every session, unless Spark's version differs, or the time zone if the query depends on it.
-    `spark.sql.ansi.enabled` (whether errors are nulls) does not change the digest. Of rows that came through, it only
-    changes decimals as strings and the size of a null array. The digest does not distinguish sources with equal
+    The digest ignores `spark.sql.ansi.enabled`. For rows without an error, that setting changes only decimals cast to
+    strings, and `size` of a null array. The digest does not distinguish sources with equal
     columns, the code of user functions in Java, and constants that Spark abbreviates in a long list.
     """
     # Nodes above these may change freely: they have no part in the state.

@@ -403,7 +403,7 @@ def _joined_side(
     # Only Spark's second format of join state records which rows have found a match.
     known = values and values[-1].name == "matched" and values[-1].type == "boolean"
     if not known and spec.kind != "inner":
-        raise refused(operator, "its state is of the first format, and does not say who has found a partner")
+        raise refused(operator, "its state has Spark's first join format, which does not record matched rows")
     rows = values[:-1] if known else values
     *keys, number = _fields(state, "key")  # the number of a row within its key
     flat = _flat(state, values, [*keys, number])

@@ -50,8 +50,8 @@ def collect_garbage(
 def _remove_leftovers(files: FileSystem, first_claim: int, generation: int, query_logs: QueryLogs) -> None:
     """Remove what earlier runs have left, if this run is the first one to begin in its hour; log failures.
 
-    The collector waits for its grace period from when it first sees an object as unneeded. Runs that end before would
-    never remove any. So this goes by the store's times, as `millpond state gc` does.
+    The collector removes an object only after a grace period in one run. A job of many short runs would never reach it.
+    So this pass judges by file times, as `millpond state gc` does.
     """
     with _failures_logged():
         begun = base_times(files)
@@ -64,8 +64,8 @@ def _remove_leftovers(files: FileSystem, first_claim: int, generation: int, quer
         leftovers = find_orphans(files, planned, now=now)
         if leftovers.missing:
             log.warning(
-                "files that retained versions need are missing (the first of %d is %s), so what earlier runs have left "
-                "stays; millpond state gc --dry-run names them",
+                "unneeded files of earlier runs were not removed: %d files that retained versions need are missing, "
+                "such as %s; `millpond state gc CHECKPOINT --dry-run` lists them",
                 len(leftovers.missing),
                 files.locate(next(iter(leftovers.missing))),
             )

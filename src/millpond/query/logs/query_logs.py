@@ -150,7 +150,7 @@ class QueryLogs:
 
     def entry_times(self, log: Log) -> dict[int, float]:
         """Return the time of each entry of a log by batch: seconds since the epoch, by the store's clock."""
-        # Spark ignores what lies in folders below.
+        # Files in subfolders are no entries: Spark ignores them.
         entries = ((info.name.removeprefix(f"{log}/"), info.modified) for info in self._files.list(f"{log}/"))
         return {int(name): modified for name, modified in entries if name.isdigit()}
 
@@ -294,8 +294,8 @@ class RollBack:
             if not gone_on:
                 self._logs.remove("commits", record.again)
         else:
-            # The original, in place of the repetition's: Spark begins that with no event times but those of its batch,
-            # so its entry may have a lower watermark.
+            # Overwrite the entry of the repeated batch. Spark ran it with the event times of that batch alone, so its
+            # watermark may be lower than the original's.
             self._logs.put("commits", record.again, record.commit.encode())
         if record.planned is not None:
             self._logs.put("offsets", record.again + 1, record.planned.encode())

@@ -46,25 +46,29 @@ starts a query, each of the two starts waits for the other one.
 """
 
 
-class _Starts:
-    """The threads that read or change session settings to start queries; no other thread sees changed ones."""
+class _SettingsLock:
+    """Readers–writer lock of session settings during starts; readers nest, and a writer may enter again.
+
+    A wait for a writer is bounded by `LONGEST_START_SECONDS`, because a writer calls listeners. A writer's wait for
+    readers is not bounded: readers call no listeners, so they end.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._readers: list[threading.Thread] = []
-        self._holder: threading.Thread | None = None  # changes settings; may start further queries meanwhile
-        self._turn = 0  # number of holders so far
+        self._writer: threading.Thread | None = None
+        self._writer_number = 0  # of the last writer
 
-    def wait(self) -> None:
-        """Wait until no other thread changes settings; raise as `unchanged_settings`."""
+    def wait_for_writer(self) -> None:
+        """Wait until no other thread is the writer; raise as `unchanged_settings`."""
         with self._changed:
-            self._wait_for_holder()
+            self._wait()
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
+    def read_lock(self) -> Iterator[None]:
         """Keep other threads from changing settings."""
         with self._changed:
-            self._wait_for_holder()
+            self._wait()
             self._readers.append(threading.current_thread())
         try:
             yield
@@ -74,48 +78,48 @@ class _Starts:
                 self._changed.notify_all()
 
     @contextmanager
-    def changing(self) -> Iterator[None]:
+    def write_lock(self) -> Iterator[None]:
         """Keep other threads from reading and changing settings."""
         own = threading.current_thread()
-        if self._holder is own:
+        if self._writer is own:
             yield
             return
         with self._changed:
-            self._wait_for_holder()
-            while any(reader is not own for reader in self._readers):  # they call no listeners, so they end
+            self._wait()
+            while any(reader is not own for reader in self._readers):
                 self._changed.wait()
-                self._wait_for_holder()
-            self._holder = own
-            self._turn += 1
+                self._wait()
+            self._writer = own
+            self._writer_number += 1
         try:
             yield
         finally:
             with self._changed:
-                self._holder = None
+                self._writer = None
                 self._changed.notify_all()
 
-    def _wait_for_holder(self) -> None:
-        while (holder := self._holder) is not None and holder is not threading.current_thread():
-            turn = self._turn
+    def _wait(self) -> None:
+        while (writer := self._writer) is not None and writer is not threading.current_thread():
+            number = self._writer_number
 
-            def is_over(turn: int = turn) -> bool:
-                return self._holder is None or self._turn != turn
+            def is_over(number: int = number) -> bool:
+                return self._writer is None or self._writer_number != number
 
-            # Many may have their turn before this thread: only one that goes on all the time is stuck.
+            # Many writers may come first: only one that goes on all the time is stuck.
             if not self._changed.wait_for(is_over, LONGEST_START_SECONDS):
-                raise _stuck_error(holder)
+                raise _stuck_error(writer)
 
 
-def _stuck_error(holder: threading.Thread) -> TransientError:
+def _stuck_error(writer: threading.Thread) -> TransientError:
     return TransientError(
-        f"A query has been starting in the thread {holder.name!r} for {LONGEST_START_SECONDS:.0f} s, and no other one "
+        f"A query has been starting in the thread {writer.name!r} for {LONGEST_START_SECONDS:.0f} s, and no other one "
         "can start meanwhile.",
         action="Start this one again. If a listener's onQueryStarted does it, start it from another thread after "
         "onQueryStarted has returned: Spark's start() waits for that.",
     )
 
 
-_STARTS = _Starts()
+_SETTINGS_LOCK = _SettingsLock()
 
 
 def running_settings(settings: Settings, specs: Sequence[OperatorSpec], given: Mapping[str, str]) -> dict[str, str]:
@@ -166,22 +170,22 @@ def unchanged_settings() -> AbstractContextManager[None]:
     Raises:
         TransientError: another start takes too long.
     """
-    return _STARTS.reading()
+    return _SETTINGS_LOCK.read_lock()
 
 
-def wait_for_user_settings() -> None:
+def wait_for_other_starts() -> None:
     """Wait until no other thread's start has changed a session's settings; raise as `unchanged_settings`.
 
     For starts on Spark: these call listeners, which may start queries, so they must not keep other starts waiting.
     Spark copies the session's settings at once.
     """
-    _STARTS.wait()
+    _SETTINGS_LOCK.wait_for_writer()
 
 
 @contextmanager
 def starting_settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
     """Change a session's settings while a query starts, and restore the old ones; raise as `unchanged_settings`."""
-    with _STARTS.changing():
+    with _SETTINGS_LOCK.write_lock():
         before = settings_of(spark)
         with changed_settings(spark, wanted, {name: before.get(name) for name in wanted}):
             yield

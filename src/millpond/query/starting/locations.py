@@ -117,7 +117,7 @@ def delete_when_stopped(query: StreamingQuery, spark: SparkSession, path: str, t
     Args:
         query: the running query.
         spark: its session.
-        path: the checkpoint, a local folder; or one of this name in Spark's default file system.
+        path: the temporary checkpoint, a path without a scheme. Spark resolves it in its default file system.
         task: any operator of the query; its slots have to release the checkpoint first.
     """
     forced = is_on(spark, "spark.sql.streaming.forceDeleteTempCheckpointLocation", False)
@@ -128,8 +128,8 @@ def delete_when_stopped(query: StreamingQuery, spark: SparkSession, path: str, t
             return
         with suppress(MillpondError, OSError):  # commits to a checkpoint that is being deleted may fail
             drain(task)
-        with suppress(Py4JError, PySparkException):  # the JVM has ended
+        with suppress(Py4JError, PySparkException):  # the JVM may have ended
             delete_location(spark, path)
-        shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)  # the folder of `mkdtemp`, if the default file system is another one
 
     after(query, "millpond-temporary", delete).start()

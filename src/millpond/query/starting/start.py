@@ -181,6 +181,7 @@ class _Startup:
     def claim(self) -> None:
         """Claim the next generation: no earlier run of the query can commit from here on."""
         self._claim(from_scratch=self.schema_at_start.from_scratch)
+        # After replays the start claims once more. Garbage collection asks when the run before this start began.
         self.first_claim = self.task.generation
         self.roll_back = RollBack(self.checkpoint_files, self.query_logs, self.files, self.task.generation)
         # Only after the claim: starts of older generations are fenced, and restore nothing any more.

@@ -269,10 +269,11 @@ class PartitionServer:
                 if query.running is None:
                     continue
                 try:
-                    with ExitStack() as ending:
-                        ending.callback(query.release)
+                    try:
                         query.drain(query.running.task.settings.exit_timeout)
-                except Exception:  # the commits of the other queries are still waited for
+                    finally:
+                        query.release()
+                except Exception:  # go on: the other queries' commits are still to be finished
                     traceback.print_exc(file=sys.stderr)
         self._merges.shutdown(wait=False, cancel_futures=True)
         self._writers.shutdown(wait=False, cancel_futures=True)

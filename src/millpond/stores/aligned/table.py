@@ -64,7 +64,8 @@ class AlignedTable:
         self._chunks: list[Rows] = []
         self._fresh: list[AppendFile] = []  # segments of the running batch
         self._merging = BackgroundMerge[AppendFile, tuple[RunRef, AppendFile]]()
-        self._merge_start = 0, 0  # of the running merge: its version, and how many of its inputs are merged files
+        self._merge_version = 0  # version that the running merge has read
+        self._remerged_files = 0  # inputs of the running merge that are results of earlier merges
         self.buffered = 0
         self.lowest = manifest.lowest
         self.rows = sum(file.rows for file in self.files)
@@ -186,8 +187,8 @@ class AlignedTable:
             # Files merged before are merged again only once they are many, so that a row is rewritten few times.
             old = len(self._merged) if len(self._merged) >= _MAX_SMALL_SEGMENTS // 2 else 0
             inputs = [file for _, file in self._merged[:old]] + self._segments
-            self._merging.start(inputs, background.submit(self._merge, inputs, piece))
-            self._merge_start = version, old
+            self._merging.track(inputs, background.submit(self._merge, inputs, piece))
+            self._merge_version, self._remerged_files = version, old
         self._update_held()
 
     @property
@@ -208,7 +209,7 @@ class AlignedTable:
         if done is None:
             return
         inputs, result = done
-        version, old = self._merge_start
+        version, old = self._merge_version, self._remerged_files
         for ref, file in self._merged[:old]:
             self._store.drop_copy(ref, file)
         self._merged = [*self._merged[old:], result]

@@ -214,7 +214,7 @@ class PartFiles:
             result = merge_locally()
         else:
             result = self._remote_compactor.submit(lambda: self._job(inputs, intervals), merge_locally, open_results)
-        self._merge.start(inputs, result)
+        self._merge.track(inputs, result)
 
     def _choose_inputs(
         self, parts: Sequence[Part], buckets: TimeBuckets, expired: int

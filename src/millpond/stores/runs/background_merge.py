@@ -39,8 +39,9 @@ class BackgroundMerge(Generic[Input, Result]):
         """Whether a merge is running, or is done and `take` has not returned its result yet."""
         return self._result is not None
 
-    def start(self, inputs: Sequence[Input], result: Future[Result]) -> None:
-        """Keep a merge that was submitted; no other may be running."""
+    def track(self, inputs: Sequence[Input], result: Future[Result]) -> None:
+        """Track a submitted merge until `take` returns its result."""
+        assert self._result is None, "one merge at a time"
         self.inputs, self._result = inputs, result
 
     def take(self) -> tuple[Sequence[Input], Result] | None:

@@ -126,7 +126,7 @@ class Compactor:
             if self._remote_compactor is None
             else self._remote_compactor.submit(lambda: job, merge_locally, open_result)
         )
-        self._merge.start(inputs, result)
+        self._merge.track(inputs, result)
 
     def _job(self, inputs: Sequence[Run], whole: bool) -> MergeRuns:
         layout, range_ = self._runs.layout, self._runs.range

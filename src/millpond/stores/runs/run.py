@@ -208,7 +208,7 @@ class Run:
         for part in parts:
             own = slice(part.begin, part.end)
             size, kept = part.end - part.begin, admitted[count:]
-            new = admit(hashes, select[own], size, blocks[own], index.fence, index.lines, part.at, kept)
+            new = admit(hashes, select[own], size, blocks[own], index.fence, index.lines, part.addresses, kept)
             kept[:new] += part.begin  # `admit` counts from the part's first hash
             count += new
             del part

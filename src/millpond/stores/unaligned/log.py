@@ -296,7 +296,7 @@ class WindowLog:
             if remote_compactor is None
             else remote_compactor.submit(job, compact_locally, open_result)
         )
-        self._compaction.start(old, result)
+        self._compaction.track(old, result)
 
     def refs(self) -> tuple[RunRef, ...]:
         """Return the durable segments, newest first, up to the first segment that is not durable."""

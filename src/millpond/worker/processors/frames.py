@@ -158,7 +158,7 @@ def _whole_frames(pieces: Iterator[pa.RecordBatch], most: int) -> Iterator[pa.Re
             together = _concatenated(waiting)
             stop = together.num_rows - together.num_rows % most
             yield together.slice(0, stop)
-            waiting = [together.slice(stop)]
+            waiting = [together.slice(stop)] if stop < together.num_rows else []
         elif (
             max(sum(batch.column(position).nbytes for batch in waiting) for position in range(piece.num_columns))
             > _MAX_COLUMN_BYTES
@@ -167,7 +167,7 @@ def _whole_frames(pieces: Iterator[pa.RecordBatch], most: int) -> Iterator[pa.Re
                 "The rows of a key that make up one frame take more than 2 GB.",
                 action="Set spark.sql.execution.arrow.maxRecordsPerBatch, the rows of one frame, to a smaller number.",
             )
-    if waiting and waiting[0].num_rows:
+    if waiting:
         yield _concatenated(waiting)
 
 

@@ -57,6 +57,7 @@ def without_clock(catalyst: Catalyst, plan: Node) -> tuple[Node, Callable[[Node]
     if not plan.java.containsPattern(current):
         return plan, lambda settled: settled
     parts = list(_parts(plan))
+    # Constants: each clock as rules may move it. Placeholders: what each clock becomes. Originals: the way back.
     constants, placeholders, originals = (catalyst.new("java.util.HashMap") for _ in range(3))
     for position, clock in enumerate(part for part in parts if part.kind in CLOCKS):
         if constants.containsKey(clock.java):
@@ -67,7 +68,7 @@ def without_clock(catalyst: Catalyst, plan: Node) -> tuple[Node, Callable[[Node]
         placeholders.put(clock.java, placeholder)
         originals.put(constant, clock.java)
         originals.put(placeholder, clock.java)
-    # Elsewhere, the query may read the same clock. So a result that nothing reads is replaced as a whole.
+    # The same clock may be read elsewhere, and has to stay there. So an unread result gets a replacement of its own.
     for result in _unread_batch_times(catalyst, plan, parts):
         placeholders.put(result.java, result.java.transform(_partial_function(catalyst, constants)))
     return _replaced(catalyst, plan, placeholders), lambda settled: _replaced(catalyst, settled, originals)
@@ -78,10 +79,10 @@ def _parts(plan: Node) -> Iterator[Expression]:
 
 
 def _constant_time(catalyst: Catalyst, clock: Expression) -> Any:
-    """Return a unique expression with the time now, which Spark's rules move as a constant, but do not fold.
+    """Return a placeholder with the current time that Spark's rules move like a constant, but do not fold.
 
-    A lambda function is never folded, and has no columns; its variable alone would count as one. Rules evaluate
-    conditions with it for a row of nulls.
+    It is a lambda function: Spark never folds one, and finds no columns in it. A bare lambda variable would count as a
+    column. The variable makes it unique. The body has a value, because rules evaluate conditions for a row of nulls.
     """
     alone = catalyst.project([catalyst.alias(clock, "now")], no_rows(catalyst, []))
     now = Node(apply_rules(catalyst, _COMPUTING_TIMES, alone.java)).list("projectList")[0].children[0]
@@ -92,7 +93,7 @@ def _constant_time(catalyst: Catalyst, clock: Expression) -> Any:
 
 
 def _batch_time(catalyst: Catalyst, clock: Expression, position: int) -> Any:
-    """Return Spark's expression for the time of the batch; the position is not a time, but makes it unique."""
+    """Return Spark's expression for the batch's time. The position stands for the time, to make it unique."""
     zone = catalyst.object("scala.Option").apply("UTC")
     return catalyst.new(f"{_EXPRESSIONS}.CurrentBatchTimestamp", position, clock.java.dataType(), zone)
 
