@@ -10,6 +10,8 @@ _OTHERS = ("spark-best", "spark-deadline", "millpond-sync")
 _PAPER_RATE, _ALL = "1,500/s", "all"
 _RANGES = "--warmup 20"
 """Batches of 3 s until the longest range of a query, a minute, is full."""
+_SHORT_RANGES = "--warmup 12"
+"""The same for LR2 and LR4, whose ranges are half a minute at most."""
 _WARMUP = {"LR4": 50, "CM1": 50}
 """Batches until the JVM's compiler is idle. Other queries have fewer, because Spark takes half a minute for a batch."""
 _USAGE = (
@@ -177,7 +179,7 @@ _TRIGGERS = Row(
     commands=tuple(
         Command(
             module=_MODULE,
-            arguments=f"--query LR2,LR4 --s3 --rates 1500 --trigger {trigger} --batches 100 {_RANGES}",
+            arguments=f"--query LR2,LR4 --s3 --rates 1500 --trigger {trigger} --batches 25 {_SHORT_RANGES}",
             engines=(*_SHIPPED, "spark-deadline", "millpond"),
             place=f"{trigger} s",
         )
