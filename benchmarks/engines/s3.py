@@ -1,4 +1,4 @@
-"""The S3 server of the benchmarks, and how engines reach it."""
+"""The S3 server of the benchmarks, its bucket, and the settings by which Spark finds it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pyspark
-from tests.servers.seaweedfs import BUCKET, running, weed
-
-_KEY, _SECRET = "key", "secret"
-"""Credentials of the server (see `tests/servers/seaweedfs.py`)."""
+from tests.servers.seaweedfs import ACCESS_KEY, BUCKET, SECRET_KEY, running, weed
 
 
 @contextmanager
@@ -29,17 +26,6 @@ def bucket(scheme: str, folder: str) -> str:
     return f"{scheme}://{BUCKET}/{folder}"
 
 
-def environment(endpoint: str) -> Mapping[str, str]:
-    """Return the environment variables by which Millpond finds the server."""
-    return {
-        "AWS_ENDPOINT_URL": endpoint,
-        "AWS_ALLOW_HTTP": "true",
-        "AWS_REGION": "us-east-1",
-        "AWS_ACCESS_KEY_ID": _KEY,
-        "AWS_SECRET_ACCESS_KEY": _SECRET,
-    }
-
-
 def hadoop_settings(endpoint: str) -> Mapping[str, str]:
     """Return the settings by which Spark finds the server, with the jars that it needs."""
     hadoop = next((Path(pyspark.__file__).parent / "jars").glob("hadoop-client-api-*.jar")).stem.rpartition("-")[2]
@@ -47,6 +33,6 @@ def hadoop_settings(endpoint: str) -> Mapping[str, str]:
         "spark.jars.packages": f"org.apache.hadoop:hadoop-aws:{hadoop}",
         "spark.hadoop.fs.s3a.endpoint": endpoint,
         "spark.hadoop.fs.s3a.path.style.access": "true",
-        "spark.hadoop.fs.s3a.access.key": _KEY,
-        "spark.hadoop.fs.s3a.secret.key": _SECRET,
+        "spark.hadoop.fs.s3a.access.key": ACCESS_KEY,
+        "spark.hadoop.fs.s3a.secret.key": SECRET_KEY,
     }

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from tests.servers.seaweedfs import client_environment
 
 from benchmarks import ROOT
 from benchmarks.engines.flink import jar, sql
-from benchmarks.engines.s3 import environment
 from benchmarks.measuring.compactors import Compactors
 from benchmarks.measuring.limits import MemoryGroup, drop_page_cache
 from benchmarks.measuring.objects import ObjectCounter
@@ -138,7 +138,7 @@ def _environment(config: RunConfig) -> dict[str, str]:
     return {
         **python_environment(),
         "TMPDIR": str(local),
-        **(environment(config.s3) if config.s3 else {}),
+        **(client_environment(config.s3) if config.s3 else {}),
     }
 
 
@@ -240,11 +240,11 @@ def _measure_one(config: RunConfig, result: Result, group: MemoryGroup | None, r
                 last_drop = time.monotonic()
 
         run.wait("measuring", timeout=SILENCE_SECONDS + config.left_out * 60, meanwhile=meanwhile)
-        objects_before = objects.look()
-        requests_before = requests.look() if requests is not None else None
+        objects_before = objects.count()
+        requests_before = requests.traffic() if requests is not None else None
         measured = run.wait("measured", timeout=SILENCE_SECONDS + config.seconds, meanwhile=meanwhile)
         if not config.s3:
-            result.new_objects = objects.look() - objects_before
+            result.new_objects = objects.count() - objects_before
         if requests is not None and requests_before is not None:
             result.requests = requests.since(requests_before)
         _sizes(config, result)

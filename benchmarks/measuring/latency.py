@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.measuring.percentiles import percentile
 from benchmarks.measuring.timing import batch_end, batch_start
 
 SHARES = (50, 99, 99.9)
@@ -49,6 +50,4 @@ def latencies_of(progress: Sequence[Mapping[str, Any]], interval: float) -> NDAr
 
 def percentiles(latencies: NDArray[np.float64]) -> dict[str, int]:
     """Return percentiles of latencies in seconds, as milliseconds by the metric's name."""
-    return {
-        f"row_p{share:g}_ms".replace(".", ""): round(1000 * float(np.percentile(latencies, share))) for share in SHARES
-    }
+    return {f"row_p{share:g}_ms".replace(".", ""): round(1000 * percentile(latencies, share)) for share in SHARES}

@@ -24,9 +24,9 @@ class ObjectCounter:
 
     def _watch(self) -> None:
         while not self._stop.wait(self._interval):
-            self.look()
+            self.count()
 
-    def look(self) -> int:
+    def count(self) -> int:
         """List the folders now, and return the number of objects seen so far."""
         for folder in self._folders:
             for root, _, names in os.walk(folder):

@@ -32,13 +32,13 @@ class RequestCounter:
         self._proxy = proxy
         self._folder = folder
 
-    def look(self) -> Traffic:
+    def traffic(self) -> Traffic:
         """Return the traffic so far."""
         return Traffic(dict(self._proxy.asked.copy()), dict(self._proxy.carried.copy()))
 
     def since(self, before: Traffic) -> Requests:
-        """Return the requests for state since an earlier look."""
-        now = self.look()
+        """Return the requests for state since `before`, which `traffic` returned earlier."""
+        now = self.traffic()
         counts = dict.fromkeys(("puts", "gets", "lists", "heads", "deletes"), 0)
         carried = 0
         for request, times in now.times.items():

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import psutil
 
 from benchmarks import ROOT
+from benchmarks.measuring.percentiles import percentile
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -30,8 +30,7 @@ class Spread(msgspec.Struct, frozen=True):
         """Compute the spread of measured values; None if there are no values."""
         if not values:
             return None
-        p50, p95, p99 = np.percentile(np.array(values), [50, 95, 99])
-        return cls(round(float(p50), 2), round(float(p95), 2), round(float(p99), 2), round(max(values), 2))
+        return cls(*(round(percentile(values, share), 2) for share in (50, 95, 99, 100)))
 
 
 class Batch(msgspec.Struct, frozen=True):

@@ -1,13 +1,9 @@
-"""Times of batches and of the files that they read: when a file came, which batch read it, when that batch ended."""
+"""When batches started and ended, by Spark's progress reports, and which files they read."""
 
 from __future__ import annotations
 
 import json
-import os
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -45,53 +41,3 @@ def local_log(checkpoint: Path) -> Callable[[str], str | None]:
         return path.read_text() if path.exists() else None
 
     return text_of
-
-
-class Arrivals:
-    """Links files into a folder at a rate.
-
-    Args:
-        source: the folder that a query reads.
-
-    Attributes:
-        times: when each file came, in seconds since the epoch, by the file's name.
-    """
-
-    def __init__(self, source: Path) -> None:
-        self._source = source
-        self.times: dict[str, float] = {}
-
-    def put(self, file: Path) -> None:
-        """Link a file into the folder now."""
-        os.link(file, self._source / file.name)
-        self.times[file.name] = time.time()
-
-    def remove(self, names: list[str]) -> None:
-        """Remove files that were read, so that the source has few to list; their times stay."""
-        for name in names:
-            (self._source / name).unlink(missing_ok=True)
-
-    @contextmanager
-    def clocked(self, files: list[Path], seconds: float) -> Iterator[threading.Event]:
-        """Link files one by one on a thread, `seconds` after each other.
-
-        Yields:
-            An event that is set when all files have come.
-        """
-        all_came, stop = threading.Event(), threading.Event()
-        start = time.monotonic()
-
-        def run() -> None:
-            for number, file in enumerate(files):
-                if stop.wait(max(0.0, start + (number + 1) * seconds - time.monotonic())):
-                    return
-                self.put(file)
-            all_came.set()
-
-        thread = threading.Thread(target=run, name="arrivals")
-        thread.start()
-        try:
-            yield all_came
-        finally:
-            stop.set()
-            thread.join()

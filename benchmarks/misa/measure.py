@@ -9,13 +9,13 @@ import time
 from pathlib import Path
 
 import msgspec
+from tests.servers.seaweedfs import client_environment
 
-from benchmarks.engines.s3 import environment
 from benchmarks.measuring.process import ProcessTree
 from benchmarks.measuring.result import Machine, without_paths
-from benchmarks.misa.arrivals import files
 from benchmarks.misa.result import Batch, Observed, Result, kept_up, summarize
 from benchmarks.misa.settings import Settings
+from benchmarks.misa.stream_files import files
 
 _LOG_LINES = 25
 """A failed run's error shows this number of last lines of its log."""
@@ -54,7 +54,7 @@ def measure(settings: Settings) -> Result:
 
 
 def _environment(settings: Settings, folder: str) -> dict[str, str]:
-    return {**os.environ, "TMPDIR": folder, **(environment(settings.s3) if settings.s3 else {})}
+    return {**os.environ, "TMPDIR": folder, **(client_environment(settings.s3) if settings.s3 else {})}
 
 
 def fill(result: Result, observed: Observed, tree: ProcessTree) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from benchmarks.measuring.percentiles import percentile
 from benchmarks.measuring.result import Machine, Spread
 from benchmarks.misa.settings import Settings
 from benchmarks.misa.streams.records import RECORD_BYTES
@@ -103,7 +104,7 @@ def kept_up(settings: Settings, batches: Sequence[Batch]) -> bool | None:
     """Return whether an engine kept up: not if no batch ended; None if batches do not begin by the clock."""
     if not settings.clocked:
         return None
-    return bool(batches) and float(np.percentile([batch.ms for batch in batches], _KEPT_UP)) <= 1000 * settings.trigger
+    return bool(batches) and percentile([batch.ms for batch in batches], _KEPT_UP) <= 1000 * settings.trigger
 
 
 def summarize(result: Result, batches: Sequence[Batch], cpu_seconds: float, memory_peak: int) -> None:

@@ -16,13 +16,14 @@ import msgspec
 import numpy as np
 
 from benchmarks.engines.s3 import bucket
-from benchmarks.measuring.timing import Arrivals, batch_end, batch_start, source_files
-from benchmarks.misa.arrivals import FILES, files, rows_of
+from benchmarks.measuring.timing import batch_end, batch_start, source_files
 from benchmarks.misa.deadline import Deadline, Gate
 from benchmarks.misa.engines import session, writer
 from benchmarks.misa.queries import QUERIES
 from benchmarks.misa.result import Batch, Observed
 from benchmarks.misa.settings import HUNG_SECONDS, LATE, Settings
+from benchmarks.misa.stream_files import FILES, files, rows_of
+from benchmarks.workloads.arrivals import Arrivals
 from millpond.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -126,8 +127,8 @@ class Observer:
         self.batches: list[Batch] = []
         self.files = 0
 
-    def look(self) -> list[Batch]:
-        """Return the batches that have ended since the last look.
+    def new_batches(self) -> list[Batch]:
+        """Return the batches that have ended since the last call.
 
         Raises:
             StreamingQueryException: the query has failed.
@@ -171,11 +172,11 @@ class Cutter:
         self._gate = Gate(waiting, source)
         self._files = 0
 
-    def look(self, ended: Sequence[Batch], batches: int) -> None:
+    def release_if_due(self, ended: Sequence[Batch], batches: int) -> None:
         """Release the next batch if it is due.
 
         Args:
-            ended: batches that have ended since the last look. batches: how many have ended so far.
+            ended: batches that have ended since the last call. batches: how many have ended so far.
         """
         for batch in ended:
             if batch.number:  # the first batch is slow, because the JVM is cold
@@ -190,14 +191,17 @@ class Cutter:
             self._files += due
 
 
-def await_batch(look: Callable[[], bool], settings: Settings) -> None:
-    """Look until the first batch has ended.
+def await_batch(batch_ended: Callable[[], bool], settings: Settings) -> None:
+    """Wait until the first batch has ended.
+
+    Args:
+        batch_ended: returns whether a batch has ended since the last call; called again and again.
 
     Raises:
         TimeoutError: no batch has ended within `HUNG_SECONDS`.
     """
     started = time.monotonic()
-    while not look():
+    while not batch_ended():
         if time.monotonic() > started + HUNG_SECONDS:
             raise TimeoutError(
                 f"{settings.engine} has ended no batch of {settings.query} within {HUNG_SECONDS:.0f} seconds of the"
@@ -243,19 +247,20 @@ def observe(spark: SparkSession, settings: Settings, work: Path) -> Observed:
     running = writer(frame, query.mode, settings, checkpoint).start()
     observer = Observer(running, partial(source_files, SourceLog(spark, checkpoint)), arrivals, settings)
 
-    def look() -> bool:
+    def step() -> bool:
+        """Wait shortly, release the next batch if it is due, and return whether a batch has ended."""
         time.sleep(0.02 if cut else 0.1)
-        ended = observer.look()
+        ended = observer.new_batches()
         if cutter is not None:
-            cutter.look(ended, len(observer.batches))
+            cutter.release_if_due(ended, len(observer.batches))
         return bool(ended)
 
-    await_batch(look, settings)
+    await_batch(step, settings)
     started = latest = time.time()
     with arrivals.clocked(stream[len(initial) :], 1 / FILES):
         while len(observer.batches) < settings.warmup + settings.batches and observer.files < len(stream):
             now = time.time()
-            latest = now if look() else latest
+            latest = now if step() else latest
             if now > latest + HUNG_SECONDS or (settings.rate and now > started + LATE * settings.seconds):
                 break
     running.stop()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import msgspec
-import numpy as np
 
+from benchmarks.measuring.percentiles import percentile
 from benchmarks.measuring.result import Result
 from benchmarks.misa.result import Result as MisaResult
 from benchmarks.papers.row import Command
@@ -122,7 +122,7 @@ def _values(result: Result) -> Iterator[tuple[str, float]]:
         yield "batch_p99_ms", result.batch_ms.p99
     durations = [batch.checkpoint_ms for batch in result.batches if batch.checkpoint_ms is not None]
     if durations:
-        yield "checkpoint_p99_ms", float(np.percentile(durations, 99))
+        yield "checkpoint_p99_ms", percentile(durations, 99)
         yield "checkpoint_max_ms", max(durations)
     elif result.engine.startswith("flink") and result.commit_ms is not None:
         yield "checkpoint_p99_ms", result.commit_ms.p99
@@ -224,7 +224,7 @@ def _misa_values(result: MisaResult) -> Iterator[tuple[str, float]]:
     yield "memory_mb", result.memory_peak_bytes / 1e6
     commits = [batch.commit_ms for batch in result.batches if batch.commit_ms is not None]
     if commits:
-        yield "commit_p99_ms", max(_SHORTEST_COMMIT_MS, float(np.percentile(commits, 99)))
+        yield "commit_p99_ms", max(_SHORTEST_COMMIT_MS, percentile(commits, 99))
 
 
 READERS: dict[str, Callable[[Command, bytes], Iterator[Figures]]] = {

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-import numpy as np
+
+from benchmarks.measuring.percentiles import percentile
 
 
 class Latency(msgspec.Struct, frozen=True):
@@ -19,5 +20,5 @@ class Latency(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Latency:
         """Compute the percentiles of durations in seconds."""
-        values = np.percentile(np.asarray(seconds, float) * 1000, [50, 99, 99.9, 100])
-        return cls(*(round(float(value), 1) for value in values))
+        milliseconds = [1000 * duration for duration in seconds]
+        return cls(*(round(percentile(milliseconds, share), 1) for share in (50, 99, 99.9, 100)))

@@ -14,12 +14,13 @@ import msgspec
 import psutil
 
 from benchmarks.engines.session import progress_reports, start_session
-from benchmarks.measuring.timing import Arrivals, batch_end, local_log, source_files
+from benchmarks.measuring.timing import batch_end, local_log, source_files
 from benchmarks.nexmark.generator import NexmarkConfig
 from benchmarks.nexmark.queries import QUERIES
 from benchmarks.nexmark.spark import EVENT_DDL, Streams
-from benchmarks.prefetch.arrivals import ARRIVING, Events
+from benchmarks.prefetch.event_files import ARRIVING, Events
 from benchmarks.prefetch.latency import Latency
+from benchmarks.workloads.arrivals import Arrivals
 from millpond.demo.engine import PEER_SETTINGS
 
 if TYPE_CHECKING:

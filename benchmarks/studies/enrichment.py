@@ -34,6 +34,7 @@ import pyarrow as pa
 from benchmarks.engines.session import start_session
 from benchmarks.measuring.arguments import names
 from benchmarks.measuring.latency import latencies_of, percentiles
+from benchmarks.measuring.percentiles import percentile
 from benchmarks.nexmark.generator import NexmarkConfig
 from benchmarks.nexmark.spark import bids, numbers
 from benchmarks.workloads.config import RunConfig
@@ -197,7 +198,7 @@ def measure(engine: str, spark: SparkSession, url: str, options: argparse.Namesp
         "engine": engine,
         "batches": len(batches),
         "rows_per_second": round(1000 * sum(progress.numInputRows for progress in batches) / durations.sum()),
-        **{f"p{share}_ms": round(float(np.percentile(durations, share))) for share in (50, 99)},
+        **{f"p{share}_ms": round(percentile(durations, share)) for share in (50, 99)},
         **(percentiles(latencies_of(batches, options.interval)) | {"hints": options.hints} if options.rate else {}),
         **looked_up,
     }

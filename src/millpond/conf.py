@@ -84,7 +84,8 @@ class Settings(msgspec.Struct, frozen=True):
         Size | None,
         setting(
             "cache.disk",
-            "for state on an object store: local disk for copies of its files, per slot (`10g`); `0` for none",
+            "for state on an object store: local disk for copies of its files, per query and slot (`10g`); `0` for "
+            "none",
             default="half of the free space, shared by the slots",
         ),
     ] = None

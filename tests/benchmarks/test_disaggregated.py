@@ -21,7 +21,7 @@ def test_requests_are_counted_by_kind() -> None:
     proxy = Proxy("http://localhost:1", 0, {}, {})
     spark = RequestCounter(proxy, "/state/")
     proxy.draw("PUT", "/bucket/state/0/1/1.changelog")
-    before = spark.look()
+    before = spark.traffic()
     for method, target in (
         ("PUT", "/bucket/state/0/1/1.changelog"),
         ("PUT", "/bucket/offsets/3"),
@@ -40,7 +40,7 @@ def test_requests_are_counted_by_kind() -> None:
 def test_the_proxy_counts_bytes() -> None:
     with s3(), faulty(os.environ["AWS_ENDPOINT_URL"], 0, {}) as proxy:
         counter = RequestCounter(proxy, "")
-        before = counter.look()
+        before = counter.traffic()
         connection = http.client.HTTPConnection(urlsplit(proxy.endpoint).netloc)
         connection.request("PUT", f"/{BUCKET}/name", b"x" * 1000)
         assert connection.getresponse().read() is not None

@@ -14,15 +14,15 @@ import pyarrow.parquet as pq
 import pytest
 from benchmarks.measuring.process import Sample
 from benchmarks.measuring.result import Machine
-from benchmarks.misa import arrivals
+from benchmarks.misa import stream_files
 from benchmarks.misa.__main__ import line, main
-from benchmarks.misa.arrivals import FILES, files, rows_of
 from benchmarks.misa.deadline import Deadline, Gate
 from benchmarks.misa.engines import STORES
 from benchmarks.misa.measure import fill
 from benchmarks.misa.queries import QUERIES
 from benchmarks.misa.result import Batch, Observed, Result
 from benchmarks.misa.settings import ENGINES, Settings
+from benchmarks.misa.stream_files import FILES, files, rows_of
 from benchmarks.misa.streams import cluster, road
 from benchmarks.misa.streams.records import RECORD_BYTES, counts
 
@@ -124,7 +124,7 @@ def test_streams_of_other_code_are_made_again_and_removed_when_unused(
     other = tmp_path / "other"
     other.mkdir()
     made = files(tmp_path, "LR2", 200, 3, 1)[0].parent
-    monkeypatch.setattr(arrivals, "code_digest", lambda: "0123456789ab")
+    monkeypatch.setattr(stream_files, "code_digest", lambda: "0123456789ab")
     again = files(tmp_path, "LR2", 200, 3, 1)[0].parent
     assert again != made
     assert made.exists()

@@ -8,10 +8,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from benchmarks.measuring.timing import Arrivals, local_log, source_files
+from benchmarks.measuring.timing import local_log, source_files
 from benchmarks.misa import run as running
 from benchmarks.misa.run import Observer, await_batch, batch_of, names_of
 from benchmarks.misa.settings import Settings
+from benchmarks.workloads.arrivals import Arrivals
 
 SETTINGS = Settings(query="LR2", engine="spark-best", batches=3, warmup=1, rate=100, trigger=1.0)
 
@@ -53,7 +54,7 @@ def test_files_of_a_batch_after_one_without_rows(tmp_path: Path) -> None:
 
 
 class Query:
-    """A query with batches whose rows a filter skips, reported once each look."""
+    """A query with batches whose rows a filter skips; `report` adds to its progress."""
 
     def __init__(self) -> None:
         self.reported: list[Any] = []
@@ -98,16 +99,16 @@ def observed(tmp_path: Path, entries: int) -> tuple[Query, Observer]:
 def test_only_batches_with_files_count(tmp_path: Path) -> None:
     """Idle progress has the number of the batch that comes next."""
     query, observer = observed(tmp_path, 5)
-    assert observer.look() == []
+    assert observer.new_batches() == []
     query.report(0, 1, None, None, ran=False)
-    assert observer.look() == []
+    assert observer.new_batches() == []
     query.report(0, 2, None, 0)
     query.report(1, 3, 0, 0)
-    assert [batch.number for batch in observer.look()] == [0]
-    assert observer.look() == []
+    assert [batch.number for batch in observer.new_batches()] == [0]
+    assert observer.new_batches() == []
     for entry in range(1, 5):
         query.report(entry + 1, 3 + entry, entry - 1, entry)
-    assert [batch.number for batch in observer.look()] == [2, 3, 4, 5]
+    assert [batch.number for batch in observer.new_batches()] == [2, 3, 4, 5]
     assert observer.files == 5
     assert [(tmp_path / f"{entry}-9.parquet").exists() for entry in range(5)] == [False, False, True, True, True]
 
@@ -115,18 +116,18 @@ def test_only_batches_with_files_count(tmp_path: Path) -> None:
 def test_all_progress_is_fetched_only_where_more_than_one_batch_has_ended(tmp_path: Path) -> None:
     query, observer = observed(tmp_path, 4)
     query.report(0, 1, None, 0)
-    assert [batch.number for batch in observer.look()] == [0]
+    assert [batch.number for batch in observer.new_batches()] == [0]
     query.report(1, 2, 0, 0, ran=False)
-    assert observer.look() == []
+    assert observer.new_batches() == []
     query.report(1, 3, 0, 0)  # closes windows, without files
-    assert observer.look() == []
+    assert observer.new_batches() == []
     query.report(2, 4, 0, 1)
-    assert [batch.number for batch in observer.look()] == [2]
+    assert [batch.number for batch in observer.new_batches()] == [2]
     assert query.fetched == 0
     query.report(3, 5, 1, 2)
     query.report(4, 6, 2, 3)
     query.report(5, 7, 3, 3, ran=False)
-    assert [batch.number for batch in observer.look()] == [3, 4]
+    assert [batch.number for batch in observer.new_batches()] == [3, 4]
     assert query.fetched == 1
 
 

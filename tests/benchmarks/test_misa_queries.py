@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.misa.arrivals import FILES, files
 from benchmarks.misa.queries import QUERIES
+from benchmarks.misa.stream_files import FILES, files
 
 import millpond
 

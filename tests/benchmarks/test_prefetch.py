@@ -9,13 +9,14 @@ from typing import Any
 import msgspec
 import pyarrow.parquet as pq
 import pytest
-from benchmarks.measuring.timing import Arrivals, batch_end, local_log, source_files
+from benchmarks.measuring.timing import batch_end, local_log, source_files
 from benchmarks.nexmark.generator import NexmarkConfig
 from benchmarks.prefetch.__main__ import main, parser
-from benchmarks.prefetch.arrivals import ARRIVING, LOADED, Events
+from benchmarks.prefetch.event_files import ARRIVING, LOADED, Events
 from benchmarks.prefetch.figures import FIGURES, draw, line
 from benchmarks.prefetch.latency import Latency
 from benchmarks.prefetch.run import VARIANTS, Config, Measured, summary
+from benchmarks.workloads.arrivals import Arrivals
 
 STREAM = NexmarkConfig(in_flight_auctions=1000)
 

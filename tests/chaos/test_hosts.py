@@ -21,8 +21,8 @@ from millpond.query.checkpoints.orphans import orphans_of
 from tests.chaos.life import JOB
 from tests.chaos.truth import EXPECTED, expected_updates, read_file_sink, read_updates, write_input
 from tests.integration.test_hosts import run_job
-from tests.servers.network import Network
 from tests.support.cluster import Hosts, hosts
+from tests.support.network import Network
 
 SCHEDULES = int(os.environ.get("MILLPOND_HOST_SCHEDULES", "40"))
 QUERIES = ("aggregate", "windows", "join", "processor", "deduplicate")

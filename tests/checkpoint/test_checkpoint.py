@@ -2,6 +2,8 @@ import threading
 
 import pytest
 
+from millpond.checkpoint.formats import deltas
+from millpond.checkpoint.formats.manifest import DeltaRef
 from millpond.checkpoint.generation import claim
 from millpond.errors import FencedError, StateDamagedError, TransientError
 from millpond.files.locations.faults import Faults, FaultyFiles
@@ -152,3 +154,21 @@ def test_partitions_opened_together_share_listings_and_headers(tmp_path):
     for partition in range(50):
         again.open(partition, 1)
     assert counted.requests == {"list": 1, "head": 2, "get": 3}  # commits; fence; claim, base and one header
+
+
+@pytest.mark.parametrize(("length", "fetched"), [(10, 8), (40, 2), (60, 1), (500, 1)])
+def test_deltas_are_fetched_ahead_within_a_bound(monkeypatch, length, fetched):
+    """A batch's delta may have gigabytes."""
+    monkeypatch.setattr(deltas, "_BYTES_IN_FLIGHT", 100)
+    started = []
+
+    def read(files, ref):
+        started.append(ref.version)
+        return b"%d" % ref.version
+
+    monkeypatch.setattr(deltas, "read_delta", read)
+    refs = [DeltaRef("commits/x", 0, length, version, 0) for version in range(12)]
+    found = deltas.read_deltas(memory(), refs)
+    assert next(found) == b"0"
+    assert len(started) <= fetched
+    assert [b"0", *found] == [b"%d" % version for version in range(12)]

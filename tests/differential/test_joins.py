@@ -78,6 +78,10 @@ QUERIES = {
     ),
     "inner, two keys": (sql(f"select * from l join r on lk = rk and ls = rs and {NEAR}"), "append"),
     "inner, time is key": (sql("select * from l join r on lk = rk and lt = rt"), "append"),
+    "inner, cast time is key": (
+        sql("select * from l join r on lk = rk and to_timestamp(lt) = cast(rt as timestamp)", "1 minute", None),
+        "append",
+    ),
     "inner, null-safe": (sql(f"select lv, rv, lk from l join r on lk <=> rk and {NEAR}"), "append"),
     "inner, one watermark": (sql(f"select * from l join r on lk = rk and {NEAR}", "1 minute", None), "append"),
     "inner, float key": (sql(f"select * from l join r on ld = rd and {NEAR}{NOT_NULL}"), "append"),

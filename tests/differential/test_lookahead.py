@@ -15,7 +15,7 @@ from pyspark.sql.types import IntegerType
 import millpond
 from tests.differential.harness import Query, compare
 from tests.differential.test_filters import DDL, rounds
-from tests.support.asking import asking
+from tests.support.hint_requests import requesting_hints
 
 NAMES = ("lookahead(k)", "exchange", "lookahead(k) #2", "lookahead(k, v)", "lookahead(s)")
 
@@ -125,14 +125,14 @@ def own_slots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.mark.parametrize("query", UPDATE)
 def test_update(spark: SparkSession, tmp_path: Path, query: str) -> None:
-    with asking(NAMES):
+    with requesting_hints(NAMES):
         found = compare(spark, tmp_path, UPDATE[query], "update", rounds(), ddl=DDL, slots="2")
     assert any(found.values()), "nothing came out"
 
 
 @pytest.mark.parametrize("query", APPEND)
 def test_append(spark: SparkSession, tmp_path: Path, query: str) -> None:
-    with asking(NAMES):
+    with requesting_hints(NAMES):
         found = compare(spark, tmp_path, APPEND[query], "append", rounds(), ddl=DDL, slots="2")
     assert any(found.values()), "nothing came out"
 

@@ -135,6 +135,19 @@ def test_a_pattern_that_changes(seed: int, bits: int, windows: Windows | None, m
     rig.close()
 
 
+def test_the_first_and_the_last_beside_distinct_inputs() -> None:
+    """Rows that were appended would be older than those that a window's groups have received since."""
+    rng = random.Random(4)
+    ordered = (AggregateCall("first", (3,), "int"), AggregateCall("last", (3,), "int"))
+    spec = shape((*CALLS, *ordered), f"{INPUTS}; batch int", TUMBLING)
+    rig, truth = Rig(spec, 1 << 17, MEMORY), Truth(spec)
+    for rows, times in stream(rng, 48, lambda number: 10**9 if 8 <= number < 24 else 1):
+        given = [one | {"batch": times.processing} for one in rows]
+        got = found(rig.batch(record_batch(spec, given, ["k"]), times=times))
+        assert got == sorted(map(comparable, truth.batch(given, times))), times
+    rig.close()
+
+
 def test_small_state_stays_in_groups() -> None:
     rng = random.Random(5)
     rig = Rig(shape(CALLS, INPUTS, TUMBLING), 1 << 17)

@@ -1,5 +1,7 @@
+import errno
 import random
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +9,14 @@ import pyarrow as pa
 import pytest
 
 from millpond.errors import UsageError
+from millpond.layout import RowLayout, Rows
 from millpond.operators.kinds.registry import read_rows
 from millpond.operators.processors.calls import Changes, FetchState, Phase
 from millpond.operators.protocol import Times
 from millpond.spec.kinds.processor import TIMERS, InitialState, ProcessorSpec, Variable
 from millpond.spec.operators import EventTime
+from millpond.stores.aligned import hash_intervals
+from millpond.stores.memory.spool import Spool
 from tests.operators.rig import Rig, Row, as_rows, fields, hash_of, record_batch
 from tests.stores.shelf import Shelf
 
@@ -311,6 +316,29 @@ def test_what_is_due_at_once_may_be_more_than_a_column_holds(monkeypatch: pytest
     rig.close()
 
 
+def test_only_a_caller_that_is_gone_loses_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk of the slot, on which output is kept, is no crash of the user's code."""
+
+    def full(spool: Spool, batch: pa.RecordBatch) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def dies(*_: Any) -> Changes:
+        raise OSError("the connection was closed")
+
+    rig = Rig(shape(COUNT))
+    with monkeypatch.context() as patch:
+        patch.setattr(Spool, "add", full)
+        with pytest.raises(OSError, match="No space"):
+            call(rig, Fake(count, {}), rows_of(("a", 1)))
+    assert rig.operator.lost == ""  # type: ignore[attr-defined]
+    rig.restart()
+    rig.operator.caller = dies  # type: ignore[attr-defined]
+    with pytest.raises(OSError, match="closed"):
+        rig.batch(record_batch(rig.spec, rows_of(("a", 1)), ["k"]))
+    assert rig.operator.lost == "rows of ('a',)"  # type: ignore[attr-defined]
+    rig.close()
+
+
 def test_a_processor_needs_somebody_to_call_it() -> None:
     rig = Rig(shape(COUNT))
     with pytest.raises(UsageError, match="No caller of the processor"):
@@ -372,4 +400,21 @@ def test_a_state_that_is_larger_than_memory(tmp_path: Path) -> None:
     assert {key: one["s"] for key, one in state(rig, text.table).items()} == texts
     assert {key: [part["expiry"] for part in parts] for key, parts in state(rig, SEEN.table).items()} == seen
     assert {key: set(times) for key, times in state(rig, TIMERS).items()} == {k: t for k, t in timers.items() if t}
+    rig.close()
+
+
+def test_rows_of_a_key_are_in_memory_once_while_they_are_processed(monkeypatch: pytest.MonkeyPatch) -> None:
+    merge, chunks = hash_intervals.in_hash_order, []
+
+    def merged(parts: Sequence[Rows], layout: RowLayout) -> Rows:
+        chunks[:] = [weakref.ref(part.words) for part in parts]
+        return merge(parts, layout)
+
+    monkeypatch.setattr(hash_intervals, "in_hash_order", merged)
+    rig = Rig(shape(COUNT))
+    alive: list[bool] = []
+    fake = Fake(lambda phase, key, rows, held: alive.extend(chunk() is not None for chunk in chunks) or [], {})
+    call(rig, fake, rows_of(*(("a", v) for v in range(3000))))
+    assert alive
+    assert not any(alive)
     rig.close()

@@ -85,6 +85,47 @@ def test_it_is_told_for_people(stream: DataFrame) -> None:
     assert (found.time_zones, found.settings) == ((), {})
 
 
+@pytest.mark.parametrize(("one", "other"), [("True", "False"), ("ANSI", "LEGACY")])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "coalesce({0}.s, '{1}')",
+        "concat({0}.s, ' {1} ')",
+        "coalesce({0}.m['{1}'], {0}.k)",
+        "to_json({0}.st, map('nullValue', '{1}'))",
+    ],
+)
+def test_constants_in_keys_of_joins_count(stream: DataFrame, key: str, one: str, other: str) -> None:
+    """They are no modes of evaluation, however they are called."""
+
+    def found(constant: str) -> str:
+        on = f"{key.format('a', constant)} = {key.format('b', constant)}"
+        text = f"select a.k from {{events}} a join {{events}} b on {on}"
+        decision = decide(stream.sparkSession.sql(text, events=stream), "append")
+        left, right = between_schemas(Catalyst(stream.sparkSession), decision)
+        assert left.digest != right.digest
+        return left.digest
+
+    assert found(one) == found(one) != found(other)
+
+
+def test_modes_of_evaluation_in_keys_of_joins_do_not_count(stream: DataFrame) -> None:
+    session = stream.sparkSession
+    key = "coalesce(cast({0}.s as int) + {0}.arr[1] / {0}.k, element_at({0}.m, 'True'))"
+
+    def found(ansi: str) -> tuple[BetweenSchema, ...]:
+        before = session.conf.get("spark.sql.ansi.enabled")
+        session.conf.set("spark.sql.ansi.enabled", ansi)
+        try:
+            text = f"select a.k from {{events}} a join {{events}} b on {key.format('a')} = {key.format('b')}"
+            return between_schemas(Catalyst(session), decide(session.sql(text, events=stream), "append"))
+        finally:
+            session.conf.set("spark.sql.ansi.enabled", before)
+
+    assert found("true")
+    assert [schema.digest for schema in found("true")] == [schema.digest for schema in found("false")]
+
+
 def test_settings_and_time_zones_where_they_count(stream: DataFrame) -> None:
     session = stream.sparkSession
     (found,) = pinned(stream, f"select count(*) from {BELOW} where cast(last as date) > '2020-01-01'")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,17 @@ import pytest
 from pyspark.core.broadcast import _broadcastRegistry, _from_id
 from pyspark.serializers import CloudPickleSerializer
 
-from millpond.plan.catalyst.function_code import code_digest
+from millpond.plan.catalyst.function_code import _Graph, code_digest
 
 PROGRAM = """
 import re
 import math as arithmetic
+from collections import deque
 from functools import partial
+from types import SimpleNamespace
 LIMIT, NAMES, KINDS = 3, {{"a": 1, "b": 2}}, {{"x", "y", "z", "w"}}
+
+OPTIONS, LAST = SimpleNamespace(kinds=KINDS, other={{"x", "y"}}), deque([KINDS], maxlen=3)
 
 class Scale:
     base = 10
@@ -75,6 +81,11 @@ FUNCTIONS = {
     "float": "lambda value: value == 0.0",
     "another float": "lambda value: value == -0.0",
     "caught": "outer(Scale(helper))",
+    "set in an object": "lambda value: value in OPTIONS.kinds",
+    "set in a deque": "lambda value: value in LAST",
+    "method of a set": "KINDS.__contains__",
+    "method of a pattern": "re.compile('a+').match",
+    "another method of a pattern": "re.compile('b+').match",
 }
 CHANGES = {
     "closure": ["LIMIT = 4", "def helper(value):\n    return value + 2"],
@@ -83,6 +94,9 @@ CHANGES = {
     "dictionary": ["NAMES['a'] = 3"],
     "recursive": ["def recursive(value):\n    return value if value < 3 else recursive(value - 1)"],
     "pattern": ["def matches(value):\n    return bool(re.match('b+', value))"],
+    "set in an object": ["KINDS.add('v')", "OPTIONS.kinds = {'x'}"],
+    "set in a deque": ["KINDS.add('v')", "LAST.append(1)"],
+    "method of a set": ["KINDS.add('v')"],
 }
 
 
@@ -133,6 +147,215 @@ def test_other_processes_say_the_same(tmp_path: Path) -> None:
     with (tmp_path / "users.py").open("a") as program:
         program.write("\ndef helper(value):\n    return value + 3\n")
     assert said("1") != first
+
+
+LIBRARY = """
+import functools
+import threading
+from types import SimpleNamespace
+import numpy as np
+
+RATE = 3
+
+def score(value):
+    return value * RATE
+
+@functools.lru_cache
+def cached(value):
+    return value + 5
+
+def unused(value):
+    return value + 6
+
+class Locked:
+    def __init__(self):
+        self.lock, self.limit = threading.Lock(), 7
+
+    @functools.cached_property
+    def half(self):
+        return self.limit / 8
+
+    def __call__(self, value):
+        return value > self.half
+
+class Defaults(dict):
+    def __missing__(self, key):
+        return 9
+
+@functools.singledispatch
+def by_type(value):
+    return 0
+
+@by_type.register
+def _(value: str):
+    return 10
+
+class Counted:
+    def __init__(self, function):
+        functools.update_wrapper(self, function)
+        self.function, self.times = function, 13
+
+    def __call__(self, value):
+        return self.function(value) * self.times
+
+@Counted
+def counted(value):
+    return value + 14
+
+vector = np.vectorize(lambda value: value + 11)
+options = SimpleNamespace(change=lambda value: value + 12)
+locked, defaults = Locked(), Defaults(a=1)
+"""
+USERS = """
+import library
+import folder.below
+from library import cached
+
+def attribute(value):
+    return library.score(value)
+
+def in_a_folder(value):
+    return folder.below.scaled(value)
+
+def imported(value):
+    import library as other
+    return other.score(value)
+
+def imported_by_name(value):
+    from library import score
+    return score(value)
+
+def imported_below(value):
+    from folder import later
+    return later.shifted(value)
+
+def caught():
+    import library as other
+    return lambda value: other.score(value)
+
+in_a_closure = caught()
+
+def kept(value):
+    return cached(value)
+
+def kept_there(value):
+    return library.cached(value)
+
+def called(value):
+    return library.locked(value)
+
+def looked_up(value):
+    return library.defaults[value]
+
+def dispatched(value):
+    return library.by_type(value)
+
+def vectorised(value):
+    return library.vector(value)
+
+def decorated(value):
+    return library.counted(value)
+
+def changed(value):
+    return library.options.change(value)
+
+def missing(value):
+    import no_such_library
+    return no_such_library.score(value)
+"""
+MODULES = {
+    "library.py": LIBRARY,
+    "users.py": USERS,
+    # The folders have no __init__.py.
+    "folder/below.py": "def scaled(value):\n    return value * 20\n",
+    "folder/later.py": "def shifted(value):\n    return value + 30\n",
+}
+CHANGED_MODULES = {
+    "attribute": ["RATE = 3", "value * RATE"],
+    "in_a_folder": ["value * 20"],
+    "imported": ["RATE = 3", "value * RATE"],
+    "imported_by_name": ["RATE = 3", "value * RATE"],
+    "imported_below": ["value + 30"],
+    "in_a_closure": ["RATE = 3", "value * RATE"],
+    "kept": ["value + 5"],
+    "kept_there": ["value + 5"],
+    "called": ["Lock(), 7", "self.limit / 8", "value > self.half"],
+    "looked_up": ["return 9", "Defaults(a=1)"],
+    "dispatched": ["return 10"],
+    "vectorised": ["value + 11"],
+    "decorated": ["function, 13", "(value) * self.times", "value + 14"],
+    "changed": ["value + 12"],
+}
+"""Function of `users.py` → texts in the modules, each of which changes what the function computes."""
+
+
+@pytest.fixture
+def in_modules(tmp_path: Path) -> Callable[..., str]:
+    """The digest of a function of `users.py`, which is pickled by its name, after a change of a text in the modules."""
+
+    def found(name: str, old: str = "", new: str = "") -> str:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        for file, text in MODULES.items():
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file).write_text(text.replace(old, new) if old else text)
+        sys.path.insert(0, str(folder))
+        importlib.invalidate_caches()
+        try:
+            function = getattr(importlib.import_module("users"), name)
+            digested = code_digest(CloudPickleSerializer().dumps((function, "bigint")), {})
+        finally:
+            sys.path.remove(str(folder))
+            for module in ("users", "library", "folder", "folder.below", "folder.later"):
+                sys.modules.pop(module, None)
+        assert digested is not None
+        return digested
+
+    return found
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, some in CHANGED_MODULES.items() for text in some])
+def test_what_it_refers_to_in_modules_counts(in_modules: Callable[..., str], name: str, text: str) -> None:
+    first = in_modules(name)
+    assert in_modules(name) == first
+    assert in_modules(name, "def unused(value):", "# Moved.\ndef unused(value):\n    value += 1") == first
+    other = text.translate(str.maketrans("123456789*/>", "234567891+-<"))
+    assert other != text
+    assert in_modules(name, text, other) != first
+
+
+def test_a_missing_module_counts_by_name(in_modules: Callable[..., str]) -> None:
+    first = in_modules("missing")
+    assert in_modules("missing") == first
+    assert in_modules("missing", "no_such_library", "no_other_library") != first
+
+
+def test_a_program_of_many_functions_has_a_digest() -> None:
+    """Each refers to the next, and the last to the first, in more steps than Python's stack has frames."""
+    count = 2 * sys.getrecursionlimit()
+
+    def found(last: int) -> str | None:
+        names: dict[str, object] = {"__name__": "__main__"}
+        calls = "".join(f"def f{n}(value):\n    return f{(n + 1) % count}(value) + {n}\n" for n in range(count - 1))
+        exec(f"{calls}def f{count - 1}(value):\n    return f0(value) + {last}\n", names)
+        return _Graph(names["f0"]).digest()
+
+    assert found(1) == found(1) != found(2)
+
+
+def test_objects_that_have_each_other_in_sets_have_a_digest() -> None:
+    def found(last: int) -> str | None:
+        names: dict[str, object] = {"__name__": "__main__"}
+        exec(
+            "class Place:\n    def __init__(self, number):\n        self.number, self.near = number, set()\n"
+            f"places = [Place(number) for number in (*range(20), {last})]\n"
+            "for place in places:\n    place.near.update(places)\n"
+            "def function(value):\n    return value in places[0].near\n",
+            names,
+        )
+        return code_digest(CloudPickleSerializer().dumps((names["function"], "bigint")), {})
+
+    assert found(30) is not None
+    assert found(30) == found(30) != found(31)
 
 
 def test_what_cannot_be_read_has_no_digest() -> None:

@@ -61,7 +61,7 @@ def test_spec(spark: SparkSession) -> None:
         earliest=-60 * SECOND,
         latest=-1,
     )
-    assert [part.name for part in reading.above] == ["(l.lv < r.rv)"]
+    assert [part.name for part in reading.above] == ["(lv < rv)"]
 
 
 @pytest.mark.parametrize(
@@ -94,6 +94,34 @@ def test_a_day_is_no_number_of_seconds_where_clocks_are_changed(spark: SparkSess
     assert len(reading.above) == 1
 
 
+@pytest.mark.parametrize(
+    ("condition", "bounds"),
+    [
+        ("lts <= rts + interval 1 day", (None, 86_400 * SECOND)),
+        ("lts - rts <= interval 1 hour", (None, 3600 * SECOND)),
+        ("lts <= rts + interval 1 hour", (None, 3600 * SECOND)),
+    ],
+)
+@pytest.mark.parametrize("zones", [("America/New_York", "UTC"), ("UTC", "America/New_York")])
+def test_days_are_those_of_the_zone_in_which_the_query_was_made(
+    spark: SparkSession, condition: str, bounds: tuple[int | None, int | None], zones: tuple[str, str]
+) -> None:
+    """Spark writes the session's zone into each expression when it makes the query, not when it starts it."""
+    made, started = zones
+    spark.conf.set("spark.sql.session.timeZone", made)
+    try:
+        query = spark.sql(f"select lk from l join r on lk = rk and {condition}")
+        spark.conf.set("spark.sql.session.timeZone", started)
+        (operator,) = decide(query, "append").operators
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+    assert isinstance(operator.reading, JoinReading)
+    spec = operator.reading.spec
+    fixed = made == "UTC" or condition == "lts <= rts + interval 1 hour"
+    assert (spec.earliest, spec.latest) == (bounds if fixed else (None, None))
+    assert len(operator.reading.above) == (not fixed)
+
+
 def test_the_watermarks_of_states_are_sparks(spark: SparkSession) -> None:
     near = "lts between rts - interval 30 seconds and rts + interval 1 minute"
     spec, reading = read(spark, f"select * except (larr, rarr) from l join r on lk = rk and {near}")
@@ -108,6 +136,21 @@ def test_the_watermarks_of_states_are_sparks(spark: SparkSession) -> None:
     # Spark takes a comparison with a number for a bound of time.
     spec, _ = read(spark, f"select lk, lts from l left join r on lk = rk and {near} and lv > 2")
     assert spec.left.expiry_cap_ms == 2000
+
+
+@pytest.mark.parametrize("right", ["r", "(select rk, rts, rv from r)", "(select pk rk, pts rts from plain)"])
+@pytest.mark.parametrize("written", ["on", "where"])
+@pytest.mark.parametrize("cast", ["to_timestamp({})", "cast({} as timestamp)"])
+def test_a_needless_cast_of_an_event_time_among_the_keys(
+    spark: SparkSession, right: str, written: str, cast: str
+) -> None:
+    """Spark's optimiser removes it, so the state of both sides expires by this key."""
+    join = "join" if written == "on" else "cross join"
+    equal = f"lk = rk and {cast.format('lts')} = {cast.format('rts')}"
+    spec, _ = read(spark, f"select lk, lts from l {join} {right} {written} {equal}")
+    plain, _ = read(spark, f"select lk, lts from l join {right} on lk = rk and lts = rts")
+    assert spec == plain
+    assert spec.expires
 
 
 def test_conditions_of_outer_joins(spark: SparkSession) -> None:

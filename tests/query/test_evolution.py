@@ -180,6 +180,23 @@ def test_functions_that_change_places_are_refused_or_followed(
     )
 
 
+def test_the_state_stays_when_a_view_is_renamed(
+    session: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def query(df: DataFrame, view: str) -> DataFrame:
+        functions = F.expr(f"sum({view}.v)"), F.expr(f"count(nullif({view}.v, 3))")
+        return df.alias(view).groupBy(F.expr(f"{view}.k % 3").alias("part")).agg(*functions)
+
+    job = Job(session, tmp_path)
+    for setting in ("error", "evolve", "keep", "error"):
+        session.conf.set("spark.millpond.onChangedState", setting)
+        view = f"events_{job.parts}"
+        job.put(100 * job.parts, 100 * job.parts + 100)
+        shown = job.run(query(job.stream(), view))
+        assert shown == sorted(map(tuple, query(job.rows(), view).collect()), key=repr)
+    assert not any("the query has changed" in message for message in caplog.messages)
+
+
 ODD = "sum(v) FILTER (WHERE v % 2 = 1)"
 EVEN = "sum(v) FILTER (WHERE v % 2 = 0)"
 

@@ -20,7 +20,7 @@ from millpond.plan.replay.fingerprint import fingerprint
 from millpond.plan.rewriter import with_hints
 from millpond.tasks.operator_task import OperatorTask
 from millpond.worker.exchange import ExchangeWrite
-from tests.support.asking import asking
+from tests.support.hint_requests import requesting_hints
 
 Figures = list[dict[str, float]]
 
@@ -105,7 +105,7 @@ def test_keys_are_read_ahead_where_the_stage_sees_them(
     rows = millpond.lookahead(keyed_rows(session), "k")
     query = counts(rows.mapInArrow(slowly if right else elsewhere, rows.schema))
     shown: dict[int, int] = {}
-    with asking(["lookahead(k)"], operators=1, partitions=1):
+    with requesting_hints(["lookahead(k)"], operators=1, partitions=1):
         run(query, tmp_path, shown, 6)
         last, figures = run(query, tmp_path, shown, 12)
         for _ in range(6):  # on a busy machine hints come too late for some batches, and then rest for many

@@ -6,6 +6,7 @@ from millpond.errors import StateDamagedError, StateIncompatibleError
 from millpond.files.locations.faults import Faults, FaultyFiles
 from millpond.layout import Column, TableSchema
 from millpond.query.schema.comparison import compare, with_new_columns, write_or_check_schema
+from millpond.query.schema.evolution import EvolvedSchema, evolve_schema, new_operator_schema
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.operators import AggregateCall, Field
 from tests.checkpoint.rig import begin, memory
@@ -70,6 +71,33 @@ def test_another_alias_is_no_difference_and_another_grouping_is():
         (msgspec.structs.replace(old, aliased=False), new, [difference]),
     ):
         assert compare(StateSchema(1 << 15, (was,)), StateSchema(1 << 15, (now,))) == lines
+
+
+@pytest.mark.parametrize(
+    ("setting", "functions", "message"),
+    [
+        ("evolve", ("count(v)", "sum(v)", "max(v)"), "max(v) is new: it counts the rows from now on"),
+        ("evolve", ("sum(v)", "count(v)"), "its functions are in another order"),
+        ("keep", ("count(w)", "sum(v)"), "count(w) goes on with what was count(v)"),
+    ],
+)
+def test_a_key_may_get_another_alias_while_functions_change(setting, functions, message):
+    def with_key(key, functions, title="aggregate by k"):
+        calls = tuple(AggregateCall(text.partition("(")[0], (0,), "bigint") for text in functions)
+        spec = AggregateSpec((Field(key, "int"),), (Field("input0", "bigint"),), calls, "update")
+        operator = OperatorSchema(title, {}, {}, functions, aliased=True)
+        return spec, StateSchema(1 << 15, (new_operator_schema(operator, spec, 0),))
+
+    _, before = with_key("k", ("count(v)", "sum(v)"))
+    spec, now = with_key("key", functions)
+    evolved = evolve_schema(before, 0, now, [spec], setting)
+    assert isinstance(evolved, EvolvedSchema), evolved
+    assert f"aggregate by k: {message}" in evolved.messages
+    (operator,) = evolved.query.operators
+    assert [key["name"] for key in operator.spec["keys"]] == ["key"]
+    spec, other = with_key("key", functions, title="aggregate by u")
+    lines = evolve_schema(before, 0, other, [spec], setting)
+    assert "aggregate by k: the query groups by (key); its checkpoint groups by (k)" in lines
 
 
 @pytest.mark.parametrize("written", [1, 99])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -15,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.servers.jars import Artifact, jars
-from tests.servers.process import die_with_parent, free_ports
+from tests.servers.process import die_with_parent, free_ports, wait_until_up
 from tests.servers.proxy import Proxy, faulty
 
 HADOOP = Artifact(
@@ -109,7 +108,7 @@ def _started(folder: Path) -> Iterator[Hdfs]:
             command = [*java, f"{_SERVERS}.{server}"]
             servers.append(subprocess.Popen(command, cwd=folder, stdout=out, stderr=out, preexec_fn=die_with_parent))
     try:
-        _wait(f"http://{namenode}", servers, log)
+        wait_until_up("HDFS", lambda: _is_up(f"http://{namenode}"), servers, log, timeout=90.0)
         yield Hdfs(f"http://{namenode}", f"http://{datanode}", folder / "conf", rpc)
     finally:
         for process in servers:
@@ -143,16 +142,10 @@ def _write(path: Path, settings: Mapping[str, str]) -> None:
     path.write_text("<configuration>\n" + "\n".join(entries) + "\n</configuration>\n")
 
 
-def _wait(namenode: str, servers: list[subprocess.Popen[bytes]], log: Path, timeout: float = 90.0) -> None:
-    """Wait until the namenode has left its safe mode and knows a datanode."""
-    until = time.monotonic() + timeout
-    while time.monotonic() < until and all(process.poll() is None for process in servers):
-        with suppress(OSError, ValueError, LookupError):
-            query = f"{namenode}/jmx?qry=Hadoop:service=NameNode,name=FSNamesystemState"
-            with urllib.request.urlopen(query, timeout=5) as answer:
-                (state,) = json.load(answer)["beans"]
-            if state["NumLiveDataNodes"] == 1 and state["FSState"] == "Operational":
-                return
-        time.sleep(0.2)
-    ends = [process.poll() for process in servers]
-    raise TimeoutError(f"HDFS does not come up (exit codes {ends}): {log.read_text()[-2000:]}")
+def _is_up(namenode: str) -> bool:
+    """Return whether the namenode has left its safe mode and knows a datanode."""
+    query = f"{namenode}/jmx?qry=Hadoop:service=NameNode,name=FSNamesystemState"
+    with urllib.request.urlopen(query, timeout=5) as answer, suppress(ValueError, LookupError):
+        (state,) = json.load(answer)["beans"]
+        return bool(state["NumLiveDataNodes"] == 1 and state["FSState"] == "Operational")
+    return False

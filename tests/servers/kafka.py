@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.servers.jars import Artifact, jars
-from tests.servers.process import die_with_parent, free_ports
+from tests.servers.process import die_with_parent, free_ports, wait_until_up
 
 BROKER = Artifact(
     "org.apache.kafka", "kafka_2.13", "4.3.1", "4815c97ff2e7a63916fab445a26ad0316234e77ed964aac9b74ba93c191691de"
@@ -70,17 +69,18 @@ group.initial.rebalance.delay.ms=0
             [*java, "kafka.Kafka", str(settings)], cwd=folder, stdout=out, stderr=out, preexec_fn=die_with_parent
         )
     try:
-        _wait(port, process, log)
+        wait_until_up("Kafka", lambda: _is_up(port), [process], log)
         yield f"127.0.0.1:{port}"
     finally:
         process.kill()
         process.wait()
 
 
-def _wait(port: int, process: subprocess.Popen[bytes], log: Path, timeout: float = 60.0) -> None:
-    until = time.monotonic() + timeout
-    while time.monotonic() < until and process.poll() is None:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return
-        time.sleep(0.1)
-    raise TimeoutError(f"Kafka does not come up: {log.read_text()[-2000:]}")
+def _is_up(port: int) -> bool:
+    """Return whether the broker takes connections.
+
+    Raises:
+        OSError: it takes none.
+    """
+    with socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True

@@ -8,12 +8,11 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-from tests.servers.process import Unavailable, die_with_parent, free_ports
+from tests.servers.process import Unavailable, die_with_parent, free_ports, wait_until_up
 
 DATABASE = "postgres"
 
@@ -60,21 +59,23 @@ class PostgresServer:
 
     def start(self) -> None:
         """Start the server, and wait until it answers."""
-        import psycopg
-
         command = [str(self._programs / "postgres"), "-D", str(self._folder), "-p", str(self.port)]
         command += ["-h", "127.0.0.1", "-k", "", "-F"]
-        with (self._folder.parent / "log").open("ab") as log:
+        log = self._folder.parent / "log"
+        with log.open("ab") as out:
             self._process = subprocess.Popen(
-                command, stdout=log, stderr=log, cwd="/", user=self._user, preexec_fn=die_with_parent
+                command, stdout=out, stderr=out, cwd="/", user=self._user, preexec_fn=die_with_parent
             )
-        until = time.monotonic() + 60
-        while time.monotonic() < until:
-            with suppress(psycopg.OperationalError):
-                psycopg.connect(self.conninfo).close()
-                return
-            time.sleep(0.05)
-        raise TimeoutError(f"PostgreSQL does not come up: {(self._folder.parent / 'log').read_text()[-2000:]}")
+        wait_until_up("PostgreSQL", self._is_up, [self._process], log)
+
+    def _is_up(self) -> bool:
+        import psycopg
+
+        try:
+            psycopg.connect(self.conninfo).close()
+        except psycopg.OperationalError:
+            return False
+        return True
 
     def kill(self) -> None:
         """End the server at once, without a clean shutdown."""

@@ -1,4 +1,4 @@
-"""Shared by the servers: downloaded programs, free ports, and processes that end with the tests."""
+"""Shared by the servers: downloaded programs, free ports, starts, and processes that end with the tests."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 
@@ -72,3 +73,35 @@ def free_ports(count: int) -> list[int]:
         for probe in probes:
             probe.bind(("127.0.0.1", 0))
         return [int(probe.getsockname()[1]) for probe in probes]
+
+
+def wait_until_up(
+    server: str,
+    is_up: Callable[[], bool],
+    processes: Sequence[subprocess.Popen[bytes]],
+    log: Path,
+    timeout: float = 60.0,
+) -> None:
+    """Wait until a server is up.
+
+    Args:
+        server: its name.
+        is_up: asks the server once. An `OSError` means that it is not up yet.
+        processes: of the server.
+        log: file with their output.
+        timeout: in seconds.
+
+    Raises:
+        TimeoutError: it does not come up in time, or one of its processes has ended. The message has the last part
+            of the log.
+    """
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline and all(process.poll() is None for process in processes):
+        with suppress(OSError):
+            if is_up():
+                return
+        time.sleep(0.05)
+    statuses = [process.poll() for process in processes]
+    running = all(status is None for status in statuses)
+    reason = f"is not up within {timeout:g} s" if running else f"does not come up: exit statuses {statuses}"
+    raise TimeoutError(f"{server} {reason}; {log} ends with:\n{log.read_text(errors='replace')[-2000:]}")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-from tests.servers.process import die_with_parent, free_ports, program_from_wheel
+from tests.servers.process import die_with_parent, free_ports, program_from_wheel, wait_until_up
 
 VERSION = "6.2.912183"
 WHEELS = (
@@ -52,18 +51,21 @@ class RedisServer:
         """Start the server, with the snapshot if there is one, and wait until it answers."""
         command = [str(redis_server()), "--port", str(self.port), "--bind", "127.0.0.1"]
         command += ["--save", "", "--appendonly", "no", "--dir", str(self._folder)]
-        with (self._folder / "log").open("wb") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=die_with_parent)
-        until = time.monotonic() + 30
-        while time.monotonic() < until:
-            with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1) as asked:
-                asked.sendall(b"PING\r\n")
-                # Redis refuses commands while it loads a snapshot, PING included.
-                if asked.recv(7) == b"+PONG\r\n":
-                    self._snapshot.unlink(missing_ok=True)
-                    return
-            time.sleep(0.05)
-        raise TimeoutError(f"Redis does not come up: {(self._folder / 'log').read_text()[-2000:]}")
+        log = self._folder / "log"
+        with log.open("wb") as out:
+            self._process = subprocess.Popen(command, stdout=out, stderr=out, preexec_fn=die_with_parent)
+        wait_until_up("Redis", self._is_up, [self._process], log, timeout=30.0)
+        self._snapshot.unlink(missing_ok=True)
+
+    def _is_up(self) -> bool:
+        """Return whether the server answers; Redis refuses commands while it loads a snapshot, PING included.
+
+        Raises:
+            OSError: it takes no connection.
+        """
+        with socket.create_connection(("127.0.0.1", self.port), 1) as client:
+            client.sendall(b"PING\r\n")
+            return client.recv(7) == b"+PONG\r\n"
 
     def save(self) -> None:
         """Write a snapshot, which the next start loads before it serves any request."""

@@ -12,7 +12,7 @@ import pytest
 from moto.moto_server.werkzeug_app import MotoRequestHandler
 from moto.server import ThreadedMotoServer
 
-from tests.servers.seaweedfs import BUCKET
+from tests.servers.seaweedfs import BUCKET, client_environment
 
 
 @contextmanager
@@ -42,12 +42,7 @@ def pointed_at(endpoint: str, **more: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("AWS_")]:
             patch.delenv(name)
-        patch.setenv("AWS_ENDPOINT_URL", endpoint)
-        patch.setenv("AWS_ALLOW_HTTP", "true")
-        patch.setenv("AWS_REGION", "us-east-1")
-        patch.setenv("AWS_ACCESS_KEY_ID", "key")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-        for name, value in more.items():
+        for name, value in {**client_environment(endpoint), **more}.items():
             patch.setenv(name, value)
         yield
 

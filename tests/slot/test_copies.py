@@ -142,6 +142,28 @@ def test_without_a_disk_copies_of_earlier_runs_go(far: OperatorTask, opens: Open
     assert not list((folder / "copies").rglob("*.run"))
 
 
+def test_queries_of_a_slot_share_the_free_space(
+    far: OperatorTask, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Mock(free=64_000_000))
+    server = PartitionServer(folder)
+    resources = server._slot_resources(far)
+    first = QueryResources(far, resources)
+    first.runs.write(ROWS, FIXED)
+    held = first.runs.copies.bytes
+    assert held > 0
+    assert first.runs.copies.limit == 64_000_000 // (2 * far.slots)
+    other = msgspec.structs.replace(far, location=f"{far.location}2")
+    begin(other)
+    second = QueryResources(other, resources)
+    left = 64_000_000 - far.slots * (first.runs.copies.limit - held)
+    assert second.runs.copies.limit == left // (2 * far.slots)
+    second.close()
+    first.close()
+    assert resources.unfilled_cache == 0
+    server.close()
+
+
 def test_state_on_a_disk_has_no_copies(counting: OperatorTask, opens: Opens, folder: Path) -> None:
     query = opens(counting, "first")
     query.runs.write(ROWS, FIXED)

@@ -2,6 +2,7 @@ import errno
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -21,7 +22,8 @@ from millpond.slot.process.client import SlotFinder, drain, query_status, start_
 from millpond.slot.process.connection import Connection, PeerGone, accept
 from millpond.slot.process.identity import Process, identify
 from millpond.slot.process.lifecycle import SlotDirectory
-from millpond.slot.process.messages import Done, Drained, RunBatch
+from millpond.slot.process.messages import Done, Drained, Hello, RunBatch, Welcome
+from millpond.slot.process.server import Slot
 from millpond.tasks.operator_task import OperatorTask
 from millpond.worker.slot_stage import SlotStage
 from tests.support.interleave import Interleaved, schedules
@@ -412,3 +414,29 @@ def test_too_many_open_files_end_no_slot():
     assert accept_after(ConnectionAbortedError(errno.ECONNABORTED, "gone")) is None
     with pytest.raises(OSError, match="bad file"):
         accept_after(OSError(errno.EBADF, "bad file descriptor"))
+
+
+def test_too_many_threads_end_no_slot(monkeypatch):
+    """A connection waits until the process has fewer."""
+    ours, theirs = socket.socketpair()
+    slot = Slot(Mock(), SimpleNamespace(accept=lambda: (theirs, "")), Mock())
+    start, tries = threading.Thread.start, []
+
+    def start_at_the_second_try(thread):
+        tries.append(thread)
+        if len(tries) == 1:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_at_the_second_try)
+    connection = Connection(ours)
+    try:
+        slot._accept()
+        slot._start_serving()
+        slot._start_serving()
+        connection.send(Hello())
+        assert isinstance(connection.receive()[1], Welcome)
+    finally:
+        connection.close()
+        tries[-1].join(60)
+    assert len(tries) == 2

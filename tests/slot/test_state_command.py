@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,8 +21,9 @@ from millpond.checkpoint.formats.documents import write_document_once
 from millpond.checkpoint.formats.manifest import PartitionManifest, TableState, seal
 from millpond.checkpoint.generation import claim, claimed_generations, newest_claim
 from millpond.checkpoint.recovery import Recovery
+from millpond.checkpoint.retention.needs import needs_of
 from millpond.checkpoint.state_schema import OperatorSchema, StateSchema, plain
-from millpond.errors import StateDamagedError, UsageError
+from millpond.errors import StateDamagedError, TransientError, UsageError
 from millpond.files.backends.filesystem import FileInfo
 from millpond.files.locations.counted import CountedFiles
 from millpond.files.locations.opening import join_url, open_filesystem
@@ -284,6 +285,23 @@ def test_what_the_newest_run_builds_on_may_be_gone_only_when_it_has_gone_on(
     assert all(missing in line for line in told)
     assert any(file.name in line for file in base for line in told)
     assert summary.startswith("no version is whole, ")
+
+
+def test_a_version_that_the_query_removes_while_it_is_read_is_not_damaged(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta_backlog, "_MAX_DELTAS", 1)
+    reader = StateReader(str(checkpoint))
+    version = reader.choose()
+    own = needs_of(reader.manifests(version).values())
+    Counts(checkpoint).through(BATCHES + 3)
+    now = StateReader(str(checkpoint))
+    removed = own - needs_of(now.manifests(now.newest()).values())
+    assert removed
+    for name in removed:
+        reader.files.delete(name)
+    with pytest.raises(TransientError, match=r"was removed while it was read.*spark\.millpond\.state\.retain"):
+        list(chain.from_iterable(reader.read(0, partition, version) for partition in range(PARTITIONS)))
 
 
 @pytest.mark.parametrize("command", ["verify", "show"])

@@ -13,7 +13,7 @@ import millpond
 from millpond.operators.kinds.registry import KINDS, state_tables
 from millpond.operators.protocol import MAIN, TableKind
 from millpond.slot.partition import tables
-from millpond.spec.functions import KEY_COLUMNS
+from millpond.spec.functions import INPUT_TYPE, KEY_COLUMNS
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.kinds.deduplicate import DeduplicateSpec, WithinSpec
 from millpond.spec.kinds.enrich import EnrichSpec
@@ -32,7 +32,7 @@ SOURCES = Path(millpond.__file__).parent
 SPECS = {kind.__name__ for kind in get_args(OperatorSpec)}
 
 ALLOWED = {
-    "plan/spark_state/rows.py": 9,  # what Spark keeps of each kind
+    "plan/spark_state/rows.py": 8,  # what Spark keeps of each kind
     # The filter that bounds a rank lets all of its rows pass, so that it is read together with the rank's limit.
     "plan/changelog/changes.py": 1,
     "plan/reconcile.py": 1,  # the node above a processor says which of its columns is the event time
@@ -222,6 +222,19 @@ class TestEveryKind:
             assert wide.unsupported == KEY_COLUMNS
         if isinstance(spec, SessionSpec):  # the state has a column for the number of a key's session
             assert msgspec.structs.replace(spec, keys=many[:64]).unsupported == KEY_COLUMNS
+
+
+@pytest.mark.parametrize("kind", [ProcessorSpec, GroupStateSpec])
+def test_output_types_of_user_code(kind: type[ProcessorSpec]) -> None:
+    """A type without an Arrow form is refused when the query is planned, not in its first batch."""
+
+    def unsupported(type_: str) -> str | None:
+        return kind((K, V), (0,), (K, Field("x", type_)), (GROUP,), "none", "update").unsupported
+
+    for type_ in ("time(3)", "array<interval day to second>", "variant", "geometry(any)", "struct<a:int,a:int>"):
+        assert unsupported(type_) == INPUT_TYPE
+    for type_ in ("void", "map<string,array<timestamp>>", "string collate UNICODE"):
+        assert unsupported(type_) is None
 
 
 @pytest.mark.parametrize(

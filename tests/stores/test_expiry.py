@@ -5,6 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +23,9 @@ from tests.support.rows import Entry, decode, encode, layout
 
 SHAPE = layout("b", "wb")
 TIME = SHAPE.offsets[1]
+LAST_STAMP = 211_106_232_532_991
+"""From this time on, in milliseconds, all times have the same stamp."""
+YEAR_9999 = 253_402_214_400_000
 
 
 @dataclass
@@ -147,14 +151,15 @@ class Rig:
         assert self.table.stats()["keys"] == len(self.state)
 
 
-TIMES = st.integers(-50, 150) | st.sampled_from([-(1 << 60), 1 << 60, 1 << 47, NEVER])
+FAR = st.integers(LAST_STAMP - 2, LAST_STAMP + 2) | st.sampled_from([-(1 << 60), 1 << 60, 1 << 47, YEAR_9999])
+TIMES = st.integers(-50, 150) | FAR | st.just(NEVER)
 PUTS = st.builds(
     Put, st.dictionaries(st.integers(0, 30), TIMES, min_size=1, max_size=12), st.sampled_from(["", "", "ahead", "only"])
 )
 STEPS = (
     PUTS
     | PUTS
-    | st.builds(Due, st.integers(-100, 300))
+    | st.builds(Due, st.integers(-100, 300) | FAR)
     | st.builds(Evict, st.sampled_from([0.3, 0.7, 1.0]))
     | st.builds(Flush)
 )
@@ -172,3 +177,15 @@ def test_what_expires_equals_a_dictionary(batches: list[list], recoveries: set[i
                 rig.recover()
                 rig.check()
         rig.table.close()
+
+
+@pytest.mark.parametrize("first", [1_700_000_000_000, LAST_STAMP - 2, YEAR_9999, 1_700_000_000_000_000])
+def test_rows_in_runs_expire_whatever_their_time(first: int, tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.batch([Put({number: first + number for number in range(6)} | {6: NEVER}), Evict(1.0)])
+    rig.batch([Due(first - 1), Due(first + 2)])
+    rig.recover()
+    rig.batch([Due(first + 3), Evict(1.0), Due(first + 100)])
+    assert list(rig.state.values()) == [NEVER]
+    rig.check()
+    rig.table.close()

@@ -30,7 +30,8 @@ from millpond.stores.ordered import parts as parts_module
 from millpond.stores.ordered import table as table_module
 from millpond.stores.ordered.expiry_index import ExpiryIndexBuilder
 from millpond.stores.ordered.files import PartFiles
-from millpond.stores.ordered.layout import OrderedLayout, ordered_schema
+from millpond.stores.ordered.layout import OrderedLayout, empty_rows, ordered_schema
+from millpond.stores.ordered.merge import Input, TimeInterval, merge_parts
 from millpond.stores.ordered.parts import BEGINNING, Part
 from millpond.stores.ordered.table import OrderedTable
 from millpond.stores.ordered.time_buckets import TimeBuckets
@@ -41,6 +42,8 @@ from tests.operators.join_rig import Immediate
 from tests.support.rows import Entry, Value, decode, encode
 
 SECOND = 1_000_000
+LATE = 570_000_000_000 * SECOND
+"""A time later than the references of files can tell."""
 
 
 @pytest.fixture(autouse=True)
@@ -206,7 +209,8 @@ VALUES = st.tuples(st.sampled_from([None, b"", b"short", b"long" * 9]), st.none(
 
 
 def models(front: int) -> st.SearchStrategy[Model]:
-    times = st.integers(front - 20 * SECOND, front + 20 * SECOND) | st.just(front) | st.just(NEVER)
+    far = [NEVER, LATE, NEVER - 1]
+    times = st.integers(front - 20 * SECOND, front + 20 * SECOND) | st.just(front) | st.sampled_from(far)
     return st.builds(Model, HASHES, KEYS, VALUES, times)
 
 
@@ -566,3 +570,52 @@ def test_rows_without_time_in_a_file_do_not_lengthen_buckets() -> None:
     alone.choose_length([timed], 1_000_000)  # type: ignore[list-item]
     together.choose_length([timed, mixed], 1_000_000)  # type: ignore[list-item]
     assert together.shift == alone.shift < 32
+
+
+@pytest.mark.parametrize(("far", "shift"), [(1 << 59, 55), (7 << 60, 60), (NEVER - 1, 60)])
+def test_time_buckets_have_each_time_once(far: int, shift: int) -> None:
+    now = 1_700_000_000 * SECOND
+    parts = [
+        SimpleNamespace(oldest=now, newest=far, timeless=True),
+        # A file: its reference has times up to the year 10889 only.
+        SimpleNamespace(oldest=now, newest=1000 * (1 << 48) - 1, timeless=True),
+    ]
+    for chosen in (parts[:1], parts[1:], parts):
+        buckets = TimeBuckets()
+        buckets.shift = shift
+        intervals = buckets.intervals(chosen, now - 1)  # type: ignore[arg-type]
+        for time in (now, now + SECOND, 1000 * (1 << 48), far, NEVER):
+            assert sum(interval.after < time <= interval.until for interval in intervals) == 1
+
+
+def test_rows_of_late_times_stay_when_files_are_merged(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, marked=True, remote=False)
+    front = 1_700_000_000 * SECOND
+    for version in range(14):
+        far = Model(9, (1, b"far"), (b"v", version), LATE + version)
+        rig.batch([Model(5 << 60, (1, b"k"), (b"v", version), front), far], [], front - 2 * SECOND, spill=True)
+        if version == 5:
+            rig.reopen()
+        rig.check()
+        front += SECOND
+    rig.close()
+
+
+def test_many_rows_of_one_key_are_merged_in_pieces(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, marked=True, remote=False)
+    parts = []
+    for number in range(3):
+        words = np.zeros((5000, rig.layout.rows.width), np.uint64)
+        words[:, 0] = 42
+        words[:, rig.layout.time] = np.arange(5000) * 3 + number
+        parts.append(Part(rig.layout, Rows(words, np.empty(0, np.uint8)), 0))
+        parts[-1].bits()[:] = np.uint64(0x5555555555555555)  # every other row
+    inputs = [Input(part) for part in parts]
+    pieces = list(merge_parts(inputs, rig.layout, HashRange(), TimeInterval(), size=1000))
+    assert max(rows.count for rows in pieces) < 2000
+    words = np.concatenate([rows.words for rows in pieces])
+    assert words[:, rig.layout.time].tolist() == list(range(15000))
+    assert (words[:, META] & np.uint64(MATCHED) != 0).tolist() == [time // 3 % 2 == 0 for time in range(15000)]
+    none = [Input(Part(rig.layout, empty_rows(rig.layout), 0))]
+    assert not list(merge_parts(none, rig.layout, HashRange(), TimeInterval(), size=1000))
+    rig.close()

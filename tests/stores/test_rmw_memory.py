@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from millpond.errors import SettingError, TransientError, UsageError
+from millpond.files.formats.blocks import sort_rows
 from millpond.files.formats.segment import decode_rows
 from millpond.files.locations.opening import open_filesystem
 from millpond.files.refs import TableManifest
@@ -22,11 +23,12 @@ from millpond.stores.rmw.hot import table as hot_table
 from millpond.stores.rmw.policy import Policy, PrefetchShare
 from millpond.stores.rmw.table import RmwTable
 from millpond.stores.runs.prefetcher import PrefetchFigures
+from millpond.stores.runs.run import memory_run
 from millpond.stores.runs.run_set import RunSet
 from millpond.stores.runs.run_store import RunStore
 from millpond.stores.table_resources import TableResources
 from tests.stores.shelf import Shelf
-from tests.support.rows import Entry, encode, layout
+from tests.support.rows import Entry, encode, layout, random_rows
 
 NUMBERS = layout("w", "ww")
 TEXTS = layout("b", "wwb")
@@ -536,4 +538,56 @@ def test_a_piece_of_evicted_rows_takes_no_more_than_the_values_there_are(pools) 
     pieces = list(table._hot.evict(1.0, 64))
     assert sum(piece.count for piece in pieces) == 8
     assert max(piece.heap.base.nbytes for piece in pieces) < 9 << 20
+    table.close()
+
+
+def test_many_runs_do_not_make_pieces_large(pools) -> None:
+    shape = layout("w", "w" * 70)
+    runs = []
+    for number in range(20):
+        rows = random_rows(100, shape, number)
+        rows.words[:, 0] = rows.words[:, 0] >> np.uint64(5) | np.uint64(number << 59)  # the runs' ranges are disjoint
+        runs.append(memory_run(sort_rows(rows, shape), shape))
+    table = RmwTable(
+        shape.schema, fresh(shape), RunSet(shape, runs), TableResources(MemoryBudget(64 << 20), *pools), HashRange()
+    )
+    table.begin(0)
+    pieces = [rows.count for rows in table.scan(100)]
+    assert sum(pieces) == 2000
+    assert max(pieces) < 400, pieces
+    table.close()
+
+
+def test_pieces_are_judged_by_the_rows_in_runs(pools, tmp_path: Path) -> None:
+    shape = layout("w", "b")
+    store = RunStore(open_filesystem(f"file://{tmp_path}/state"), f"{tmp_path}/local", disk=0, memory=1 << 20)
+    budget = MemoryBudget(16 << 20)
+    for length in (20, 2000):
+        entries = (Entry(number << 51, (number,), (b"v" * length,)) for number in range(6000))
+        run = store.write(encode(entries, shape), shape)
+        # As after a restart: no row is in memory.
+        table = RmwTable(
+            shape.schema, fresh(shape), RunSet(shape, [run]), TableResources(budget, *pools), store=store, keys=6000
+        )
+        table.begin(0)
+        pieces = [rows.count for rows in table.scan()]
+        assert sum(pieces) == 6000
+        assert budget.piece // 4 < max(pieces) * (length + 50) < 3 * budget.piece
+        table.seal()
+        table.close()
+    store.close()
+
+
+def test_values_that_were_evicted_do_not_make_pieces_small(pools, tmp_path: Path) -> None:
+    shape = layout("w", "b")
+    budget = MemoryBudget(64 << 20)
+    table = RmwTable(shape.schema, fresh(shape), RunSet(shape), TableResources(budget, *pools), store=Shelf(tmp_path))
+    table.load(encode((Entry(number << 51, (number,), (b"v" * 200,)) for number in range(6000)), shape))
+    table.begin(0)
+    assert table._eviction_buffer is not None
+    table._memory.evict(table._eviction_buffer, 0.999)
+    assert 0 < table.stats()["hot_rows"] < 60
+    assert table.heap.used > 6000 * 200
+    assert max(rows.count for rows in table.scan()) > 1000
+    table.seal()
     table.close()

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pyspark
 
-from tests.servers.network import Network
+from tests.support.network import Network
 
 SPARK_HOME = Path(pyspark.__file__).parent
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"

@@ -14,7 +14,7 @@ import pytest
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, DayTimeIntervalType, LongType, MapType, StringType, StructField, StructType
 
 import millpond
 from millpond.errors import UsageError
@@ -233,6 +233,44 @@ def test_many_keys_and_batches() -> None:
     assert len(shown) == 5000
 
 
+def test_batches_leave_no_memory_accounts() -> None:
+    """With rows and due timers, whose temporary tables have different columns."""
+    one = ProcessorTester(Script({}), *SCRIPT, "update", "processingTime")
+    accounts, counts = one._batches._tables._budget._accounts, set()
+    for now in range(1, 5):
+        one.test("a", [Row(do=f"handle.registerTimer({now})")])
+        assert len(one.setProcessingTime(now)) == 1
+        counts.add(len(accounts))
+    assert len(counts) == 1
+
+
+class Nulls(StatefulProcessor):
+    """Says what it sees."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        pass
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        yield Row(said=str([(row.w, row.l, row.m) for row in rows]))
+
+
+class NullFrames(Nulls):
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        said = [(frame.w[0], list(frame.l[0]), frame.m[0]) for frame in rows]
+        yield pd.DataFrame({"said": [str(said)]})
+
+
+def test_null_structs_of_fields_that_are_never_null() -> None:
+    full = StructType([StructField("a", LongType(), False)])
+    fields = [("w", full), ("l", ArrayType(full)), ("m", MapType(StringType(), full))]
+    columns = StructType([StructField("k", StringType()), *(StructField(name, kind) for name, kind in fields)])
+    row = {"k": "a", "w": None, "l": [None], "m": {"x": None}}
+    (shown,) = ProcessorTester(Nulls(), "k string", columns, "said string").testBatch([row])
+    assert shown.said == "[(None, [None], [('x', None)])]"
+    shown = PandasProcessorTester(NullFrames(), "k string", columns, "said string").testBatch(pd.DataFrame([row]))
+    assert shown.said.tolist() == ["[(None, [None], {'x': None})]"]
+
+
 class Unused(StatefulProcessor):
     """Fails where Spark calls it on the driver."""
 
@@ -253,6 +291,7 @@ def test_wrong_arguments() -> None:
         (("k strings", *SHAPE[1:]), {}, "There is no type 'strings'"),
         (("k string,", *SHAPE[1:]), {}, "Not a type"),
         (("k map<int,int>", "v int", "n int"), {}, "a type that cannot be kept"),
+        ((*SHAPE[:2], StructType([StructField("d", DayTimeIntervalType())])), {}, "a type that cannot be kept"),
     ):
         with pytest.raises(UsageError, match=message):
             ProcessorTester(count, *arguments, **more)

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pytest
 from pyspark import cloudpickle
 from pyspark.errors import PySparkRuntimeError
-from pyspark.sql.types import DataType, DoubleType, LongType, StringType, StructType, TimestampType
+from pyspark.sql.types import DataType, DoubleType, LongType, StringType, StructField, StructType, TimestampType
 
 from millpond.tasks.user_functions import Kind, UserFunction, UserFunctions
 from millpond.worker.user_functions import GroupCaller
@@ -134,3 +134,33 @@ def test_what_functions_raise_comes_out() -> None:
         list(GroupCaller(maps(Kind.MAP_PANDAS, lambda rows: 1 // 0, LongType()))(batch()))
     with pytest.raises(PySparkRuntimeError, match="RESULT_COLUMN"):
         list(GroupCaller(maps(Kind.MAP_PANDAS, lambda rows: rows, LongType()))(batch()))
+
+
+FULL = StructType([StructField("a", LongType(), False)])
+"""A struct whose field is never null, although the struct may be."""
+
+
+def full_arrow(rows: Any) -> pa.Table:
+    assert rows.schema.field("v").type == pa.struct([pa.field("a", pa.int64(), nullable=False)])
+    return pa.table({"_0": rows["v"]})
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        (Kind.AGGREGATE_ARROW, lambda v: v.null_count),
+        (Kind.MAP_PANDAS, lambda rows: pd.DataFrame({"_0": [rows.v[0]]})),
+        (Kind.MAP_ARROW, full_arrow),
+    ],
+)
+def test_null_structs_of_fields_that_are_never_null(kind: Kind, code: Callable[..., Any]) -> None:
+    """As keys, in rows and in results; below such a struct, a slot's columns have nulls."""
+    if kind.maps:
+        one = function(kind, code, struct(FULL), 3, 1, 0, 1)
+        calls = UserFunctions("t", (one,), StructType().add("k", FULL).add("v", FULL), struct(FULL))
+    else:  # the result is the key
+        calls = UserFunctions("t", (function(kind, code, LongType(), 0),), struct(FULL), struct(FULL), (0,))
+    null = pa.StructArray.from_arrays([pa.nulls(1, pa.int64())], ["a"], mask=pa.array([True]))
+    lists = pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), pa.StructArray.from_arrays([null], ["c0"]))
+    (result,) = GroupCaller(calls)(pa.RecordBatch.from_arrays([null, lists], ["k", "rows"]))
+    assert result.to_pylist() == [{"_0": None}]

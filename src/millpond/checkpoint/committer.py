@@ -105,6 +105,7 @@ class Committer:
         self._failure: MillpondError | None = None
         self._failing_since: float | None = None
         self._failed_tries = 0
+        self._acknowledged_at = -math.inf
         self._random = random.Random()
         self._number = 0
         self._thread: threading.Thread | None = None
@@ -153,7 +154,8 @@ class Committer:
 
         Args:
             operator, partition, version: the version to wait for.
-            timeout: seconds; None waits until the committer has failed for `limit` seconds.
+            timeout: seconds without an acknowledgement, beyond the time that the upload of the group in flight may
+                take; None waits until the committer has failed for `limit` seconds.
 
         Raises:
             TransientError: the time is up, or the store has failed for too long (names the file and the failure), or
@@ -295,6 +297,10 @@ class Committer:
             if self._in_flight is not group:
                 return  # another thread took over and has acknowledged the group
             self._in_flight = None
+            self._acknowledged_at = time.monotonic()
+            if self._threaded:
+                # A thread whose put returned after all goes on, as its successor may be stuck in the same put.
+                self._thread = threading.current_thread()
             self._advance_number(group)
             self._failure = self._failing_since = None
             self._failed_tries = 0
@@ -367,7 +373,7 @@ class Committer:
 
     def _wait(self, done: Callable[[], bool], timeout: float | None, version: int | None = None) -> None:
         """Wait until `done()`, and flush held versions up to `version` (None: all), as the caller needs them."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        began = time.monotonic()
         with self._changed:
             failures_before = self.stats.retries + self.stats.restarts
             while not done():
@@ -377,8 +383,8 @@ class Committer:
                     raise TransientError("The committer is closed: its query has stopped.")
                 self.release(max(self._submitted_places, default=0) if version is None else version)
                 now = time.monotonic()
-                if deadline is not None and now >= deadline:
-                    raise self._late_error(f"A commit is not durable after {timeout:g} s")
+                if timeout is not None and now >= max(began, self._acknowledged_at) + timeout + self._upload_seconds():
+                    raise self._late_error(f"A commit is not durable after {now - began:.2f} s")
                 self._replace_stuck_thread(now)
                 new_failures = self.stats.retries + self.stats.restarts - failures_before
                 failing = 0.0 if self._failing_since is None else now - self._failing_since
@@ -386,7 +392,7 @@ class Committer:
                     raise self._late_error(f"Commits have failed for {failing:.0f} s")
                 if self._threaded:
                     # Wake up regularly: without a notification, only waiters see that the thread is dead or stuck.
-                    self._changed.wait(min(0.5, self._stuck_seconds / 4, max(0.0, (deadline or now + 1) - now)))
+                    self._changed.wait(min(0.5, self._stuck_seconds / 4, math.inf if timeout is None else timeout))
                 else:
                     self.step()
 
@@ -395,8 +401,7 @@ class Committer:
         if not self._threaded or not self._pending:
             return
         alive = self._thread is not None and self._thread.is_alive()
-        size = sum(sealed.bytes for sealed in self._in_flight.members) if self._in_flight else 0
-        late = now - self.heartbeat > self._stuck_seconds + size / MIN_BYTES_PER_SECOND
+        late = now - self.heartbeat > self._stuck_seconds + self._upload_seconds()
         if alive and not (late and self._in_flight):
             return
         if self._failing_since is None:
@@ -404,6 +409,11 @@ class Committer:
         self._failure = TransientError("A put does not return." if alive else "The committer's thread died.")
         self.stats.restarts += 1
         self._start_thread()
+
+    def _upload_seconds(self) -> float:
+        """Return the longest time in seconds that the upload of the group in flight may take."""
+        size = sum(sealed.bytes for sealed in self._in_flight.members) if self._in_flight else 0
+        return size / MIN_BYTES_PER_SECOND
 
     def _late_error(self, what: str, then: str = "Then restart the query.") -> TransientError:
         """Build the error for a commit that is late, with the last failure and its file."""

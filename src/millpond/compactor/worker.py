@@ -21,7 +21,6 @@ from millpond.checkpoint.compaction.requests import (
     claim_lease,
     file_prefix,
     lease_holder,
-    lease_name,
     list_requests,
     put_result,
     read_request,
@@ -30,7 +29,7 @@ from millpond.checkpoint.compaction.requests import (
     request_name,
 )
 from millpond.checkpoint.generation import check_fence
-from millpond.errors import FencedError, MillpondError, StateDamagedError, TransientError
+from millpond.errors import FencedError, MillpondError, StateDamagedError, StateIncompatibleError, TransientError
 from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem
 from millpond.files.backends.retry import with_retries
 from millpond.files.refs import RunRef
@@ -85,6 +84,7 @@ class Worker:
 
     def __post_init__(self) -> None:
         self._seen: dict[str, tuple[int, float]] = {}  # by request: the newest lease, and when it was first seen
+        self._unreadable: set[str] = set()  # requests of another format
 
     def run(self, poll: float, *, once: bool = False, idle_exit: float | None = None) -> None:
         """Execute requests until stopped.
@@ -106,6 +106,7 @@ class Worker:
     def step(self) -> bool:
         """Execute the oldest free request of each location; return whether there was one."""
         seen, self._seen = self._seen, {}
+        self._unreadable &= seen.keys()
         worked = False
         for files in self.locations:
             try:
@@ -137,7 +138,7 @@ class Worker:
             lease, since = seen.get(identity, (-1, now))
             since = since if lease == state.lease else now
             self._seen[identity] = state.lease, since
-            if not state.leased or now - since >= self.lease:
+            if identity not in self._unreadable and (not state.leased or now - since >= self.lease):
                 free.append((state.request.modified, identity, state))
         fenced: dict[int, bool] = {}
         for _, identity, state in sorted(free, key=lambda one: one[:2]):
@@ -147,21 +148,22 @@ class Worker:
                 yield identity, state
 
     def _try_request(self, files: FileSystem, identity: str, state: RequestState) -> bool:
+        # The request is read before it is claimed: its slot waits for the worker that holds the lease, and this worker
+        # may be of a version that does not know the request's format.
+        try:
+            request = read_request(files, state.generation, identity)
+        except StateIncompatibleError as error:
+            _log.warning("%s: request %s is left to others: %s", files.url, identity, error)
+            self._unreadable.add(identity)
+            return False
+        if request is None:
+            return False  # it was withdrawn since it was listed, or was cut off when it was written
         try:
             claim_lease(files, state.generation, identity, state.lease + 1, self.name)
         except AlreadyExistsError:
             if lease_holder(files, state.generation, identity, state.lease + 1) != self.name:
                 return False  # another worker was faster
         self._seen[identity] = state.lease + 1, self.clock()
-        try:
-            request = read_request(files, state.generation, identity)
-        except MillpondError as error:  # written by another version of Millpond
-            _log.warning("%s: request %s cannot be read: %s", files.url, identity, error)
-            return False
-        if request is None:
-            if not files.exists(request_name(state.generation, identity)):
-                files.delete(lease_name(state.generation, identity, state.lease + 1))  # the request was withdrawn
-            return False
         started = time.perf_counter()
         pace = Pace(1.0)
         try:

@@ -13,10 +13,11 @@ from millpond.plan.changelog.changes import leave_updates_to_spark
 from millpond.plan.decision.decision import Decided, Operator
 from millpond.plan.reading.aggregate import MAPS
 from millpond.plan.reading.join import JoinReading
-from millpond.plan.reading.processor import EVENT_TIME_NODE
+from millpond.plan.reading.processor import EVENT_TIME_NODE, GROUP_STATES, PROCESSORS, passes_watermark
 from millpond.plan.reading.reasons import Reason
 from millpond.spec.kinds.processor import ProcessorSpec
 from millpond.spec.operators import Pattern
+from millpond.spec.protocol import NO_WATERMARK
 
 
 def reconciled(root: Decided, output_mode: str, pattern: Pattern) -> Decided:
@@ -103,17 +104,23 @@ def _with_pattern(operator: Operator, pattern: Pattern) -> Operator:
     return operator if operator.spec is None else replace(operator, spec=operator.spec.with_pattern(pattern))
 
 
-def _with_lags(decided: Decided) -> tuple[Decided, int]:
+def _with_lags(decided: Decided) -> tuple[Decided, int | None]:
     """Set each operator's watermark lag; return the plan and the lag of its output in milliseconds.
 
+    The lag is None if no watermark passes: the input has none, or went through a processor that Spark lets none pass.
     A join's output may be as old as the oldest rows in its state.
     """
     below = [_with_lags(child) for child in decided.children]
     # The input that lags most decides: rows of that age may still come.
-    lag = max((lag for _, lag in below), default=0)
-    operator = decided.operator
+    lag = max((lag for _, lag in below if lag is not None), default=None)
+    node, operator = decided.node, decided.operator
+    if node.kind == "EventTimeWatermark":
+        lag = lag or 0
     if operator is not None and operator.spec is not None:
-        operator = replace(operator, spec=operator.spec.with_lag(lag))
+        own = NO_WATERMARK if lag is None else lag
+        operator = replace(operator, spec=operator.spec.with_lag(own))
         if isinstance(operator.reading, JoinReading):
-            lag += operator.reading.output_lag_ms
-    return Decided(decided.node, tuple(child for child, _ in below), operator), lag
+            lag = own + operator.reading.output_lag_ms
+    if node.kind in (*PROCESSORS, *GROUP_STATES) and not passes_watermark(node):
+        lag = None
+    return Decided(node, tuple(child for child, _ in below), operator), lag

@@ -13,7 +13,6 @@ from functools import cached_property
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Expression, Node
 from millpond.plan.catalyst.optimiser.joins import EqualKeys, equal_keys, with_rest
-from millpond.plan.catalyst.text import nameless
 from millpond.plan.decision.decision import WrongShape, describe
 from millpond.plan.reading.aggregate import MAPS
 from millpond.plan.reading.join import event_time_column, expiries_of, watermarked_key
@@ -40,7 +39,7 @@ def wrong_in_spark(
         return ()
     query = _Query(catalyst, catalyst.optimized(analyzed), output_mode, maps_windows)
     wrong = (
-        WrongShape(code, describe(node), nameless(detail), shape.certain, shape.loss, shape.advice)
+        WrongShape(code, describe(node), detail, shape.certain, shape.loss, shape.advice)
         for code, shape in SHAPES.items()
         for node, detail in shape.find(query)
     )

@@ -40,11 +40,11 @@ from millpond.plan.exchange.map_side import exchanged
 from millpond.plan.exchange.workers import map_in_arrow, named_function
 from millpond.plan.replay.fingerprint import fingerprint
 from millpond.plan.spark_state.contradictions import Times
-from millpond.plan.spark_state.rows import (
+from millpond.plan.spark_state.rows import imported_rows
+from millpond.plan.spark_state.stored_operators import (
     StoredOperator,
     describe_operators,
     describe_stored,
-    imported_rows,
     in_spark_order,
     projected,
 )

@@ -12,6 +12,9 @@ from millpond.spec.functions import KEY_COLUMNS, MAX_KEY_COLUMNS, key_width, uns
 from millpond.spec.operators import AggregateCall, Field, Pattern
 from millpond.spec.traits import Trait
 
+NO_WATERMARK = 1 << 62
+"""Lag of an operator that no watermark reaches: its own stays 0."""
+
 
 class AccessPattern(NamedTuple):
     """Store that fits the operator's state accesses, and the reason."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from millpond.humanize import duration
 from millpond.spec.operators import AggregateCall, Field
 
 
@@ -25,13 +24,6 @@ def columns_trait(does: str, columns: Sequence[Field]) -> Trait:
     """Describe the use of columns by their names; the exact text has their types, too."""
     names, types = ([column.name for column in columns], [f"{column.name} {column.type}" for column in columns])
     return Trait(f"{does} ({', '.join(names)})", f"{does} ({', '.join(types)})")
-
-
-def lag_trait(lag_ms: int | None) -> Trait:
-    """Describe how an operator's watermark follows from the query's."""
-    if not lag_ms:
-        return Trait("gets the watermark as it is")
-    return Trait(f"gets the watermark {duration(lag_ms * 1000)} late, as a join below it has a range of time")
 
 
 def changelog_traits(*, retracts: bool, changes: bool) -> Mapping[str, Trait]:

@@ -26,7 +26,7 @@ from millpond.checkpoint.rescale import inherited
 from millpond.checkpoint.resolution import latest_attempts, uncertain_places
 from millpond.checkpoint.retention.needs import needs_of
 from millpond.checkpoint.state_schema import QUERY_FILE, read_schemas
-from millpond.errors import MillpondError, StateDamagedError, UsageError
+from millpond.errors import MillpondError, StateDamagedError, TransientError, UsageError
 from millpond.files.backends.filesystem import FileSystem, MissingFileError
 from millpond.layout import HashRange, Rows, TableSchema
 from millpond.operators.protocol import MAIN
@@ -359,6 +359,7 @@ class StateReader:
 
         Raises:
             StateDamagedError: a file is missing, truncated or altered.
+            TransientError: the query, which runs, has removed the version meanwhile.
         """
         # Imported late: decoding rows needs Numba, which takes longer to import than reading metadata takes.
         from millpond.operators.kinds.registry import read_rows, read_whole, state_tables
@@ -387,8 +388,24 @@ class StateReader:
                 for rows in pieces:
                     for batch in read_rows(spec, base, rows):
                         yield batch.rename_columns(list(shown.columns)) if shown.columns and table == MAIN else batch
+            except MissingFileError as error:
+                raise self._explain_missing_file(error, version).at(variable=spec.part_of(base)) from None
             except MillpondError as error:
                 raise error.at(variable=spec.part_of(base)) from None
+
+    def _explain_missing_file(self, error: MissingFileError, version: int) -> MillpondError:
+        """Return the error for a file of a version: it is damage, unless a query has gone on and does not need it."""
+        now = StateReader(self.location)
+        newest = now.newest()
+        needed = {now.files.locate(name) for name in needs_of(now.manifests(newest).values())}
+        if newest <= self.newest() or error.file in needed:
+            return error
+        return TransientError(
+            "The version was removed while it was read: the query, which runs, keeps the last versions only.",
+            action="Read a newer version, or have the query keep more (spark.millpond.state.retain).",
+            version=version,
+            file=error.file,
+        )
 
     def _read_checked_headers(self, version: int) -> _Commits:
         if version not in self._commits:

@@ -129,17 +129,12 @@ class AppendFiles:
             data = self.spool(fill)
             file = AppendFile(MappedBytes(data, name), layouts)
             return Staged(file, lambda: self._upload(name, data, layouts, rows))
-        path = self._in_place.new_staging_path()
-        try:
+        with self._in_place.staged(name) as path:
             with open(path, "wb", buffering=_BUFFER_BYTES) as raw:
                 writer = AppendFileWriter(raw.write, compress=False)
                 fill(writer)
                 writer.finish()
             file = AppendFile(MappedBytes.of_file(path), layouts)
-        except BaseException:
-            if os.path.exists(path):
-                os.unlink(path)
-            raise
         return Staged(file, lambda: self._publish(name, path, file, rows))
 
     def _publish(self, name: str, path: str, file: AppendFile, rows: int) -> tuple[RunRef, AppendFile]:

@@ -33,6 +33,7 @@ class MemoryTables:
         self._budget = MemoryBudget(_MEMORY_BYTES)
         self._executor = ThreadPoolExecutor(1)
         self._files = AppendFiles(open_filesystem(_SPOOL_URL), "")
+        self._spools: AlignedStore | None = None
         self._sealed: dict[str, list[bytes]] = {}
         self.version = 0
         finalize(self, self._executor.shutdown, wait=False)
@@ -48,11 +49,14 @@ class MemoryTables:
         Raises:
             UsageError: memory tables do not support this kind.
         """
+        layout = RowLayout(schema)
         if kind == "spool":
-            return AlignedStore(schema, self._files, self._budget, self._executor).open(name, TableManifest())
+            # All share one store, as in a slot: each store has a memory account for as long as it is open.
+            if self._spools is None:
+                self._spools = AlignedStore(schema, self._files, self._budget, self._executor)
+            return self._spools.open(name, TableManifest(), layout=layout)
         if kind not in ("rmw", "scratch"):
             raise UsageError(f"There are no tables of the kind {kind!r} in memory.")
-        layout = RowLayout(schema)
         table = RmwTable(schema, initial, RunSet(layout), TableResources(self._budget, self._executor))
         for delta in self._sealed.get(name, ()) if kind == "rmw" else ():
             for rows in decode_rows(delta, layout, name):

@@ -13,10 +13,10 @@ from itertools import groupby
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from millpond.tasks.limits import rows_per_batch
 from millpond.tasks.user_functions import Kind, UserFunction, UserFunctions
+from millpond.worker.processors.casts import Typed
 
 _ROWS_PER_BATCH = 10_000  # rows of an output batch
 
@@ -35,7 +35,9 @@ class GroupCaller:
 
     def __init__(self, calls: UserFunctions) -> None:
         self._calls = calls
-        self.schema = to_arrow_schema(calls.output_schema, timezone="UTC")
+        self._typed = Typed(calls.columns, calls.conf.get("spark.sql.session.timeZone"))
+        self._fitted = Typed(calls.output_schema, "UTC")
+        self.schema = self._fitted.schema
 
     def __call__(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Yield the results for a batch of groups. Errors of the user's functions are passed on."""
@@ -79,17 +81,6 @@ class GroupCaller:
                 yield from _combined(waiting)
                 waiting, count = [], 0
         yield from _combined(waiting)
-
-    def _typed(self, columns: Sequence[pa.Array]) -> pa.RecordBatch:
-        """Cast columns of rows to the types that Spark passes to Python."""
-        schema = to_arrow_schema(self._calls.columns, timezone=self._calls.conf.get("spark.sql.session.timeZone"))
-        return pa.RecordBatch.from_arrays(
-            [_cast(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
-        )
-
-    def _fitted(self, columns: Sequence[pa.Array]) -> pa.RecordBatch:
-        fitted = [_cast(column, field.type) for column, field in zip(columns, self.schema, strict=True)]
-        return pa.RecordBatch.from_arrays(fitted, schema=self.schema)
 
     def _max_rows(self, function: UserFunction, rows: pa.RecordBatch) -> int:
         """Return the maximum number of rows per piece of a group; 0 for the whole group."""
@@ -142,10 +133,6 @@ def _call_key(use: tuple[int, UserFunction]) -> tuple[int, int]:
     """Return a key that is equal for functions that Spark calls together."""
     number, function = use
     return function.kind, number if function.kind.piecewise else -1
-
-
-def _cast(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    return array if array.type == wanted else array.cast(wanted)
 
 
 def _combined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -8,6 +8,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from tests.differential.group_state.checks import grouped
+from tests.differential.group_state.functions import Script as GroupScript
 from tests.differential.processors.checks import APIS, ONCE, Query, Turn, compare, script, spoken, transformed, values
 from tests.differential.processors.processors import START_MS, Script, Variables
 
@@ -139,6 +141,28 @@ def test_no_watermark(spark: SparkSession, tmp_path: Path) -> None:
         f"due: {-START_MS / 1000}",
         f"due: {(-7 - START_MS) / 1000}",
     ]
+
+
+@pytest.mark.parametrize("below", ["processor", "group state", "other branch"])
+def test_no_watermark_passes(spark: SparkSession, tmp_path: Path, below: str) -> None:
+    """The query has a watermark, which does not reach the processor: it sees 0, and its timers are never due."""
+
+    def query(df: DataFrame) -> DataFrame:
+        marked = df.withWatermark("ts", "10 seconds")
+        if below == "processor":
+            frame = transformed(marked, Script({}), time="processingTime")
+        elif below == "group state":
+            frame = grouped(GroupScript())(marked)
+        else:
+            frame = df
+        do = F.lit("register(5), timers(), times.getCurrentWatermarkInMs()").alias("do")
+        above = transformed(frame.select("k", "n", do), Script({}), time="eventTime")
+        return above.union(marked.select("k", "n", F.lit("marked"))) if below == "other branch" else above
+
+    tables = [script(("a", "1", second)) for second in (20, 100, 200)]
+    found = compare(spark, tmp_path, [Turn(query, [table], trigger=ONCE) for table in tables])
+    said = [text for batch in spoken(found, "a") for text in batch if text != "marked"]
+    assert said == ["(None, [5.0], 0)"] * 3
 
 
 def test_a_derived_time_and_one_partition(spark: SparkSession, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from millpond.files.locations.opening import open_filesystem
 from millpond.files.tiers.local_copies import CachedSource
 from millpond.layout import Rows
 from millpond.stores.runs.compactor import Compactor
+from millpond.stores.runs.merge import piece_rows
 from millpond.stores.runs.pace import Pace
 from millpond.stores.runs.run import discard_result, memory_run
 from millpond.stores.runs.run_set import RunSet
@@ -231,3 +232,10 @@ def test_tombstones_go_only_with_the_oldest_run(store):
     now.run()
     compactor.step()
     assert runs.runs == ()
+
+
+def test_pieces_are_bounded_in_bytes_however_large_rows_are():
+    assert piece_rows(8 << 20, 256 << 10) == 64  # twice the bytes, at most, so that there are more rows
+    assert piece_rows(64 << 10, 100) == 1024
+    assert piece_rows(8 << 20, 1 << 30) == 1
+    assert piece_rows(8 << 20, 48) == 65536

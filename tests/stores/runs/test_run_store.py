@@ -493,6 +493,22 @@ def test_a_disk_that_is_too_small_for_a_copy_fails_nothing(tmp_path, monkeypatch
     large.close()
 
 
+def test_a_full_disk_of_the_state_is_named(tmp_path):
+    """Not that of the host's own folder, which may be another disk."""
+    local = store(tmp_path, far=False)
+
+    def full():
+        yield sort_rows(random_rows(100, FIXED, 1), FIXED)
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(TransientError, match="The disk failed: No space left on device") as failed:
+        local.write(full(), FIXED)
+    assert failed.value.file.startswith(f"file:{tmp_path}/state/files/")
+    assert str(tmp_path / "state") in failed.value.action
+    assert os.listdir(tmp_path / "state" / "staging") == []
+    local.close()
+
+
 @pytest.mark.parametrize("error", [OSError(24, "Too many open files"), StateDamagedError("too short")])
 def test_a_copy_that_cannot_be_mapped_fails_nothing(tmp_path, monkeypatch, error):
     made = store(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from decimal import Decimal
 from typing import Any
 from unittest.mock import patch
 
@@ -13,7 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.errors import PySparkRuntimeError
-from pyspark.sql.types import LongType, Row, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    DecimalType,
+    IntegerType,
+    LongType,
+    Row,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from millpond.errors import UsageError
 from millpond.layout import NEVER
@@ -294,12 +304,45 @@ def test_a_value_of_the_wrong_length() -> None:
         run(lambda self: self.state.update((1, "x", 2)))
 
 
-def test_what_may_not_be_null() -> None:
-    schema = StructType([StructField("a", LongType(), False)])
-    run = running(lambda self, handle: setattr(self, "state", handle.getValueState("v", schema)))
-    run(lambda self: self.state.update((1,)))
+FULL = "b array<struct<x:int,y:string>>, `a, b` decimal(10,2) NOT NULL COMMENT 'x, (', c bigint, `d` string not null"
+FULL_TYPE = StructType(
+    [
+        StructField("b", ArrayType(StructType([StructField("x", IntegerType()), StructField("y", StringType())]))),
+        StructField("a, b", DecimalType(10, 2), False),
+        StructField("c", LongType()),
+        StructField("d", StringType(), False),
+    ]
+)
+
+
+@pytest.mark.parametrize("schema", [FULL, FULL_TYPE], ids=["DDL", "type"])
+@pytest.mark.parametrize(
+    ("kind", "put"),
+    [
+        ("getValueState", lambda state, row: state.update(row)),
+        ("getListState", lambda state, row: state.appendValue(row)),
+        ("getListState", lambda state, row: state.put([row])),
+        ("getMapState", lambda state, row: state.updateValue((1,), row)),
+    ],
+)
+def test_what_may_not_be_null(kind: str, put: Any, schema: Any) -> None:
+    """As DDL and as a type."""
+    schemas = ("k int", schema) if kind == "getMapState" else (schema,)
+    run = running(lambda self, handle: setattr(self, "state", getattr(handle, kind)("v", *schemas)))
+    run(lambda self: put(self.state, (None, Decimal(1), None, "x")))
+    with pytest.raises(PySparkRuntimeError, match="The 1th field 'a, b' of input row cannot be null"):
+        run(lambda self: put(self.state, ([], None, None, "x")))
+    with pytest.raises(PySparkRuntimeError, match="The 3th field 'd' of input row cannot be null"):
+        run(lambda self: put(self.state, (None, Decimal(1), 5, None)))
+
+
+@pytest.mark.parametrize("schema", ["a bigint not null", StructType([StructField("a", LongType(), False)])])
+def test_keys_of_maps_may_not_be_null(schema: Any) -> None:
+    run = running(lambda self, handle: setattr(self, "state", handle.getMapState("m", schema, "b bigint")))
+    run(lambda self: self.state.updateValue((1,), (None,)))
+    run(expect((None,), lambda state: state.getValue((1,))))
     with pytest.raises(PySparkRuntimeError, match="The 0th field 'a' of input row cannot be null"):
-        run(lambda self: self.state.update((None,)))
+        run(lambda self: self.state.updateValue((None,), (1,)))
 
 
 def test_another_variable_than_on_the_driver() -> None:

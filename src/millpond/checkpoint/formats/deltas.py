@@ -14,7 +14,10 @@ from millpond.files.formats.segment import decode_rows
 from millpond.layout import RowLayout, Rows, TableSchema
 
 _DELTAS_IN_FLIGHT = 8
-"""Deltas that are fetched concurrently."""
+"""Deltas that are fetched concurrently, at most."""
+
+_BYTES_IN_FLIGHT = 64 << 20
+"""Bytes of deltas that are fetched concurrently; a larger delta is fetched by itself."""
 
 
 def read_delta(files: FileSystem, ref: DeltaRef) -> Buffer:
@@ -55,15 +58,19 @@ def converted_rows(ref: DeltaRef, data: Buffer, before: TableSchema, now: RowLay
 
 
 def read_deltas(files: FileSystem, refs: Sequence[DeltaRef]) -> Iterator[Buffer]:
-    """Yield the bytes of several deltas, in order; threads prefetch up to `_DELTAS_IN_FLIGHT` of them."""
+    """Yield the bytes of several deltas, in order; threads prefetch a few of them, within `_BYTES_IN_FLIGHT`."""
     if len(refs) < 2:
         yield from (read_delta(files, ref) for ref in refs)
         return
     with ThreadPoolExecutor(_DELTAS_IN_FLIGHT, thread_name_prefix="millpond-deltas") as pool:
-        in_flight: deque[Future[Buffer]] = deque()
+        in_flight: deque[tuple[Future[Buffer], int]] = deque()
+        free = _BYTES_IN_FLIGHT
         for ref in refs:
-            in_flight.append(pool.submit(read_delta, files, ref))
-            if len(in_flight) == _DELTAS_IN_FLIGHT:
-                yield in_flight.popleft().result()
+            while in_flight and (len(in_flight) == _DELTAS_IN_FLIGHT or ref.length > free):
+                read, length = in_flight.popleft()
+                yield read.result()
+                free += length
+            in_flight.append((pool.submit(read_delta, files, ref), ref.length))
+            free -= ref.length
         while in_flight:
-            yield in_flight.popleft().result()
+            yield in_flight.popleft()[0].result()

@@ -144,6 +144,20 @@ class LocalFiles:
         _make_folder(os.path.dirname(staged))
         return staged
 
+    @contextmanager
+    def staged(self, name: str) -> Iterator[str]:
+        """Yield a new path of a staging file for an object, to be written by the block; remove it if the block fails.
+
+        An `OSError` in the block becomes the error that `put` raises, which names the object.
+        """
+        with self._errors(name):
+            staged = self.new_staging_path()
+            try:
+                yield staged
+            except BaseException:
+                _unlink(staged)
+                raise
+
     def remove_empty_staging(self) -> None:
         """Remove the staging folder if it is empty, once no process writes here any more."""
         with suppress(OSError):

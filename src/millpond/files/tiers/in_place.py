@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 
 from millpond.files.backends.filesystem import FileSystem
@@ -33,8 +32,7 @@ class InPlace:
         Returns:
             The reference to the file, and its blocks.
         """
-        staged = self._files.new_staging_path()
-        try:
+        with self._files.staged(name) as staged:
             with open(staged, "wb", buffering=_BUFFER) as raw:
                 target = Target(raw.write, compress=False)
                 writer = RunWriter(layout, [target])
@@ -43,10 +41,6 @@ class InPlace:
                 writer.finish()
             source = MappedSource(staged, layout, checked=True)
             self._files.publish(staged, name)
-        except BaseException:
-            if os.path.exists(staged):
-                os.unlink(staged)
-            raise
         source.path = self._files.path_of(name)
         return writer.ref(name, target), source
 

@@ -75,7 +75,7 @@ class Caller(Protocol):
             The changes.
 
         Raises:
-            OSError: the caller is gone.
+            OSError: without `errno`, the caller is gone; otherwise `take` or `answer` raised it.
         """
 
 

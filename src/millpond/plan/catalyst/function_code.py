@@ -6,25 +6,26 @@ other bytecode, so its digest differs. Installed packages count by name only.
 
 from __future__ import annotations
 
-import dis
 import functools
 import hashlib
+import inspect
 import os
 import pickle
 import sys
-import sysconfig
 import threading
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pyspark import cloudpickle
+from pyspark.cloudpickle import CloudPickler
 from pyspark.core.broadcast import Broadcast, _broadcastRegistry
 
-_INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+from millpond.plan.catalyst.code_names import cell_contents, is_users, values_read
 
 _MAX_COMPARED_BYTES = 1 << 20
 """Broadcast variables that are larger count by their type only: to describe them would take longer than a start."""
+_MAX_ROUNDS = 30
+"""Two values may exchange their places unnoticed if they differ only in more steps of references than this."""
 
 _loading = threading.Lock()
 
@@ -58,124 +59,166 @@ def code_digest(command: bytes, broadcasts: Mapping[int, str]) -> str | None:
         loaded = load_function(command, broadcasts)
         if isinstance(loaded, Broadcast):
             loaded = load_function(loaded.value, broadcasts)
-        described = _Describer().describe(loaded)
+        described = _Graph(loaded).digest()
     except Exception:  # any exception of the user's own code; values of encrypted broadcasts cannot be read
         return None
     release = ".".join(map(str, sys.version_info[:2]))
     return hashlib.sha256(f"{release} {described}".encode()).hexdigest()[:32]
 
 
-class _Describer:
-    """Describes values as text; a repeated object is described by a number."""
+class _Graph:
+    """A value and all that it refers to, directly or not, each with a label.
 
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[int, object]] = {}  # keeps the object alive, so that its id stays unique
+    A label is a digest of a value's type, of its texts, and of the labels of the values that it refers to. It depends
+    neither on the order of sets nor on the identity of equal objects. Values may refer to each other in cycles, and in
+    more steps than Python's stack has frames. So labels are made in rounds. Each round follows references one step
+    further, until a round distinguishes no more values than the one before (colour refinement, by Weisfeiler and
+    Leman).
+    """
 
-    def describe(self, value: Any) -> str:
-        if value is None or isinstance(value, bool | int | float | complex | str | bytes) or value is Ellipsis:
+    def __init__(self, root: Any) -> None:
+        self._numbers: dict[int, int] = {}
+        self._values: list[Any] = []  # keeps them alive, so that ids stay unique
+        self._labels: list[str] = []
+        self._referring: dict[int, list[str | int]] = {}
+        self._part([root])
+        for number, value in enumerate(self._values):  # grows
+            parts = [self._part(part) for part in _parts(value)]
+            if any(isinstance(part, int) for part in parts):
+                self._referring[number] = parts
+            self._labels.append("" if number in self._referring else self._label(value, parts))
+
+    def digest(self) -> str:
+        """Return a digest of the graph."""
+        for _ in range(_MAX_ROUNDS):
+            distinct = len(set(self._labels))
+            labels = {number: self._label(self._values[number], parts) for number, parts in self._referring.items()}
+            for number, label in labels.items():
+                self._labels[number] = label
+            if len(set(self._labels)) == distinct:
+                break
+        return _digest([self._labels[0], *sorted(set(self._labels))])
+
+    def _part(self, value: Any) -> str | int:
+        """Return a plain value as text, and the number of any other."""
+        if type(value) in _PLAIN:
             return f"{type(value).__name__} {value!r}"
-        if not isinstance(value, tuple | frozenset | types.CodeType):  # these do not contain themselves
-            if id(value) in self._known:
-                return f"again {self._known[id(value)][0]}"
-            self._known[id(value)] = len(self._known), value
-        return f"{type(value).__qualname__}({', '.join(self._parts(value))})"
+        number = self._numbers.setdefault(id(value), len(self._values))
+        if number == len(self._values):
+            self._values.append(value)
+        return number
 
-    def _parts(self, value: Any) -> Iterator[str]:
-        if isinstance(value, tuple | list):
-            yield from map(self.describe, value)
-        elif isinstance(value, set | frozenset):
-            # Sets have no stable order: elements are described independently of each other, and the texts are sorted.
-            yield from sorted(_Describer().describe(element) for element in value)
-        elif isinstance(value, dict):
-            for key, item in value.items():
-                yield f"{self.describe(key)}: {self.describe(item)}"
-        elif isinstance(value, types.ModuleType):
-            yield value.__name__
-        elif isinstance(value, types.CodeType):
-            yield from self._code(value)
-        elif isinstance(value, types.CellType):
-            yield from (self.describe(content) for content in _contents(value))
-        elif isinstance(value, types.MethodType):
-            yield from (self.describe(value.__func__), self.describe(value.__self__))
-        elif isinstance(value, Broadcast):
-            yield self.describe(value.value) if os.path.getsize(value._path) <= _MAX_COMPARED_BYTES else "large"
-        elif isinstance(value, functools.partial):
-            yield from map(self.describe, (value.func, value.args, value.keywords))
-        elif isinstance(value, types.FunctionType | type) or _is_users(type(value)):
-            yield from self._users(value) if _is_users(value) else [f"{value.__module__}.{value.__qualname__}"]
-        elif hasattr(value, "__qualname__"):  # built in
-            yield f"{value.__module__}.{value.__qualname__}"
-        else:
-            yield _pickled(value)
+    def _label(self, value: Any, parts: Sequence[str | int]) -> str:
+        texts = [part if isinstance(part, str) else f"#{self._labels[part]}" for part in parts]
+        return _digest([type(value).__qualname__, *(sorted(texts) if isinstance(value, set | frozenset) else texts)])
 
-    def _users(self, value: Any) -> Iterator[str]:
-        """Describe a user's function or class, or an object of such a class."""
-        if isinstance(value, types.FunctionType):
-            yield self.describe(value.__code__)
-            yield from map(self.describe, (value.__defaults__, value.__kwdefaults__, value.__closure__))
-            for name in sorted(_globals(value.__code__)):
-                if name in value.__globals__:
-                    yield f"{name} = {self.describe(value.__globals__[name])}"
-        elif isinstance(value, type):
-            yield value.__qualname__
-            yield from (self.describe(base) for base in value.__bases__)
-            for name, member in sorted(vars(value).items()):
-                if name not in _INCIDENTAL:
-                    yield f"{name} = {self.describe(_function_in(member))}"
-        else:
-            yield self.describe(type(value))
-            state = value.__getstate__() if hasattr(value, "__getstate__") else vars(value)
-            yield self.describe(state)
 
-    def _code(self, code: types.CodeType) -> Iterator[str]:
-        # Line numbers and file names are left out: code may move within its files.
-        yield from (code.co_code.hex(), code.co_exceptiontable.hex(), str(code.co_flags))
-        yield from map(str, (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount))
-        yield from map(str, (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars))
-        yield from map(self.describe, code.co_consts)
+_PLAIN = frozenset({type(None), type(Ellipsis), bool, int, float, complex, str, bytes})
+_DESCRIBED = (
+    *(set, frozenset, type, functools.partial, Broadcast, types.CodeType, types.CellType, types.ModuleType),
+    *(types.FunctionType, types.MethodType, types.BuiltinMethodType, types.MethodWrapperType),
+)
+"""Kinds of values whose parts are read without pickling them: pickled sets have no stable order, say."""
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """Yield what makes a value what it is: names, contents, and the values that it refers to."""
+    if type(value) in (tuple, list, set, frozenset):
+        yield from value
+    elif type(value) is dict:
+        for item in value.items():
+            yield from item
+    elif isinstance(value, set | frozenset):
+        yield from (type(value), *value)
+    elif isinstance(value, types.ModuleType):
+        yield value.__name__
+    elif isinstance(value, types.CodeType):
+        yield from _code(value)
+    elif isinstance(value, types.CellType):
+        yield from cell_contents(value)
+    elif isinstance(value, types.MethodType):
+        yield from (value.__func__, value.__self__)
+    elif isinstance(value, types.BuiltinMethodType | types.MethodWrapperType):
+        yield from (value.__qualname__, value.__self__)
+    elif isinstance(value, Broadcast):
+        yield value.value if os.path.getsize(value._path) <= _MAX_COMPARED_BYTES else "large"
+    elif isinstance(value, functools.partial):
+        yield from (value.func, value.args, value.keywords)
+    elif isinstance(value, types.FunctionType | type):
+        yield from _definition(value) if is_users(value) else [f"{value.__module__}.{value.__qualname__}"]
+    elif (wrapped := _wrapped(value)) is not None:
+        yield wrapped
+    else:
+        yield type(value)
+        yield from _pickled(value)
+
+
+def _definition(value: Any) -> Iterator[Any]:
+    """Yield the parts of a user's function or class."""
+    if isinstance(value, types.FunctionType):
+        yield from (value.__code__, value.__defaults__, value.__kwdefaults__, value.__closure__, vars(value))
+        for name, read in values_read(value):
+            yield from (name, read)
+    else:
+        yield from (value.__qualname__, value.__bases__)
+        for name, member in sorted(vars(value).items()):
+            if name not in _INCIDENTAL:
+                yield from (name, member)
+
+
+def _code(code: types.CodeType) -> Iterator[Any]:
+    # Line numbers and file names are left out: code may move within its files.
+    yield from (code.co_code, code.co_exceptiontable, code.co_flags)
+    yield from (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
+    yield from map(str, (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars))
+    yield from code.co_consts
 
 
 _INCIDENTAL = frozenset(
-    {"__module__", "__dict__", "__weakref__", "__doc__", "__firstlineno__", "__static_attributes__"}
+    {
+        *("__module__", "__dict__", "__weakref__", "__doc__", "__firstlineno__", "__static_attributes__"),
+        # Python adds these when an object is first copied, or annotations are first read.
+        *("__slotnames__", "__annotations_cache__"),
+    }
 )
 
 
-def _is_users(value: Any) -> bool:
-    """Whether a function, a class or an object's class is defined in the user's own code."""
-    kind = value if isinstance(value, types.FunctionType | type) else type(value)
-    module = sys.modules.get(kind.__module__ or "")
-    if kind.__module__ == "__main__" or module is None:  # pickled with its code
-        return True
-    file = getattr(module, "__file__", None)
-    return file is not None and not file.startswith(_INSTALLED)
+def _wrapped(value: Any) -> Any:
+    """Return the function that an installed decorator has wrapped, as `functools.lru_cache`; None for other values."""
+    return inspect.getattr_static(value, "__wrapped__", None) if callable(value) and not is_users(type(value)) else None
 
 
-def _globals(code: types.CodeType) -> set[str]:
-    """Return the names of the globals that code reads, nested code included."""
-    names = {
-        str(instruction.argval)
-        for instruction in dis.get_instructions(code)
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
-    }
-    return names.union(*(_globals(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)))
-
-
-def _contents(cell: types.CellType) -> list[Any]:
+def _pickled(value: Any) -> Iterator[Any]:
+    """Yield a digest of an object's pickled state, and the values in it that have parts of their own."""
+    state = hashlib.sha256()
+    pickler = _Pickler(types.SimpleNamespace(write=state.update), value)
     try:
-        return [cell.cell_contents]
-    except ValueError:  # empty
-        return []
+        pickler.dump(value)
+    except Exception:  # it has a lock or a connection, say; workers get it as a member of a module
+        for name, member in sorted(getattr(value, "__dict__", {}).items()):
+            if is_users(type(value)) or isinstance(member, types.FunctionType):
+                yield from (name, member)
+    else:
+        yield from (state.digest(), *pickler.parts)
 
 
-def _function_in(member: Any) -> Any:
-    """Return the function of a property, static method or class method; other members unchanged."""
-    if isinstance(member, property):
-        return member.fget, member.fset, member.fdel
-    return member.__func__ if isinstance(member, staticmethod | classmethod) else member
+class _Pickler(CloudPickler):  # type: ignore[misc]
+    """Pickles one object, except for the values in it that have parts of their own; these are gathered in `parts`."""
+
+    def __init__(self, file: Any, root: Any) -> None:
+        super().__init__(file)
+        self._root = root
+        self.parts: list[Any] = []
+
+    def persistent_id(self, value: Any) -> int | None:
+        """Return the number of a value that is left out; None for one that is pickled."""
+        if value is self._root:
+            return None
+        if not isinstance(value, _DESCRIBED) and not is_users(type(value)) and _wrapped(value) is None:
+            return None
+        self.parts.append(value)
+        return len(self.parts)
 
 
-def _pickled(value: Any) -> str:
-    try:
-        return hashlib.sha256(cloudpickle.dumps(value)).hexdigest()
-    except Exception:  # the object came with the class, and has no picklable state of its own
-        return type(value).__module__
+def _digest(texts: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(texts).encode(errors="surrogatepass")).hexdigest()[:32]

@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Expression, Node
+from millpond.plan.catalyst.nodes import WATERMARK_DELAY, Expression, Node, scala_seq
 from millpond.plan.catalyst.session import copied_session, java_class
 from millpond.plan.catalyst.versions import copied, inline_cte, scan_of_rdd
 
@@ -39,10 +39,9 @@ class Catalyst:
 
     def seq(self, items: Sequence[Any]) -> Any:
         """Return an indexed Scala sequence of JVM objects."""
-        array = self.new("java.util.ArrayList")
-        for item in items:
-            array.add(item)
-        return self.object("scala.jdk.javaapi.CollectionConverters").asScala(array).toIndexedSeq()
+        gateway = self.spark.sparkContext._gateway
+        assert gateway is not None
+        return scala_seq(gateway._gateway_client, items)
 
     def array(self, items: Sequence[Any]) -> Any:
         """Return a Java array of objects."""

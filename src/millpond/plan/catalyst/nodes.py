@@ -7,11 +7,13 @@ Connect's protobuf plans) could replace them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from py4j.java_gateway import get_field
+from py4j.java_gateway import JavaClass, get_field
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql.types import DataType, StructType
@@ -19,6 +21,7 @@ from pyspark.sql.types import DataType, StructType
 from millpond.tasks.ddl import PLAIN_NAME, ddl
 
 _DAY_MICROS = 86_400_000_000
+_NO_NUMBERS: Mapping[int, int] = MappingProxyType({})
 
 WATERMARK_DELAY = "spark.watermarkDelayMs"
 INTEGERS = ("tinyint", "smallint", "int", "bigint")
@@ -31,9 +34,17 @@ CLOCKS = BATCH_TIMES | {"Now", "CurrentTime"}
 """Expressions that read the clock. Spark evaluates them in each batch, but can do so when a query starts."""
 
 
-def items(scala_seq: Any) -> list[Any]:
+def items(sequence: Any) -> list[Any]:
     """Return a Scala sequence as a Python list."""
-    return [scala_seq.apply(index) for index in range(scala_seq.size())]
+    return [sequence.apply(index) for index in range(sequence.size())]
+
+
+def scala_seq(client: Any, values: Sequence[Any]) -> Any:
+    """Return an indexed Scala sequence of objects; `client` is py4j's connection to their JVM."""
+    array = JavaClass("java.util.ArrayList", client)()
+    for value in values:
+        array.add(value)
+    return JavaClass("scala.jdk.javaapi.CollectionConverters", client).asScala(array).toIndexedSeq()
 
 
 def _field_names(type_: Any) -> Iterator[str]:
@@ -115,8 +126,54 @@ class Expression(_Tree):
 
     @property
     def name(self) -> str:
-        """The name of a named expression; otherwise its SQL text."""
-        return str(self.java.name()) if self.kind in ("Alias", "AttributeReference") else str(self.java.sql())
+        """The name of a named expression; otherwise its SQL text, as of `sql`."""
+        return self.label(_NO_NUMBERS)
+
+    def label(self, numbers: Mapping[int, int]) -> str:
+        """Return the name of a named expression; otherwise its SQL text (see `sql`)."""
+        return str(self.java.name()) if self.kind in ("Alias", "AttributeReference") else self.sql(numbers)
+
+    def sql(self, numbers: Mapping[int, int] = _NO_NUMBERS) -> str:
+        """Return the expression as SQL; its columns are without the names of tables, views and aliases.
+
+        These names may change from start to start: some jobs generate them. Names of structs stay before their fields.
+
+        Args:
+            numbers: identity of a column → the number to append to its name, as in `price#2` (see `Node.namesakes`).
+        """
+        return str(self._unqualified(numbers).java.sql())
+
+    def _unqualified(self, numbers: Mapping[int, int]) -> Expression:
+        """Return the expression over columns without qualifiers; the expression itself if nothing changes."""
+        if self.kind == "AttributeReference":
+            number = numbers.get(self.expr_id) if numbers else None
+            if number is None and self.java.qualifier().isEmpty():
+                return self
+            column = Expression(self.java.withQualifier(scala_seq(self._client, [])))
+            return column if number is None else self._shown_as(f"{column.java.sql()}#{number}")
+        # Spark replaces `nullif`, `between` and others by expressions, which are their children. Their SQL is made from
+        # their parameters, which are no children: a copy with other children would keep the qualifiers.
+        parameters = self.get("parameters") if len(self.children) == 1 else None
+        operands = self.children if parameters is None else [Expression(operand) for operand in items(parameters)]
+        unqualified = [operand._unqualified(numbers) for operand in operands]
+        if all(new is old for new, old in zip(unqualified, operands, strict=True)):
+            return self
+        if parameters is None:
+            return Expression(
+                self.java.withNewChildren(scala_seq(self._client, [operand.java for operand in unqualified]))
+            )
+        return self._shown_as(
+            str(self.java.makeSQLString(scala_seq(self._client, [str(o.java.sql()) for o in unqualified])))
+        )
+
+    def _shown_as(self, sql: str) -> Expression:
+        """Return a placeholder of the same type with this SQL; Spark makes such placeholders to name columns."""
+        name = "org.apache.spark.sql.catalyst.expressions.PrettyAttribute"
+        return Expression(JavaClass(name, self._client)(sql, self.java.dataType()))
+
+    @property
+    def _client(self) -> Any:
+        return self.java._gateway_client
 
     @cached_property
     def expr_id(self) -> int:
@@ -234,6 +291,25 @@ class Node(_Tree):
     def output(self) -> list[Expression]:
         """The columns that the node produces."""
         return [Expression(attribute) for attribute in items(self.java.output())]
+
+    @cached_property
+    def namesakes(self) -> Mapping[int, int]:
+        """Each input column with the name of an earlier one: its identity → its number among those columns, from 2.
+
+        In the SQL of an expression (`Expression.sql`), only this number distinguishes it from the earlier ones, as the
+        columns of the two sides of a join. Their order stays when views and aliases are renamed.
+        """
+        if len(self.children) != 1:
+            return {}
+        child = self.children[0].java
+        # One call for all names: a table may have hundreds of columns.
+        names = [field["name"] for field in json.loads(child.schema().json())["fields"]]
+        counts = Counter(names)
+        identities: dict[str, dict[int, None]] = {}
+        for position, name in enumerate(names):
+            if counts[name] > 1:
+                identities.setdefault(name, {}).setdefault(Expression(child.output().apply(position)).expr_id)
+        return {column: number for same in identities.values() for number, column in enumerate(same, 1) if number > 1}
 
     @property
     def streaming(self) -> bool:

@@ -17,7 +17,7 @@ from millpond.plan.catalyst.session import settings_of
 Cut = Callable[[Expression], str | None]
 """Returns the text that replaces an expression without looking into it; None if it is described in full."""
 
-_GENERATED = re.compile(r"#-?\d+L?\b|__auto_generated_subquery_name\.|(?<=_gen_alias)_\d+|(?<=\blambda )(?=\w)")
+_GENERATED = re.compile(r"#-?\d+L?\b|(?<=_gen_alias)_\d+|(?<=\blambda )(?=\w)")
 _NUMBERED = re.compile(r"\b(lambda [a-z]\w*?)_\d+")  # variables of lambda functions
 _STABLE_FIELDS = re.compile(
     r"scala\.Enumeration\$Val|scala\.collection\.immutable\.Map.*|java\.math\..*|org\.apache\.spark\.sql\.types\..*|"
@@ -29,10 +29,10 @@ _STABLE_FIELDS = re.compile(
 def readable(expression: Expression) -> str:
     """Return an expression as SQL, for people."""
     try:
-        sql = str(expression.java.sql())
+        sql = expression.sql()
     except Py4JError:
         sql = str(expression)
-    return nameless(_NUMBERED.sub(r"\1", _GENERATED.sub("", sql)))
+    return _NUMBERED.sub(r"\1", _GENERATED.sub("", sql))
 
 
 class Canonical:
@@ -248,8 +248,3 @@ def walk(expressions: Sequence[Expression], cut: Cut) -> Iterator[Expression]:
         # The replacement contains the operands: with both, each level would double the number of visits.
         replacement = expression.expression("replacement")
         pending += reversed(expression.children) if replacement is None else [replacement]
-
-
-def nameless(text: str) -> str:
-    """Remove the generated names of views from a text; `spark.sql("… {df} …", df=df)` makes new ones each time."""
-    return re.sub(r"\b_pyspark_[0-9a-f]{32}\.", "", text)

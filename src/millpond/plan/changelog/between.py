@@ -29,8 +29,21 @@ _CHANGELOG_NODES = frozenset({"Aggregate", "Distinct", "Window"})
 """Nodes that may emit rows that change, and may retract rows."""
 
 _ANSI = "spark.sql.ansi.enabled"
-_EVAL_MODES = re.compile(r"\b(ANSI|LEGACY|True|False)\b")
+_MODES = frozenset({"ANSI", "LEGACY", "True", "False"})
+_MODE_OF_NUMBERS = re.compile(r"(?<=^NumericEvalContext\()(ANSI|LEGACY)\b")
+_CONSTANTS = frozenset({"Literal", "VariableReference"})
 _STATEFUL = _CHANGELOG_NODES | {"Deduplicate", "DeduplicateWithinWatermark", "Join"}
+
+
+class _WithoutModes(Canonical):
+    """Describes expressions without fields that only say whether an error is null, as ANSI mode decides."""
+
+    def _fields(self, expression: Expression) -> Iterator[str]:
+        for field in super()._fields(expression):
+            if expression.kind in _CONSTANTS:
+                yield field
+            elif field not in _MODES:
+                yield _MODE_OF_NUMBERS.sub("", field)
 
 
 @dataclass(frozen=True)
@@ -117,13 +130,13 @@ def _stored_by_joins(catalyst: Catalyst, decision: Decision) -> Iterator[Between
         for (side_name, side), child in zip(sides, decided.children, strict=True):
             computed = [value for value in (*side.keys, *side.values) if value.kind != "AttributeReference"]
             if computed:
-                canonical = Canonical(catalyst, child.node.output)
+                by_mode = any(_differs_by_mode(part) for expression in computed for part in expression.walk())
+                canonical = (Canonical if by_mode else _WithoutModes)(catalyst, child.node.output)
                 described = ", ".join(canonical.expression(expression, _no_cut) for expression in computed)
                 shown = [readable(expression) for expression in computed]
                 ends = f"the {side_name} side", operator.title
-                by_mode = any(_differs_by_mode(part) for expression in computed for part in expression.walk())
                 # With their place, so that equal values of two sides have digests of their own.
-                exact = f"{operator.index} {side_name}[{described if by_mode else _EVAL_MODES.sub('', described)}]"
+                exact = f"{operator.index} {side_name}[{described}]"
                 schema = _schema(catalyst, canonical, ends, shown, [exact])
                 settings = schema.settings
                 if not by_mode:

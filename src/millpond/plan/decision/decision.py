@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from millpond.plan.catalyst.lookups import LOOKUP_NODE, lookup_title
 from millpond.plan.catalyst.nodes import Expression, Node
-from millpond.plan.catalyst.text import nameless
 from millpond.plan.reading.aggregate import MAPS, map_title
 from millpond.plan.reading.join import JoinReading, join_title
 from millpond.plan.reading.processor import GROUP_STATES, PROCESSORS, group_state_title, processor_title
@@ -54,11 +53,11 @@ class Operator:
     @property
     def functions(self) -> tuple[str, ...]:
         """The aggregate functions that a slot computes, in the query's words and the order of the spec's calls."""
-        if not isinstance(self.reading, Reading):
+        reading = self.reading
+        if not isinstance(reading, Reading):
             return ()
-        return tuple(
-            nameless(aggregate.name) for aggregate in self.reading.aggregates if not calls_user_function(aggregate)
-        )
+        functions = (aggregate for aggregate in reading.aggregates if not calls_user_function(aggregate))
+        return tuple(function.sql(reading.namesakes) for function in functions)
 
     def left_to_spark(self, reason: Reason) -> Operator:
         """Return the same operator, left to Spark."""
@@ -212,22 +211,26 @@ def _feeding_state(decided: Decided, *, above: bool) -> Iterator[int]:
 
 
 def describe(node: Node) -> str:
-    """Return an operator's title, which is the same at each start: it is recorded with the state."""
+    """Return an operator's title, which is the same at each start: it is recorded with the state.
+
+    Plain columns have their names alone. Computed ones have their SQL, without names of views and aliases.
+    """
     if node.kind in MAPS:
-        return nameless(map_title(node))
+        return map_title(node)
     if node.kind == LOOKUP_NODE:
-        return nameless(lookup_title(node))
+        return lookup_title(node)
     if node.kind in PROCESSORS:
-        return nameless(processor_title(node))
+        return processor_title(node)
     if node.kind in GROUP_STATES:
-        return nameless(group_state_title(node))
+        return group_state_title(node)
     if node.kind == "Aggregate":
-        keys = ", ".join(grouping.name for grouping in node.list("groupingExpressions"))
-        return f"aggregate by {nameless(keys)}" if keys else "aggregate"
+        keys = ", ".join(grouping.label(node.namesakes) for grouping in node.list("groupingExpressions"))
+        return f"aggregate by {keys}" if keys else "aggregate"
     if node.kind == "Window":
-        results = ", ".join(result.children[0].children[0].name for result in node.list("windowExpressions"))
-        keys = ", ".join(key.name for key in partitioned_by(node))
-        return nameless(f"{results} over rows" + (f" of each {keys}" if keys else ""))
+        functions = [result.children[0].children[0] for result in node.list("windowExpressions")]
+        keys = ", ".join(key.label(node.namesakes) for key in partitioned_by(node))
+        results = ", ".join(function.label(node.namesakes) for function in functions)
+        return f"{results} over rows" + (f" of each {keys}" if keys else "")
     if node.kind == "Join":
         return f"{join_title(node)} join"
     if node.kind in ("Deduplicate", "DeduplicateWithinWatermark"):

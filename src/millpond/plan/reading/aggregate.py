@@ -49,7 +49,7 @@ def read_aggregate(catalyst: Catalyst, node: Node, *, closing: bool) -> Reading:
 
 
 def _read_aggregate(catalyst: Catalyst, node: Node, *, closing: bool, assigns: bool) -> Reading:
-    reading = Reading()
+    reading = Reading(namesakes=node.namesakes)
     groupings = [(_label(node, grouping), grouping) for grouping in node.list("groupingExpressions")]
     read_groupings(reading, node, groupings, closing=closing, assigns=assigns)
     for result in node.list("aggregateExpressions"):
@@ -199,7 +199,8 @@ MAPS = {"FlatMapGroupsInPandas": "applyInPandas", "FlatMapGroupsInArrow": "apply
 
 def map_title(node: Node) -> str:
     """Return the operator's title."""
-    return f"{MAPS[node.kind]} by {', '.join(grouping.name for grouping in _map_groupings(node))}"
+    (projection,) = node.children
+    return f"{MAPS[node.kind]} by {', '.join(key.label(projection.namesakes) for key in _map_groupings(node))}"
 
 
 def read_map_groups(catalyst: Catalyst, node: Node, output_mode: str) -> Reading:

@@ -30,7 +30,6 @@ _KINDS = {
 _LOW_WATERMARK_MS, _HIGH_WATERMARK_MS = 10_000_000_000, 4_000_000_000_000
 """Two input watermarks (ms), to determine a side's state watermark as a function of the input's."""
 _UNBOUNDED_LAG_MS = 1 << 50  # milliseconds
-_FIXED_ZONES = {"utc", "gmt", "z", "etc/utc", "etc/gmt", "+00:00", "utc+00:00", "gmt+00:00", "zulu", "universal"}
 
 
 @dataclass
@@ -107,7 +106,7 @@ def read_join(catalyst: Catalyst, node: Node) -> JoinReading:
     expiries = expiries_of(catalyst, node, equal)
     _set_times(readings, children, equal, expiries)
     sides = Sides(*(frozenset(a.expr_id for a in children[name].output) for name in (LEFT, RIGHT)))
-    above, condition, bounds = _split_condition(catalyst, kind, equal.rest, sides, readings)
+    above, condition, bounds = _split_condition(kind, equal.rest, sides, readings)
     names: set[str] = set()
     for name, reading in readings.items():
         if name == LEFT or kind != "left_semi":
@@ -192,7 +191,7 @@ def _set_times(
 
 
 def _split_condition(
-    catalyst: Catalyst, kind: str, rest: Expression | None, sides: Sides, readings: dict[str, SideReading]
+    kind: str, rest: Expression | None, sides: Sides, readings: dict[str, SideReading]
 ) -> tuple[list[Expression], list[Any] | None, tuple[int | None, int | None]]:
     """Split the condition besides the keys.
 
@@ -200,12 +199,11 @@ def _split_condition(
         The conjuncts that Spark evaluates above the join; the condition that the slot evaluates; the time range.
     """
     parts = [] if rest is None else rest.conjuncts
-    fixed_days = str(catalyst.spark.conf.get("spark.sql.session.timeZone")).lower() in _FIXED_ZONES
     _choose_times(parts, sides, readings)
     times = [readings[name].time for name in (LEFT, RIGHT)]
     range_ = None
     if all(time is not None and time.kind == "AttributeReference" and time.type == "timestamp" for time in times):
-        range_ = TimeRange(*(time.expr_id for time in times if time is not None), fixed_days=fixed_days)
+        range_ = TimeRange(*(time.expr_id for time in times if time is not None))
     above: list[Expression] = []
     within: list[list[Any]] = []
     for part in parts:

@@ -15,6 +15,7 @@ _DAY_MICROS = 86_400_000_000
 _ORDER = {"LessThan": "<", "LessThanOrEqual": "<=", "GreaterThan": ">", "GreaterThanOrEqual": ">="}
 _COMPARISONS = {**_ORDER, "EqualTo": "=", "EqualNullSafe": "<=>"}
 _MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
+_FIXED_ZONES = {"utc", "gmt", "z", "etc/utc", "etc/gmt", "+00:00", "utc+00:00", "gmt+00:00", "zulu", "universal"}
 
 LEFT, RIGHT = "left", "right"
 
@@ -55,12 +56,10 @@ class TimeRange:
 
     Args:
         left, right: expression ids of the sides' times.
-        fixed_days: whether days have 24 hours in the session's time zone.
     """
 
-    def __init__(self, left: int, right: int, *, fixed_days: bool) -> None:
+    def __init__(self, left: int, right: int) -> None:
         self._times = {left: _Linear(1, 0, 0), right: _Linear(0, 1, 0)}
-        self._fixed_days = fixed_days
         self.earliest: int | None = None
         self.latest: int | None = None
 
@@ -92,28 +91,41 @@ class TimeRange:
         if expression.kind == "AttributeReference":
             return self._times.get(expression.expr_id) if expression.type == "timestamp" else None
         if expression.foldable:
-            return self._interval(expression)
+            return _interval(expression)
         if expression.kind == "Cast" and expression.type == expression.children[0].type:
             return self._linear(expression.children[0])
         if expression.kind in ("TimestampAddInterval", "TimeAdd"):
             base, interval = (self._linear(child) for child in expression.children)
             if base is None or interval is None or base.interval or not interval.interval:
                 return None
+            if _may_have_days(expression.children[1]) and not _has_fixed_days(expression):
+                return None
             return base._replace(constant=base.constant + interval.constant)
         if expression.kind == "SubtractTimestamps":
-            # The difference counts days, whose length depends on the time zone.
+            # The difference counts days.
             left, right = (self._linear(child) for child in expression.children)
-            if left is None or right is None or left.interval or right.interval or not self._fixed_days:
+            if left is None or right is None or left.interval or right.interval or not _has_fixed_days(expression):
                 return None
             return left.minus(right, interval=True)
         return None
 
-    def _interval(self, expression: Expression) -> _Linear | None:
-        """Return a constant interval in microseconds; None if its length depends on the calendar."""
-        interval = expression.interval
-        if interval is None or interval.months or (interval.days and not self._fixed_days):
-            return None
-        return _Linear(0, 0, interval.days * _DAY_MICROS + interval.microseconds, True)
+
+def _interval(expression: Expression) -> _Linear | None:
+    """Return a constant interval with days of 24 hours, in microseconds; None if it has months."""
+    interval = expression.interval
+    if interval is None or interval.months:
+        return None
+    return _Linear(0, 0, interval.days * _DAY_MICROS + interval.microseconds, True)
+
+
+def _may_have_days(interval: Expression) -> bool:
+    constant = interval.interval if interval.foldable else None
+    return constant is None or constant.days != 0
+
+
+def _has_fixed_days(expression: Expression) -> bool:
+    """Whether days have 24 hours in an expression's time zone, which the session may have left since its analysis."""
+    return str(expression.get("timeZoneId")).lower() in _FIXED_ZONES
 
 
 def compile_condition(conjunct: Expression, sides: Sides, value: Callable[[str, Expression], int]) -> list[Any]:

@@ -91,6 +91,11 @@ def by_event_time(node: Node) -> bool:
     return _TIMEOUTS[str(node.java.timeout().toString())] == "event"
 
 
+def passes_watermark(node: Node) -> bool:
+    """Whether operators above a node of `PROCESSORS` or `GROUP_STATES` get a watermark, as on Spark."""
+    return node.kind in PROCESSORS and _TIME_MODES[str(node.java.timeMode().toString())] != "processing"
+
+
 def read_processor(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, ProcessorSpec]:
     """Read a node that calls a processor.
 

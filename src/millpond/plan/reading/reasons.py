@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from millpond.plan.catalyst.text import nameless
-
 REASONS = {
     "MP-MODE": "it does not run in output mode {detail}",
     "MP-WATERMARK": "in output mode append it needs an event time with a watermark to group by",
@@ -77,7 +75,7 @@ class Reason:
         return _ADVICE.get(self.code, _CHANGE)
 
     def __str__(self) -> str:
-        return f"{self.code}: {REASONS[self.code].format(detail=nameless(self.detail))}"
+        return f"{self.code}: {REASONS[self.code].format(detail=self.detail)}"
 
 
 class Unsupported(Exception):  # control flow within this package; users never see it

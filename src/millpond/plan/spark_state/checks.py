@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -30,7 +30,7 @@ from millpond.plan.spark_state.contradictions import (
 from millpond.spec.kinds.aggregate import AggregateSpec
 from millpond.spec.kinds.join import JoinSpec
 from millpond.spec.kinds.session import SessionSpec
-from millpond.spec.operators import AggregateCall, Field
+from millpond.spec.operators import Field
 from millpond.spec.types import parse_type
 from millpond.tasks.ddl import quoted
 
@@ -38,52 +38,59 @@ _TIMES = ("timestamp", "timestamp_ntz")
 _ADVICE = "Give this query a new checkpointLocation and let it start from empty state (`millpond docs moving-a-job`)."
 
 
+class StoredGroups(NamedTuple):
+    """Groups of an aggregate, or sessions, in Spark's state.
+
+    Attributes:
+        rows: a row for each group (see `flattened`).
+        buffers: the layout of Spark's buffers, in the order of the state.
+        prefix: the prefix of the columns with the groupings: `k` or `v`.
+        first: the number of the first column with a buffer; the prefix of these is `v`.
+    """
+
+    rows: DataFrame
+    buffers: Buffers
+    prefix: str
+    first: int
+
+
 def check_groups(
     node: Node,
     operator: Operator,
     spec: AggregateSpec | SessionSpec,
     reading: Reading,
-    buffers: Buffers,
-    flat: DataFrame,
-    place: str,
-    first: int,
+    stored: StoredGroups,
     times: Times,
 ) -> None:
     """Check that the state's groups can be those of the query, by their times.
 
     Args:
         node, operator, spec, reading: of the query.
-        buffers: the layout of Spark's state.
-        flat: the rows of the state.
-        place: the prefix of the columns that hold the groups.
-        first: the first column of the functions.
+        stored: the groups in the state.
         times: the query's watermarks.
 
     Raises:
         StateIncompatibleError: another query has made the state.
     """
+    rows = stored.rows
     checks: list[Check] = []
     closed = times.watermark - spec.lag if spec.lag is not None and spec.needs_no_data_batches else None
     groupings = node.output if node.kind == "Distinct" else node.list("groupingExpressions")
     for number, grouping in enumerate(groupings):
-        column, marked = f"{place}{number}", WATERMARK_DELAY in grouping.metadata
+        column, marked = f"{stored.prefix}{number}", WATERMARK_DELAY in grouping.metadata
         end, own = end_and_checks(node, grouping, column)
         checks += own
         if reading.session is not None and number == reading.session.position and reading.session.gap is not None:
-            counts = (
-                range_ for call, range_ in zip(spec.calls, buffers.calls, strict=True) if range_ and _counts_rows(call)
-            )
-            rows = next((f"v{first + range_.start}" for range_ in counts), None)
-            checks += session_checks(reading.session.gap, _span(grouping, column), rows)
+            checks += session_checks(reading.session.gap, _span(grouping, column), _row_count(spec, stored))
         whole = window_assignment(node, grouping) if node.kind == "Aggregate" else None
         if whole is not None and whole.expanded:
             span = _span(grouping, column)
-            others = [f"{place}{other}" for other in range(len(groupings)) if other != number]
-            flat = with_neighbours(flat, span, others)
+            others = [f"{stored.prefix}{other}" for other in range(len(groupings)) if other != number]
+            rows = with_neighbours(rows, span, others)
             checks += neighbour_checks(whole.windows, span, closed)
         if end is not None and closed is not None and marked:
             checks += closed_checks(*end, "groups", closed)
-    check_rows(operator, flat, checks)
+    check_rows(operator, rows, checks)
 
 
 def end_and_checks(node: Node, key: Expression, column: str) -> tuple[tuple[str, str] | None, list[Check]]:
@@ -110,8 +117,12 @@ def _span(key: Expression, column: str) -> Span:
     return Span.of(column, parse_type(key.type).fields[0][1].name)
 
 
-def _counts_rows(call: AggregateCall) -> bool:
-    return call.function == "count" and not call.inputs and call.filter is None
+def _row_count(spec: AggregateSpec | SessionSpec, stored: StoredGroups) -> str | None:
+    """Return the column with the number of a group's rows; None if the query does not count them."""
+    for call, buffer in zip(spec.calls, stored.buffers.calls, strict=True):
+        if buffer and call.function == "count" and not call.inputs and call.filter is None:
+            return f"v{stored.first + buffer.start}"
+    return None
 
 
 def check_rows(operator: Operator, state: DataFrame, checks: Sequence[Check]) -> None:
@@ -148,8 +159,8 @@ def check_keys(
         return
     equal_values = _equal_columns(state, keys, held, [f"__v{number}" for number in range(len(values))], values)
     theirs = [
-        " or ".join(values[position].name for position in sorted(places)) or f"something {field.type}"
-        for field, places in zip(held, equal_values, strict=True)
+        " or ".join(values[position].name for position in sorted(positions)) or f"something {field.type}"
+        for field, positions in zip(held, equal_values, strict=True)
     ]
     raise refused(
         operator,

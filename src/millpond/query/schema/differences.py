@@ -6,7 +6,6 @@ functions, which have the texts of the query.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
@@ -18,9 +17,6 @@ from millpond.humanize import counted
 from millpond.spec.kinds.union import OperatorSpec
 from millpond.spec.operators import AggregateCall, Field
 from millpond.spec.traits import Trait, option_traits
-
-_QUOTED = re.compile(r"('(?:[^'\\]|\\.)*')")
-_QUALIFIER = re.compile(r"(?:`[^`]+`|\b[A-Za-z_]\w*)\.(?=[`A-Za-z_])")
 
 Plain = dict[str, Any]
 
@@ -158,26 +154,25 @@ def _calls(old: OperatorSpec, new: OperatorSpec, before: Plain, now: Plain) -> I
         return
     # Positions of inputs depend on the preceding functions, so functions are matched by their text in the query if all
     # texts are known and unique.
-    names, new_names = ([_unqualified(text) for text in side] for side in (texts, new_texts))
-    by_name = names != new_names and all(
+    by_text = texts != new_texts and all(
         all(call.named for call in calls) and len(set(side)) == len(side)
-        for calls, side in ((olds, names), (news, new_names))
+        for calls, side in ((olds, texts), (news, new_texts))
     )
-    if by_name and [name for name in names if name in new_names] != [name for name in new_names if name in names]:
+    if by_text and [text for text in texts if text in new_texts] != [text for text in new_texts if text in texts]:
         yield _order(olds, news)
-        for name, call in zip(names, olds, strict=True):
-            yield from call.changed(news[new_names.index(name)]) if name in new_names else [call.gone]
-        yield from (call.new for name, call in zip(new_names, news, strict=True) if name not in names)
+        for call in olds:
+            yield from call.changed(news[new_texts.index(call.text)]) if call.text in new_texts else [call.gone]
+        yield from (call.new for call in news if call.text not in texts)
         return
-    keys, new_keys = (names, new_names)
-    if not by_name:
+    keys, new_keys = (texts, new_texts)
+    if not by_text:
         keys, new_keys = ([repr(call.plain) for call in calls] for calls in (olds, news))
     for tag, i, j, k, m in SequenceMatcher(None, keys, new_keys, autojunk=False).get_opcodes():
         if tag == "equal":
             for old_call, new_call in zip(olds[i:j], news[k:m], strict=True):
                 if old_call.differs(new_call):
                     yield old_call.replaced(new_call)
-                elif by_name:
+                elif by_text:
                     yield from old_call.changed(new_call)
             continue
         changed = min(j - i, m - k)
@@ -190,11 +185,6 @@ def _calls(old: OperatorSpec, new: OperatorSpec, before: Plain, now: Plain) -> I
 def _order(before: Sequence[_Call], now: Sequence[_Call]) -> str:
     old, new = (", ".join(call.text for call in calls) for calls in (before, now))
     return f"the query computes its functions in the order {new}; its checkpoint in the order {old}"
-
-
-def _unqualified(text: str) -> str:
-    """Strip qualifiers from names in SQL: views, aliases, or structs."""
-    return "".join(part if part[:1] == "'" else _QUALIFIER.sub("", part) for part in _QUOTED.split(text))
 
 
 class _Call:
@@ -237,8 +227,8 @@ class _Call:
         return f"the query computes {new.text}; its checkpoint computes {self.text}"
 
     def differs(self, new: _Call) -> bool:
-        """Return whether both texts are from queries and differ, apart from qualifiers."""
-        return self.named and new.named and _unqualified(self.text) != _unqualified(new.text)
+        """Return whether both texts are from queries and differ."""
+        return self.named and new.named and self.text != new.text
 
     def became(self, new: _Call) -> Iterator[str]:
         """Describe the differences between this function and its replacement."""

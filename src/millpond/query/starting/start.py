@@ -361,10 +361,12 @@ class _Startup:
             )
             for index, (spec, ahead) in enumerate(zip(self.specs, lookahead, strict=True))
         ]
-        # A wait for the commit of an operator above covers these: the committer writes a version as a whole.
-        lagging = msgspec.structs.replace(first.settings, commit_mode="async")
-        for index in self.decision.feeding_state:
-            tasks[index] = msgspec.structs.replace(tasks[index], settings=lagging)
+        if not first.may_move:
+            # A wait for the commit of an operator above covers these: a slot's committer writes a version as a whole.
+            # On several hosts the operator above may have run in another slot.
+            lagging = msgspec.structs.replace(first.settings, commit_mode="async")
+            for index in self.decision.feeding_state:
+                tasks[index] = msgspec.structs.replace(tasks[index], settings=lagging)
         return tasks
 
     def _rewritten(self, tasks: list[OperatorTask]) -> DataFrame:

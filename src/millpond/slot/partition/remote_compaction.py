@@ -143,10 +143,11 @@ class RemoteCompaction:
             return local()
         result: Future[T] = Future()
         with self._changed:
-            self._pending.append(_PendingRequest(uuid.uuid4().hex, job, local, opened, result, now, now, now))
             if self.threaded and self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="millpond-remote", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="millpond-remote", daemon=True)
+                thread.start()  # may fail, if this process has too many threads: then there is none, and no request
+                self._thread = thread
+            self._pending.append(_PendingRequest(uuid.uuid4().hex, job, local, opened, result, now, now, now))
             self._changed.notify_all()
         return result
 

@@ -20,6 +20,7 @@ from millpond.files.backends.retry import LONG_RETRY
 from millpond.files.locations.counted import CountedFiles
 from millpond.files.locations.hedged import HedgedFiles
 from millpond.files.locations.opening import on_disk
+from millpond.files.tiers.local_copies import LocalCache
 from millpond.metrics import TIER_METRICS, WAITING, request_cost
 from millpond.operators.processors.calls import CallsUserCode
 from millpond.slot.partition.copies import CopiesFolder, claim_copies, remove_old_copies
@@ -52,6 +53,7 @@ class SlotResources:
         merges: thread that merges runs in the background.
         writers: thread that writes evicted rows; no task on it may block.
         readers: threads that read prefetched keys.
+        caches: local copies of files of object stores, of each query that runs.
     """
 
     slot: str
@@ -63,6 +65,12 @@ class SlotResources:
     merges: Executor
     writers: Executor
     readers: Executor
+    caches: list[LocalCache] = field(default_factory=list)
+
+    @property
+    def unfilled_cache(self) -> int:
+        """Bytes of the local disk that the caches may take beyond what they have."""
+        return sum(cache.limit - cache.bytes for cache in self.caches.copy())
 
     @property
     def cache_memory(self) -> int:
@@ -135,8 +143,10 @@ class QueryResources:
         disk = task.settings.cache_disk
         if disk is None:
             held = self._copies.bytes if self._copies is not None else 0
-            # Half of the space for the slots of this host; existing copies count as free, since they can be evicted.
-            disk = (shutil.disk_usage(cache).free + held) // (2 * task.slots)
+            # Half of the space for the slots of this host. Existing copies count as free, since they can be evicted;
+            # what the caches of other queries may still take does not.
+            free = shutil.disk_usage(cache).free + held - self.resources.unfilled_cache * task.slots
+            disk = max(0, free) // (2 * task.slots)
         self.runs = RunStore(
             self.files,
             str(cache if self._copies is None else self._copies.path),
@@ -145,6 +155,9 @@ class QueryResources:
             memory=self.resources.cache_memory,
             admission=task.settings.cache_admission,
         )
+        if self._counted is not None:
+            self.resources.caches.append(self.runs.copies)
+            undo.callback(self.resources.caches.remove, self.runs.copies)
         self.append_files = AppendFiles(self.files, str(cache), copies=self.runs.copies)
         if task.settings.compaction == "remote":
             self.remote = RemoteCompaction(self.files, task.generation, timeout=task.settings.compaction_timeout)
@@ -255,6 +268,8 @@ class QueryResources:
         self.append_files.close()
         if self._hedged is not None:
             self._hedged.close()
+        if self._counted is not None:
+            self.resources.caches.remove(self.runs.copies)
         if self._copies is not None:
             self._copies.release()
         self._account.close()

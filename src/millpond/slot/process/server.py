@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -91,6 +92,7 @@ class Slot:
         self.work = work
         self._process = identify()
         self._connections: set[Connection] = set()
+        self._unserved: deque[Connection] = deque()  # accepted, and still without a thread
         self._guard = threading.Lock()
         self._stopping = False
 
@@ -103,6 +105,7 @@ class Slot:
         while not self._stopping:
             if poller.poll(POLL_SECONDS * 1000):
                 self._accept()
+            self._start_serving()
             # By time, not when idle: a stream of new connections must not suppress heartbeats.
             if time.monotonic() - last_look >= POLL_SECONDS:
                 last_look = time.monotonic()
@@ -130,7 +133,18 @@ class Slot:
         connection = Connection(sock)
         with self._guard:
             self._connections.add(connection)
-        threading.Thread(target=self._serve, args=(connection,), daemon=True, name="connection").start()
+        self._unserved.append(connection)
+
+    def _start_serving(self) -> None:
+        """Start a thread for each accepted connection; the others wait while this process has too many threads."""
+        while self._unserved:
+            thread = threading.Thread(target=self._serve, args=(self._unserved[0],), daemon=True, name="connection")
+            try:
+                thread.start()
+            except RuntimeError as error:
+                print(f"a connection waits: {error}", file=sys.stderr, flush=True)
+                return
+            self._unserved.popleft()
 
     def _serve(self, connection: Connection) -> None:
         try:

@@ -20,7 +20,7 @@ from millpond.spec.calls import (
 from millpond.spec.functions import FUNCTIONS, is_by_value, is_distinct, key_width, unsupported_call
 from millpond.spec.operators import OP, AggregateCall, EventTime, Field, Pattern
 from millpond.spec.protocol import AccessPattern, ChangelogError, KindFacts, Spec
-from millpond.spec.traits import Trait, changelog_traits, columns_trait, lag_trait
+from millpond.spec.traits import Trait, changelog_traits, columns_trait
 
 PANE_TYPE = "bigint"
 """Type of a window that the operator assigns, as input and in state: the start of its pane."""
@@ -64,7 +64,6 @@ class AggregateSpec(Spec, frozen=True, tag="aggregate"):
             "windows": Trait(f"has {windows.description}" if windows else "assigns no windows of event time"),
             "panes": Trait(f"keeps sliding windows {'by what they share' if shared else 'each by itself'}"),
             "time": Trait(f"keeps groups {closed}"),
-            "lag": lag_trait(None if time is None else time.lag_ms),
             "mode": Trait(f"runs in output mode {self.output_mode}"),
             "pattern": Trait(f"keeps groups by spark.millpond.store.pattern={self.pattern}"),
             **changelog_traits(retracts=self.retracts, changes=self.changes),
@@ -170,8 +169,13 @@ class AggregateSpec(Spec, frozen=True, tag="aggregate"):
 
         This holds for distinct inputs. If they repeat within a window, groups and a table of inputs are small. If not,
         that table is as large as the rows: appending rows, and removing repeats when the window closes, is cheaper.
+
+        It does not hold beside a function that depends on the arrival order: a window that changes its layout has
+        appended rows that are older than what its groups have received.
         """
         if self.time is None or self.output_mode != "append" or self.pattern != "auto" or self.keeps_rows:
+            return False
+        if self._depends_on_order:
             return False
         overlap = 1 if self.time.windows is None else self.time.windows.overlap
         return overlap == 1 and any(map(is_distinct, self.calls))
@@ -195,9 +199,11 @@ class AggregateSpec(Spec, frozen=True, tag="aggregate"):
     def in_order(self) -> bool:
         """Whether overlapping windows must receive rows in arrival order."""
         windows = None if self.time is None else self.time.windows
-        return (
-            windows is not None and windows.overlap > 1 and any(FUNCTIONS[call.function].ordered for call in self.calls)
-        )
+        return windows is not None and windows.overlap > 1 and self._depends_on_order
+
+    @property
+    def _depends_on_order(self) -> bool:
+        return any(FUNCTIONS[call.function].ordered for call in self.calls)
 
     @property
     def extra_metrics(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import msgspec
 from millpond.spec.kinds.first_rows import FirstRows
 from millpond.spec.operators import EventTime
 from millpond.spec.protocol import AccessPattern, KindFacts
-from millpond.spec.traits import Trait, lag_trait
+from millpond.spec.traits import Trait
 
 
 class DeduplicateSpec(FirstRows, frozen=True, tag="deduplicate"):
@@ -45,7 +45,6 @@ class DeduplicateSpec(FirstRows, frozen=True, tag="deduplicate"):
         return {
             **super().traits,
             "time": Trait(f"keeps keys {until}"),
-            "lag": lag_trait(None if time is None else time.lag_ms),
         }
 
     @property

@@ -11,7 +11,7 @@ from millpond.humanize import duration
 from millpond.spec.functions import INPUT_TYPE, unsupported_value
 from millpond.spec.operators import Field
 from millpond.spec.protocol import AccessPattern, KindFacts, Spec
-from millpond.spec.traits import Trait, columns_trait, lag_trait
+from millpond.spec.traits import Trait, columns_trait
 
 FROM_TIME = -(1 << 16)
 """Place of a side's column that is its event time (see `JoinSide.places`)."""
@@ -130,9 +130,12 @@ class JoinSpec(Spec, frozen=True, tag="join"):
             "condition": Trait(f"has {self._condition(self.condition)} as its further condition"),
             **dict(self.left.traits("left")),
             **dict(self.right.traits("right")),
-            "order": Trait(f"has new {'right' if self.right_first else 'left'} rows look for partners first"),
-            "lag": lag_trait(self.lag_ms),
         }
+
+    @property
+    def compatibility_spec(self) -> Self:
+        """The spec without the order of sides, which depends on the version of Spark; the state is the same."""
+        return msgspec.structs.replace(self, right_first=False)
 
     def _condition(self, condition: Any) -> str:
         if not isinstance(condition, list) or not condition:

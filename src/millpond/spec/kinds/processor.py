@@ -274,8 +274,8 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
         return self.lag_ms if self.timed else None
 
     def with_lag(self, lag_ms: int) -> Self:
-        """Return the spec for a watermark that lags `lag_ms` behind the query's."""
-        return msgspec.structs.replace(self, lag_ms=lag_ms)
+        """Return the spec for a watermark that lags `lag_ms` behind the query's; itself if it uses no times."""
+        return msgspec.structs.replace(self, lag_ms=lag_ms) if self.timed else self
 
     @property
     def needs_no_data_batches(self) -> bool:
@@ -309,10 +309,11 @@ class ProcessorSpec(Spec, frozen=True, tag="processor"):
 
     @property
     def unsupported_values(self) -> str | None:
-        """The reason code why a type cannot be stored; None if all can."""
+        """The reason code why a type cannot be stored, or an output has no Arrow form; None if all can and have."""
         columns = self.columns + (self.initial.columns if self.initial else ())
         types = [parse_type(item.stored) for item in self.variables] + [parse_type(item.type) for item in columns]
-        return None if all(_is_storable(dtype) for dtype in types) else INPUT_TYPE
+        supported = all(map(_is_storable, types)) and all(_has_arrow_form(field.type) for field in self.outputs)
+        return None if supported else INPUT_TYPE
 
 
 def _with_earlier_types(before: Variable | None, now: Variable) -> Variable:
@@ -327,3 +328,10 @@ def _is_storable(dtype: DataType) -> bool:
     if dtype.nested:
         return not has_duplicate_fields(dtype) and all(_is_storable(inner) for _, inner in dtype.fields)
     return dtype.machine is not None
+
+
+def _has_arrow_form(ddl: str) -> bool:
+    try:
+        return parse_type(ddl).arrow is not None
+    except UsageError:  # a type that only Spark knows
+        return False

@@ -27,7 +27,7 @@ from millpond.spec.functions import (
 )
 from millpond.spec.operators import AggregateCall, Field, Pattern
 from millpond.spec.protocol import AccessPattern, ChangelogError, KindFacts, Spec
-from millpond.spec.traits import Trait, columns_trait, lag_trait
+from millpond.spec.traits import Trait, columns_trait
 
 KEPT = Field("rows", "bigint")
 """Column with the number of rows kept for a session."""
@@ -70,7 +70,6 @@ class SessionSpec(Spec, frozen=True, tag="session"):
             "keys": columns_trait("groups by sessions and", self.keys),
             "window": columns_trait("shows sessions as", (self.window,)),
             "time": Trait(f"keeps sessions {closed}"),
-            "lag": lag_trait(self.lag_ms),
             "mode": Trait(f"runs in output mode {self.output_mode}"),
             "pattern": Trait(f"keeps groups by spark.millpond.store.pattern={self.pattern}"),
         }

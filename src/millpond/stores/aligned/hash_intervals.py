@@ -44,7 +44,9 @@ def read_gradually(
             taken = (pool.map if pool else map)(partial(_Cursor.take_until, end=end), cursors)
             parts = [part for piece in taken for part in piece]
             if parts:
-                yield in_hash_order(parts, layout)
+                merged = [in_hash_order(parts, layout)]
+                parts.clear()  # what the caller takes is held by the caller alone, as that may take long
+                yield merged.pop()
     finally:
         if pool is not None:
             pool.shutdown(wait=True, cancel_futures=True)

@@ -90,7 +90,7 @@ def merge_parts(
         inputs: the parts. layout: of their rows.
         range_, interval: the hash range and the time interval to merge.
         drop_matched: leave out matched rows.
-        size: rows in a piece, roughly; a piece never splits the rows of one hash.
+        size: rows in a piece, roughly, and less than twice as many; the rows of one hash may be in several pieces.
 
     Yields:
         Non-empty pieces, each with its own compact heap.
@@ -108,9 +108,12 @@ def merge_parts(
             first, rows_in, bases, words_at, heap_at, marks_at, current, boundary - 1, layout.stride, layout.time,
             layout.number, interval.after, interval.until, drop_matched, rows_at, heaps_at, matched,
         )  # fmt: skip
-        if count:
-            rows = Rows(*gather_rows(rows_at[:count], heaps_at[:count], layout.rows.width, layout.shape.blobs))
-            flagged = np.flatnonzero(matched[:count])
+        # A hash may have any number of rows, so an interval is not copied at once.
+        step = max(1, -(-count // max(1, count // size)))
+        for begin in range(0, count, step):
+            copied = slice(begin, min(begin + step, count))
+            rows = Rows(*gather_rows(rows_at[copied], heaps_at[copied], layout.rows.width, layout.shape.blobs))
+            flagged = np.flatnonzero(matched[copied])
             if len(flagged):
                 ordered_scan.flag(address(rows.words), len(flagged), layout.stride, flagged)
             yield rows

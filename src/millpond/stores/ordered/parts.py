@@ -55,7 +55,7 @@ class Part:
     Attributes:
         range: the hash range of rows that count. count: number of rows.
         oldest, newest: bounds of the rows' times, ignoring rows without time; timeless: whether there are such rows.
-            `newest` of a file with such rows is above all times.
+            In files, rows after the year 10889 count as rows without time, too, and `newest` is no bound for them.
         run: the file, once written; file: the future of a file being written.
         marks: a bit for each matched row that does not carry the flag itself; None while no bit is set.
         marked: number of set bits in `marks`.
@@ -92,7 +92,7 @@ class Part:
         part.count, part.rows, part.run, part.file, part.marks = run.rows, None, run, None, None
         part.lookups = part.marked = 0
         part._expiry_index = None
-        # References have times in milliseconds, clipped to the range from 0 to `_MAX_STAMP`.
+        # References have times in milliseconds, clipped to the range from 0 to `_MAX_STAMP` (the year 10889).
         part.timeless = run.ref.newest == _MAX_STAMP
         # 0 also stands for all earlier times. Milliseconds are rounded down, so `newest` is rounded up again.
         part.oldest = run.ref.oldest * 1000 if run.ref.oldest else BEGINNING

@@ -60,7 +60,8 @@ class TimeBuckets:
             TimeInterval(max(expired, (number << self.shift) - 1), ((number + 1) << self.shift) - 1)
             for number in range(first >> self.shift, (last >> self.shift) + 1)
         ]
-        return [*intervals, TimeInterval(NEVER - 1)] if timeless else intervals
+        # The last interval is for rows without time, and for rows of files that are later than `newest` (see `Part`).
+        return [*intervals, TimeInterval(intervals[-1].until if intervals else expired)] if timeless else intervals
 
     def should_split(self, parts: Sequence[Part]) -> bool:
         """Return whether parts that span several buckets should be cut: only if their times span few buckets."""

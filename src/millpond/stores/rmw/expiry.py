@@ -22,13 +22,16 @@ from millpond.layout import META, NEVER, HashRange, Rows
 from millpond.stores.protocol import FoundRows
 from millpond.stores.rmw.hot.table import HotTable
 from millpond.stores.rmw.memory_manager import MemoryManager
-from millpond.stores.runs.merge import merge
+from millpond.stores.runs.merge import merge, piece_rows
 from millpond.stores.runs.run import Query, Run
 from millpond.stores.runs.run_set import RunSet
 
 _FILED_DIVISOR = 8  # divisor: the share of rows that is filed, or read ahead, so that a pass over all of them pays
 _SAMPLE_ROWS = 4096  # rows sampled to choose the horizon, roughly
-_PIECE_ROWS = 16384  # rows in a piece of due rows, and in a piece of a run that is read
+_MAX_PIECE_ROWS = 16384  # rows in a piece of due rows, and in a piece of a run that is read, at most
+_MIN_PIECE_BYTES = 1 << 18  # bytes of such a piece, at least, however small the slot: it is looked up in all newer runs
+_MAX_TIME = NEVER - ACCESS_TIME_ZERO  # the last time that has a stamp of its own, if stamps are not bounded
+_NO_STAMP_LEFT = NEVER + 1  # later than every stamp: all rows of a run have been read
 
 
 class Expiry:
@@ -45,14 +48,18 @@ class Expiry:
         hot: the rows in memory. runs: the other rows. memory: makes room for rows that are read.
         range_: the hash range of the table.
         offset: index of the word that holds a row's time of expiry, in milliseconds.
+        piece: bytes of rows that are copied at once, roughly.
     """
 
-    def __init__(self, hot: HotTable, runs: RunSet, memory: MemoryManager, range_: HashRange, offset: int) -> None:
+    def __init__(
+        self, hot: HotTable, runs: RunSet, memory: MemoryManager, range_: HashRange, offset: int, piece: int
+    ) -> None:
         self._hot = hot
         self._runs = runs
         self._memory = memory
         self._range = range_
         self._offset = offset
+        self._piece = max(piece, _MIN_PIECE_BYTES)
         self._filed = hot.allocate_expiry_list()
         hot.state[EXPIRY] = offset
         self._clear_filed()
@@ -66,7 +73,7 @@ class Expiry:
     @staticmethod
     def stamps(times: NDArray[np.int64]) -> NDArray[np.int64]:
         """Convert times of expiry in milliseconds to the stamps with which keys are upserted."""
-        return np.clip(np.clip(times, -ACCESS_TIME_ZERO, ACCESS_TIME_END) + ACCESS_TIME_ZERO, 1, ACCESS_TIME_END)
+        return np.clip(_unbounded_stamps(times), 1, ACCESS_TIME_END)
 
     def write(self, rows: NDArray[np.int64], times: NDArray[np.int64]) -> None:
         """Write the times of expiry (milliseconds) of rows that the batch changed; they may move either way."""
@@ -94,7 +101,7 @@ class Expiry:
         holds for the last piece. The table must not change otherwise meanwhile.
         """
         yield from self._due_in_memory(limit)
-        stamp = min(limit + ACCESS_TIME_ZERO, ACCESS_TIME_END - 1)
+        stamp = min(limit, _MAX_TIME) + ACCESS_TIME_ZERO
         while stamp > 0:
             self._apply_lost()
             older = next((i for i, run in enumerate(reversed(self._runs.runs)) if run.due_stamp <= stamp), -1)
@@ -114,11 +121,12 @@ class Expiry:
         elif limit < self._earliest:
             return
         due = self._take_due(limit)
+        size = self._piece_rows(self._hot.average_row_bytes)
         start = 0
         try:
             while start < len(due):
-                start += _PIECE_ROWS
-                yield due[start - _PIECE_ROWS : start]
+                start += size
+                yield due[start - size : start]
         finally:  # file the remaining rows again if the caller stops early
             self.file(due[start:])
 
@@ -140,20 +148,20 @@ class Expiry:
 
         Args:
             older: the number of runs older than the one to read; newer runs may be added during the sweep.
+            limit: in milliseconds.
+            stamp: the stamp of `limit`, not bounded by `ACCESS_TIME_END`.
         """
         run = self._run(older)
         last = -1
-        first_left = ACCESS_TIME_END + 1
+        first_left = _NO_STAMP_LEFT
         layout, range_ = self._hot.layout, self._range
-        pieces = merge(
-            [run.view], layout, drop_tombstones=True, lowest=range_.lo, highest=range_.hi - 1, size=_PIECE_ROWS
-        )
+        size = self._piece_rows(run.row_bytes)
+        pieces = merge([run.view], layout, drop_tombstones=True, lowest=range_.lo, highest=range_.hi - 1, size=size)
         for rows in pieces:
-            stamps = rows.words[:, META] >> np.uint64(ACCESS_TIME_SHIFT)
+            # Not the stamps of the META words: those of all times too late for 48 bits are equal.
+            stamps = _unbounded_stamps(rows.ints(self._offset))
             if last < 0:  # runs are ordered by hash, so any part of a run is a fair sample
-                room = max(0, self._memory.capacity // 2 - self._filed_count) // (_FILED_DIVISOR // 2)
-                share = min(1.0, room / max(1, run.rows))
-                last = max(stamp, int(np.sort(stamps)[int((len(stamps) - 1) * share)]))
+                last = max(stamp, self._last_read_ahead(rows, stamps, run) if stamp < ACCESS_TIME_END else 0)
             soon = stamps <= last
             if not soon.all():
                 first_left = min(first_left, int(stamps[~soon].min()))
@@ -167,6 +175,22 @@ class Expiry:
                     yield expired
         # `_apply_lost` registers rows that left memory again meanwhile, and may bring this stamp forward.
         self._run(older).due_stamp = first_left
+
+    def _last_read_ahead(self, rows: Rows, stamps: NDArray[np.int64], run: Run) -> int:
+        """Return the last stamp of the rows of a run that are read ahead; 0 to read none.
+
+        `_apply_lost` knows the stamps of rows that leave memory up to `ACCESS_TIME_END` only. Once that stamp is due,
+        nothing is read ahead: rows evicted again would count as due, and the run would be read again and again.
+
+        Args:
+            rows, stamps: a sample of the run's rows, and their stamps.
+        """
+        room = max(0, self._memory.capacity_for(rows) // 2 - self._filed_count) // (_FILED_DIVISOR // 2)
+        count = int(len(stamps) * min(1.0, room / max(1, run.rows)))
+        return int(np.sort(stamps)[count - 1]) if count else 0
+
+    def _piece_rows(self, row_bytes: int) -> int:
+        return min(piece_rows(self._piece, row_bytes), _MAX_PIECE_ROWS)
 
     def _run(self, older: int) -> Run:
         return self._runs.runs[len(self._runs.runs) - 1 - older]
@@ -195,3 +219,8 @@ class Expiry:
         located, pending = hot.upsert(new, stamps, TOUCH_NONE, True)
         hot.fill_found(located, pending, FoundRows(pending, *addresses(*new), (new,)), TOUCH_NONE)
         return np.concatenate([here, located.rows])
+
+
+def _unbounded_stamps(times: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Convert times of expiry to stamps that may exceed the 48 bits that a META word has for them."""
+    return np.clip(times, -ACCESS_TIME_ZERO, _MAX_TIME) + ACCESS_TIME_ZERO

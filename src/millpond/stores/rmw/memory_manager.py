@@ -6,7 +6,7 @@ import numpy as np
 
 from millpond.errors import SettingError
 from millpond.kernels.hot_table.state import TOUCHED
-from millpond.layout import META, HashRange
+from millpond.layout import META, HashRange, Rows
 from millpond.stores.memory.budget import Account
 from millpond.stores.rmw.eviction_buffer import EvictedRun, EvictionBuffer
 from millpond.stores.rmw.hot.table import HotTable
@@ -58,7 +58,15 @@ class MemoryManager:
     def capacity(self) -> int:
         """Number of rows that the table has memory for, based on the size of its rows, or of rows evicted before."""
         self._update_row_cost()
-        return max(0, self._account.limit - self._fixed_bytes()) * 3 // 4 // (self._row_cost or self._hot.row_cost)
+        return self._capacity(self._row_cost or self._hot.row_cost)
+
+    def capacity_for(self, rows: Rows) -> int:
+        """Return `capacity`, based on the size of these rows if they are larger than those seen so far."""
+        cost = self._hot.row_cost_with(self._hot.long_bytes(rows) // rows.count)
+        return min(self.capacity, self._capacity(cost))
+
+    def _capacity(self, row_cost: int) -> int:
+        return max(0, self._account.limit - self._fixed_bytes()) * 3 // 4 // row_cost
 
     def _update_row_cost(self) -> None:
         if self._hot.count >= _MIN_SAMPLE_ROWS:

@@ -13,7 +13,10 @@ from millpond.stores.rmw.hot.table import HotTable
 from millpond.stores.runs.merge import View, merge
 
 _MIN_ROWS_PER_RUN = 64
-"""Rows of each run in a piece, on average: with fewer, most of the time would go into finding them."""
+"""Rows of each run in a piece, on average: with fewer, most of the time would go into finding them.
+
+A piece has at most twice the rows asked for, however many the runs: rows may be large.
+"""
 
 
 def merge_hot_and_runs(
@@ -33,7 +36,7 @@ def merge_hot_and_runs(
         touched: only rows that the running batch changed.
         tombstones: include tombstones, with their flag.
     """
-    size = max(size, _MIN_ROWS_PER_RUN * len(runs))
+    size = max(size, min(_MIN_ROWS_PER_RUN * len(runs), 2 * size))
     lowest = range_.lo
     flag = TOUCHED if touched else 0
     remaining = np.empty(0, np.uint32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Literal, Self
 
 import numpy as np
@@ -29,6 +29,7 @@ from millpond.stores.rmw.scan import merge_hot_and_runs
 from millpond.stores.runs.compactor import Compactor, Writer
 from millpond.stores.runs.merge import piece_rows
 from millpond.stores.runs.prefetcher import Prefetcher
+from millpond.stores.runs.run import Run
 from millpond.stores.runs.run_set import RunSet
 from millpond.stores.runs.run_store import RunStore
 from millpond.stores.table_resources import TableResources
@@ -359,7 +360,7 @@ class RmwTable:
         After a row is created or its time is written, it must be filed (`Expiry.file`) before the next `upsert`. Stamps
         are shifted times of expiry from then on: see `Expiry.stamps`.
         """
-        return Expiry(self._hot, self._runs, self._memory, self._range, offset)
+        return Expiry(self._hot, self._runs, self._memory, self._range, offset, self._budget.piece)
 
     @property
     def row_id_epoch(self) -> int:
@@ -370,7 +371,8 @@ class RmwTable:
 
     def seal(self) -> TableDelta:
         """End the batch, and encode its changes. `touched` may be called until the next `begin`."""
-        delta, held = self._changes.encode(self._piece_rows(), self._account.limit // _COPIES_DIVISOR)
+        size = self._piece_rows(self._spilled_runs())
+        delta, held = self._changes.encode(size, self._account.limit // _COPIES_DIVISOR)
         self._plan.seal(delta.rows)
         self._sealed = True
         self._lookup.seal(self._version)
@@ -388,11 +390,11 @@ class RmwTable:
         Args:
             size: rows in a piece; by default as the memory allows.
         """
-        return self._trimming(self._changes.read(size or self._piece_rows(), self._budget.piece))
+        return self._trimming(self._changes.read(size or self._piece_rows(self._spilled_runs()), self._budget.piece))
 
     def scan(self, size: int | None = None) -> Iterator[Rows]:
         """Yield the whole state in hash order, in pieces as for `touched`; use a piece before the table changes."""
-        return self._trimming(self._scan(size or self._piece_rows()))
+        return self._trimming(self._scan(size or self._piece_rows(self._runs.runs)))
 
     def _scan(self, size: int) -> Iterator[Rows]:
         if not self._memory.complete:
@@ -408,9 +410,15 @@ class RmwTable:
             yield rows
             self._budget.trim_if_needed()
 
-    def _piece_rows(self) -> int:
-        """Return the number of rows that take about the bytes of a piece."""
-        return piece_rows(self._budget.piece, self._hot.average_row_bytes)
+    def _piece_rows(self, runs: Sequence[Run]) -> int:
+        """Return the number of rows in memory and in runs that take about the bytes of a piece."""
+        # Not judged by the rows in memory alone: after a restart, or after an eviction, there are few or none.
+        count = self._hot.count + sum(run.rows for run in runs)
+        size = self._hot.count * self._hot.average_row_bytes + sum(run.rows * run.row_bytes for run in runs)
+        return piece_rows(self._budget.piece, max(8 * self.layout.width, size // max(1, count)))
+
+    def _spilled_runs(self) -> list[Run]:
+        return [evicted.run for evicted in self._memory.spilled]
 
     @property
     def in_flight(self) -> bool:

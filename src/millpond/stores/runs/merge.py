@@ -17,12 +17,13 @@ from millpond.stores.runs.cuts import cut_evenly
 
 PIECE_ROWS = 65536
 """Rows in a piece of a merge, roughly."""
-_MIN_PIECE_ROWS = 1024  # the same, at least, however large rows are
+_MIN_PIECE_ROWS = 1024  # the same, at least, unless they take more than twice the bytes of a piece
 
 
 def piece_rows(size: int, row_bytes: int) -> int:
     """Return the number of rows in a piece of about `size` bytes, within bounds that keep merges and scans fast."""
-    return min(max(size // row_bytes, _MIN_PIECE_ROWS), PIECE_ROWS)
+    least = min(_MIN_PIECE_ROWS, 2 * size // row_bytes)
+    return max(1, min(max(size // row_bytes, least), PIECE_ROWS))
 
 
 class View(NamedTuple):

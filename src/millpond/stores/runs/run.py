@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.files.formats.blocks import BlockSource, BlockTable, MemorySource, kernel_layout
+from millpond.files.formats.blocks import RUN_BLOCK, BlockSource, BlockTable, MemorySource, kernel_layout
 from millpond.files.refs import RunRef, range_of
 from millpond.kernels.hot_table.state import ACCESS_TIME_SHIFT
 from millpond.kernels.pointers import data_of
@@ -122,7 +122,7 @@ class Run:
 
     @property
     def due_stamp(self) -> int:
-        """Lower bound of the stamps of expiring rows that were not read into memory yet."""
+        """Lower bound of the stamps of expiring rows that were not read into memory yet; may exceed 48 bits."""
         if self._due_stamp is None:
             self._due_stamp = self.ref.oldest if self.ref is not None else _oldest_stamp(self.view)
         return self._due_stamp
@@ -142,6 +142,14 @@ class Run:
         index = self.source.index
         begin, end = index.span(self.range.lo, self.range.hi - 1)
         return int(index.starts[end] - index.starts[begin])
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row in memory with its long values, roughly."""
+        index = self.source.index
+        # Files may be compressed, but blocks are cut by their uncompressed bytes; a larger row has a block of its own.
+        held = self.memory if self.ref is None else max(self.ref.bytes, index.count * RUN_BLOCK)
+        return max(8 * self.layout.width, held // max(1, index.rows))
 
     @property
     def remote(self) -> bool:

@@ -12,11 +12,11 @@ from pyspark.sql.types import StructType
 
 from millpond.errors import UsageError
 from millpond.spec.kinds.processor import TimeMode, Variable
-from millpond.spec.types import has_not_null_fields, parse_type
+from millpond.spec.types import parse_type
 from millpond.tasks.ddl import ddl
 from millpond.worker.processors.handle import CheckedHandle
 from millpond.worker.processors.state.refusals import refused, wrong_handle_state
-from millpond.worker.processors.state.schemas import spark_type
+from millpond.worker.processors.state.schemas import not_null_fields, spark_type
 
 _VALUE = {
     "exists": "checking value state exists",
@@ -71,7 +71,7 @@ class DeclaringHandle(CheckedHandle):
         self.purged.append(stateName)
 
     def _record(self, kind: Any, name: str, value: StructType | str, key: StructType | str, ttl_ms: int) -> Any:
-        if has_not_null_fields(value) if isinstance(value, str) else not all(field.nullable for field in value.fields):
+        if not_null_fields(value):
             self.full.append(name)
         self.variables.append(
             Variable(name, kind, _schema_text(value), _schema_text(key) if kind == "map" else "", ttl_ms)

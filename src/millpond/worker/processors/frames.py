@@ -20,7 +20,8 @@ from pyspark.sql.types import ArrayType, BooleanType, MapType, NullType, StructF
 
 from millpond.errors import UsageError
 from millpond.tasks.limits import rows_per_batch
-from millpond.worker.processors.rows import ROWS_PER_BATCH, Pieces, Typed, has_nan
+from millpond.worker.processors.casts import Typed
+from millpond.worker.processors.rows import ROWS_PER_BATCH, Pieces, has_nan
 
 _MAX_COLUMN_BYTES = (1 << 31) - 1  # bytes of a column: most Arrow types have 32-bit offsets
 

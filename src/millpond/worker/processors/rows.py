@@ -10,6 +10,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import Row, StructType
 
+from millpond.worker.processors.casts import Typed
 from millpond.worker.processors.state.columns import to_list
 
 ROWS_PER_BATCH = 10_000
@@ -19,22 +20,6 @@ _BLOCK_ROWS = 10_000  # rows that are converted to Python objects at a time
 
 Pieces = Generator[pa.RecordBatch, None, None]
 """The rows of a call: of all its keys, or of its only key in several pieces."""
-
-
-class Typed:
-    """Casts columns of the input to the types that Spark passes to Python: timestamps have the session's time zone."""
-
-    def __init__(self, columns: StructType, zone: str | None) -> None:
-        self._schema = to_arrow_schema(columns, timezone=zone)
-
-    def __call__(self, arrays: Sequence[pa.Array], places: Sequence[int] | None = None) -> pa.RecordBatch:
-        """Cast all columns, or those at some positions."""
-        fields = list(self._schema) if places is None else [self._schema.field(position) for position in places]
-        cast = [
-            array if array.type == field.type else array.cast(field.type)
-            for array, field in zip(arrays, fields, strict=True)
-        ]
-        return pa.RecordBatch.from_arrays(cast, schema=pa.schema(fields))
 
 
 def has_nan(value: Any) -> bool:

@@ -22,6 +22,7 @@ _SIMPLIFYING = tuple(
         "BooleanSimplification",
         "SimplifyConditionals",
         "SimplifyBinaryComparison",
+        "SimplifyCasts",  # a cast would hide the watermark of a join's key
         "ReplaceNullWithFalseInPredicate",
     )
 )

@@ -155,8 +155,11 @@ class HotTable:
     @property
     def row_cost(self) -> int:
         """Bytes of memory that a row takes, on average, including lists and index."""
-        values = (self.heap.used - self.heap.free) // max(1, self.count)
-        return self.row_bytes + self._list_bytes + _INDEX_BYTES + values + values // _WASTED_DIVISOR
+        return self.row_cost_with((self.heap.used - self.heap.free) // max(1, self.count))
+
+    def row_cost_with(self, long_bytes: int) -> int:
+        """Return `row_cost` of rows with this number of bytes of long values each."""
+        return self.row_bytes + self._list_bytes + _INDEX_BYTES + long_bytes + long_bytes // _WASTED_DIVISOR
 
     def growth_bytes(self, keys: int, long_bytes: int) -> int:
         """Return the additional memory that `keys` fresh rows with `long_bytes` bytes of long values may take."""

@@ -26,7 +26,7 @@ from pyspark.sql.types import Row, StructType, _create_row
 from millpond.spec.types import DataType, holds_floats
 from millpond.worker.processors.state.order import row_bytes
 from millpond.worker.processors.state.refusals import decimal_too_long, null_field, null_in_map_key, wrong_length
-from millpond.worker.processors.state.schemas import spark_type
+from millpond.worker.processors.state.schemas import not_null_fields, spark_type
 
 _BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 _EXACT = Context(prec=76, rounding=ROUND_HALF_UP)
@@ -70,14 +70,12 @@ class ValueCodec:
         self._strict: list[tuple[int, str]] = []
         self.is_stored_form = _stored_form_check(dtype)
 
-    def require(self, schema: Any) -> None:
+    def require(self, schema: StructType | str) -> None:
         """Refuse nulls in non-nullable fields of the user's schema."""
-        if isinstance(schema, StructType):
-            self._strict = [
-                (position, field.name) for position, field in enumerate(schema.fields) if not field.nullable
-            ]
+        self._strict = [(position, self._spark.names[position]) for position in not_null_fields(schema)]
         if self._strict:
-            self.is_stored_form = lambda value: False
+            is_stored_form = self.is_stored_form
+            self.is_stored_form = lambda value: is_stored_form(value) and None not in value
 
     def from_user(self, value: Any) -> tuple[Any, ...]:
         """Convert a value from the user to its stored form.
