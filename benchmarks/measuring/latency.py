@@ -48,6 +48,6 @@ def latencies_of(progress: Sequence[Mapping[str, Any]], interval: float) -> NDAr
     return row_latencies([batch_end(batch) for batch in progress], first_trigger, interval)
 
 
-def percentiles(latencies: NDArray[np.float64]) -> dict[str, int]:
+def latency_metrics(latencies: NDArray[np.float64]) -> dict[str, int]:
     """Return percentiles of latencies in seconds, as milliseconds by the metric's name."""
     return {f"row_p{share:g}_ms".replace(".", ""): round(1000 * percentile(latencies, share)) for share in SHARES}

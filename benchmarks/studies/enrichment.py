@@ -33,7 +33,7 @@ import pyarrow as pa
 
 from benchmarks.engines.session import start_session
 from benchmarks.measuring.arguments import names
-from benchmarks.measuring.latency import latencies_of, percentiles
+from benchmarks.measuring.latency import latencies_of, latency_metrics
 from benchmarks.measuring.percentiles import percentile
 from benchmarks.nexmark.generator import NexmarkConfig
 from benchmarks.nexmark.spark import bids, numbers
@@ -199,7 +199,7 @@ def measure(engine: str, spark: SparkSession, url: str, options: argparse.Namesp
         "batches": len(batches),
         "rows_per_second": round(1000 * sum(progress.numInputRows for progress in batches) / durations.sum()),
         **{f"p{share}_ms": round(percentile(durations, share)) for share in (50, 99)},
-        **(percentiles(latencies_of(batches, options.interval)) | {"hints": options.hints} if options.rate else {}),
+        **(latency_metrics(latencies_of(batches, options.interval)) | {"hints": options.hints} if options.rate else {}),
         **looked_up,
     }
 

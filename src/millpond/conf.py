@@ -86,7 +86,7 @@ class Settings(msgspec.Struct, frozen=True):
             "cache.disk",
             "for state on an object store: local disk for copies of its files, per query and slot (`10g`); `0` for "
             "none",
-            default="half of the free space, shared by the slots",
+            default="half of the free space that other queries leave, shared by the slots",
         ),
     ] = None
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from benchmarks.measuring.latency import latencies_of, percentiles, row_latencies
+from benchmarks.measuring.latency import latencies_of, latency_metrics, row_latencies
 
 
 def test_batches_in_time() -> None:
@@ -26,5 +26,5 @@ def test_batches_by_their_progress() -> None:
     assert latencies_of(progress, 2.0) == pytest.approx(expected, abs=1e-5)
 
 
-def test_percentiles() -> None:
-    assert percentiles(np.arange(1001) / 1000) == {"row_p50_ms": 500, "row_p99_ms": 990, "row_p999_ms": 999}
+def test_latency_metrics() -> None:
+    assert latency_metrics(np.arange(1001) / 1000) == {"row_p50_ms": 500, "row_p99_ms": 990, "row_p999_ms": 999}

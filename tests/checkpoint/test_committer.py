@@ -357,7 +357,7 @@ def test_a_late_put_goes_on_while_its_successor_is_stuck(tmp_path):
         stuck.set()
 
 
-def test_waiters_are_patient_while_commits_succeed(tmp_path, monkeypatch):
+def test_a_wait_counts_from_the_last_commit(tmp_path, monkeypatch):
     """The longest wait counts from the last commit, since much state takes long to upload."""
     now = [1000.0]
     monkeypatch.setattr("millpond.checkpoint.committer.time", SimpleNamespace(monotonic=lambda: now[0]))

@@ -16,7 +16,7 @@ import pytest
 from pyspark.core.broadcast import _broadcastRegistry, _from_id
 from pyspark.serializers import CloudPickleSerializer
 
-from millpond.plan.catalyst.function_code import _Graph, code_digest
+from millpond.plan.catalyst.user_code.digest import _graph_digest, code_digest
 
 PROGRAM = """
 import re
@@ -107,9 +107,9 @@ def digest(function: str, change: str = "") -> str | None:
 
 
 def test_other_functions_are_others() -> None:
-    found = {name: digest(name) for name in FUNCTIONS}
-    assert all(found.values())
-    assert all(found[one] != found[other] for one, other in combinations(FUNCTIONS, 2)), found
+    digests = {name: digest(name) for name in FUNCTIONS}
+    assert all(digests.values())
+    assert all(digests[name] != digests[other] for name, other in combinations(FUNCTIONS, 2)), digests
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -117,7 +117,7 @@ def test_a_function_that_moved_is_the_same(name: str) -> None:
     assert digest(name) == digest(name, "\n\n# a comment\nother = 3\n")
 
 
-@pytest.mark.parametrize(("name", "change"), [(name, change) for name, some in CHANGES.items() for change in some])
+@pytest.mark.parametrize(("name", "change"), [(name, text) for name, texts in CHANGES.items() for text in texts])
 def test_what_it_refers_to_counts(name: str, change: str) -> None:
     assert digest(name) != digest(name, change)
 
@@ -126,12 +126,12 @@ def test_other_processes_say_the_same(tmp_path: Path) -> None:
     (tmp_path / "users.py").write_text(PROGRAM.format(function="None", change=""))
     asked = (
         "import users; from pyspark.serializers import CloudPickleSerializer as P;"
-        "from millpond.plan.catalyst.function_code import code_digest;"
+        "from millpond.plan.catalyst.user_code.digest import code_digest;"
         f"names = vars(users); functions = [eval(text, names) for text in {list(FUNCTIONS.values())!r}];"
         "print([code_digest(P().dumps((function, 'bigint')), {}) for function in functions])"
     )
 
-    def said(seed: str) -> str:
+    def output_with(seed: str) -> str:
         environment = {
             **os.environ,
             "PYTHONHASHSEED": seed,
@@ -141,21 +141,32 @@ def test_other_processes_say_the_same(tmp_path: Path) -> None:
             [sys.executable, "-c", asked], env=environment, check=True, capture_output=True, text=True
         ).stdout
 
-    first = said("1")
+    first = output_with("1")
     assert "None" not in first
-    assert said("2") == first
+    assert output_with("2") == first
     with (tmp_path / "users.py").open("a") as program:
         program.write("\ndef helper(value):\n    return value + 3\n")
-    assert said("1") != first
+    assert output_with("1") != first
 
 
 LIBRARY = """
 import functools
 import threading
+from collections import defaultdict
 from types import SimpleNamespace
 import numpy as np
 
 RATE = 3
+
+class Rules:
+    @staticmethod
+    def score(value):
+        return value * 15
+
+    @staticmethod
+    @functools.lru_cache
+    def cached(value):
+        return value * 16
 
 def score(value):
     return value * RATE
@@ -205,6 +216,7 @@ def counted(value):
 vector = np.vectorize(lambda value: value + 11)
 options = SimpleNamespace(change=lambda value: value + 12)
 locked, defaults = Locked(), Defaults(a=1)
+held = defaultdict(int, a=17, lock=threading.Lock())
 """
 USERS = """
 import library
@@ -259,6 +271,12 @@ def decorated(value):
 def changed(value):
     return library.options.change(value)
 
+def static(value):
+    return library.Rules.score(value) + library.Rules.cached(value)
+
+def held(value):
+    return library.held[value]
+
 def missing(value):
     import no_such_library
     return no_such_library.score(value)
@@ -285,6 +303,8 @@ CHANGED_MODULES = {
     "vectorised": ["value + 11"],
     "decorated": ["function, 13", "(value) * self.times", "value + 14"],
     "changed": ["value + 12"],
+    "static": ["value * 15", "value * 16"],
+    "held": ["a=17"],
 }
 """Function of `users.py` → texts in the modules, each of which changes what the function computes."""
 
@@ -293,7 +313,7 @@ CHANGED_MODULES = {
 def in_modules(tmp_path: Path) -> Callable[..., str]:
     """The digest of a function of `users.py`, which is pickled by its name, after a change of a text in the modules."""
 
-    def found(name: str, old: str = "", new: str = "") -> str:
+    def digest_after(name: str, old: str = "", new: str = "") -> str:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         for file, text in MODULES.items():
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
@@ -310,10 +330,10 @@ def in_modules(tmp_path: Path) -> Callable[..., str]:
         assert digested is not None
         return digested
 
-    return found
+    return digest_after
 
 
-@pytest.mark.parametrize(("name", "text"), [(name, text) for name, some in CHANGED_MODULES.items() for text in some])
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in CHANGED_MODULES.items() for text in texts])
 def test_what_it_refers_to_in_modules_counts(in_modules: Callable[..., str], name: str, text: str) -> None:
     first = in_modules(name)
     assert in_modules(name) == first
@@ -321,6 +341,14 @@ def test_what_it_refers_to_in_modules_counts(in_modules: Callable[..., str], nam
     other = text.translate(str.maketrans("123456789*/>", "234567891+-<"))
     assert other != text
     assert in_modules(name, text, other) != first
+
+
+def test_packages_beside_their_metadata_count_by_name(
+    in_modules: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `pip install --target` leaves them in any folder."""
+    monkeypatch.setitem(MODULES, "library-1.0.dist-info/METADATA", "")
+    assert in_modules("attribute") == in_modules("attribute", "value * RATE", "value + RATE")
 
 
 def test_a_missing_module_counts_by_name(in_modules: Callable[..., str]) -> None:
@@ -333,17 +361,17 @@ def test_a_program_of_many_functions_has_a_digest() -> None:
     """Each refers to the next, and the last to the first, in more steps than Python's stack has frames."""
     count = 2 * sys.getrecursionlimit()
 
-    def found(last: int) -> str | None:
+    def digest_of_cycle(last: int) -> str | None:
         names: dict[str, object] = {"__name__": "__main__"}
         calls = "".join(f"def f{n}(value):\n    return f{(n + 1) % count}(value) + {n}\n" for n in range(count - 1))
         exec(f"{calls}def f{count - 1}(value):\n    return f0(value) + {last}\n", names)
-        return _Graph(names["f0"]).digest()
+        return _graph_digest(names["f0"])
 
-    assert found(1) == found(1) != found(2)
+    assert digest_of_cycle(1) == digest_of_cycle(1) != digest_of_cycle(2)
 
 
 def test_objects_that_have_each_other_in_sets_have_a_digest() -> None:
-    def found(last: int) -> str | None:
+    def digest_of_places(last: int) -> str | None:
         names: dict[str, object] = {"__name__": "__main__"}
         exec(
             "class Place:\n    def __init__(self, number):\n        self.number, self.near = number, set()\n"
@@ -354,8 +382,8 @@ def test_objects_that_have_each_other_in_sets_have_a_digest() -> None:
         )
         return code_digest(CloudPickleSerializer().dumps((names["function"], "bigint")), {})
 
-    assert found(30) is not None
-    assert found(30) == found(30) != found(31)
+    assert digest_of_places(30) is not None
+    assert digest_of_places(30) == digest_of_places(30) != digest_of_places(31)
 
 
 def test_what_cannot_be_read_has_no_digest() -> None:
@@ -386,13 +414,13 @@ def file_of(folder: Path, value: object) -> str:
 
 
 def test_values_of_broadcast_variables_count_and_their_ids_do_not(tmp_path: Path) -> None:
-    def found(value: object, number: int = 3, code: str = "value in known.value") -> str | None:
+    def digest_of(value: object, number: int = 3, code: str = "value in known.value") -> str | None:
         return code_digest(with_variable(number, code), {number: file_of(tmp_path, value)})
 
-    first = found({"a": 1})
+    first = digest_of({"a": 1})
     assert first is not None
-    assert found({"a": 1}) == found({"a": 1}, number=8) == first
-    others = [first, found({"a": 2}), found({"b": 1}), found({"a": 1}, code="value not in known.value")]
+    assert digest_of({"a": 1}) == digest_of({"a": 1}, number=8) == first
+    others = [first, digest_of({"a": 2}), digest_of({"b": 1}), digest_of({"a": 1}, code="value not in known.value")]
     assert None not in others
     assert len(set(others)) == 4
     assert not _broadcastRegistry
@@ -400,25 +428,25 @@ def test_values_of_broadcast_variables_count_and_their_ids_do_not(tmp_path: Path
 
 
 def test_the_value_of_a_large_broadcast_variable_does_not_count(tmp_path: Path) -> None:
-    def found(letter: str) -> str | None:
+    def digest_of(letter: str) -> str | None:
         return code_digest(with_variable(3, "known.value"), {3: file_of(tmp_path, letter * (1 << 20))})
 
-    assert found("a") == found("b")
-    assert found("a") is not None
+    assert digest_of("a") == digest_of("b")
+    assert digest_of("a") is not None
 
 
 def test_a_large_function_is_what_its_broadcast_variable_has(tmp_path: Path) -> None:
     """Spark pickles it as a broadcast variable, whose value may refer to others."""
     values = file_of(tmp_path, {"a": 1})
 
-    def found(code: str) -> str | None:
+    def digest_of(code: str) -> str | None:
         function = with_variable(3, code)
         large = CloudPickleSerializer().dumps(Variable(4))
         digested = code_digest(large, {3: values, 4: file_of(tmp_path, function)})
         assert digested == code_digest(function, {3: values})
         return digested
 
-    both = found("value in known.value"), found("known.value")
+    both = digest_of("value in known.value"), digest_of("known.value")
     assert None not in both
     assert both[0] != both[1]
 
@@ -427,7 +455,7 @@ WITH_VARIABLE = """
 import sys
 from pyspark.core.broadcast import _from_id
 from pyspark.serializers import CloudPickleSerializer
-from millpond.plan.catalyst.function_code import code_digest
+from millpond.plan.catalyst.user_code.digest import code_digest
 
 class Variable:
     def __reduce__(self):
@@ -440,7 +468,7 @@ print(code_digest(command, {int(sys.argv[1]): sys.argv[2]}))
 
 
 def test_other_processes_say_the_same_of_broadcast_variables(tmp_path: Path) -> None:
-    def said(number: int, value: object) -> str:
+    def output_with(number: int, value: object) -> str:
         return subprocess.run(
             [sys.executable, "-c", WITH_VARIABLE, str(number), file_of(tmp_path, value)],
             env={**os.environ, "PYTHONHASHSEED": str(number)},
@@ -449,7 +477,7 @@ def test_other_processes_say_the_same_of_broadcast_variables(tmp_path: Path) -> 
             text=True,
         ).stdout
 
-    first = said(1, {"x", "y", "z", "w"})
+    first = output_with(1, {"x", "y", "z", "w"})
     assert "None" not in first
-    assert said(2, {"x", "y", "z", "w"}) == first
-    assert said(1, {"x", "y", "z"}) != first
+    assert output_with(2, {"x", "y", "z", "w"}) == first
+    assert output_with(1, {"x", "y", "z"}) != first

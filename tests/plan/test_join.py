@@ -228,6 +228,15 @@ def test_operators_above_lag(spark: SparkSession) -> None:
     assert windows.time.lag_ms == 60_001
 
 
+def test_a_join_without_watermark_does_not_hold_back_another_branch(stream: DataFrame) -> None:
+    marked = stream.withWatermark("ts", "1 minute").select("k", "ts")
+    joined = stream.alias("a").join(stream.alias("b"), "k").select("k", "a.ts")
+    _, windows = decide(marked.union(joined).groupBy(F.window("ts", "1 minute")).count(), "append").specs
+    assert isinstance(windows, AggregateSpec)
+    assert windows.time is not None
+    assert windows.time.lag_ms == 0
+
+
 def test_explain(spark: SparkSession) -> None:
     decision = decide(spark.sql("select lk, rv from l join r on lk = rk and lts = rts"), "append")
     (operator,) = as_dict(decision)["operators"]

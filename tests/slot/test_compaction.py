@@ -383,7 +383,7 @@ def test_a_request_of_another_format_is_left_to_others(tmp_path: Path, caplog: p
     assert not worker.step()
     assert not list_requests(files)["one"].leased
     assert read_result(files, number, "two") is not None
-    (left,) = [record.getMessage() for record in caplog.records if "is left to others" in record.getMessage()]
+    (left,) = [record.getMessage() for record in caplog.records if "is left to a compactor" in record.getMessage()]
     assert f"A checkpoint file has format {FORMAT + 1}" in left
 
 

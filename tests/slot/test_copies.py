@@ -160,7 +160,7 @@ def test_queries_of_a_slot_share_the_free_space(
     assert second.runs.copies.limit == left // (2 * far.slots)
     second.close()
     first.close()
-    assert resources.unfilled_cache == 0
+    assert resources.unfilled_cache_bytes == 0
     server.close()
 
 

@@ -235,11 +235,11 @@ def test_many_keys_and_batches() -> None:
 
 def test_batches_leave_no_memory_accounts() -> None:
     """With rows and due timers, whose temporary tables have different columns."""
-    one = ProcessorTester(Script({}), *SCRIPT, "update", "processingTime")
-    accounts, counts = one._batches._tables._budget._accounts, set()
+    tester = ProcessorTester(Script({}), *SCRIPT, "update", "processingTime")
+    accounts, counts = tester._batches._tables._budget._accounts, set()
     for now in range(1, 5):
-        one.test("a", [Row(do=f"handle.registerTimer({now})")])
-        assert len(one.setProcessingTime(now)) == 1
+        tester.test("a", [Row(do=f"handle.registerTimer({now})")])
+        assert len(tester.setProcessingTime(now)) == 1
         counts.add(len(accounts))
     assert len(counts) == 1
 
@@ -256,8 +256,8 @@ class Nulls(StatefulProcessor):
 
 class NullFrames(Nulls):
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
-        said = [(frame.w[0], list(frame.l[0]), frame.m[0]) for frame in rows]
-        yield pd.DataFrame({"said": [str(said)]})
+        seen = [(frame.w[0], list(frame.l[0]), frame.m[0]) for frame in rows]
+        yield pd.DataFrame({"said": [str(seen)]})
 
 
 def test_null_structs_of_fields_that_are_never_null() -> None:
@@ -290,8 +290,8 @@ def test_wrong_arguments() -> None:
         (("k int", *SHAPE[1:]), {}, "The column 'k' is int in the key and string in the rows"),
         (("k strings", *SHAPE[1:]), {}, "There is no type 'strings'"),
         (("k string,", *SHAPE[1:]), {}, "Not a type"),
-        (("k map<int,int>", "v int", "n int"), {}, "a type that cannot be kept"),
-        ((*SHAPE[:2], StructType([StructField("d", DayTimeIntervalType())])), {}, "a type that cannot be kept"),
+        (("k map<int,int>", "v int", "n int"), {}, "a type that is not supported"),
+        ((*SHAPE[:2], StructType([StructField("d", DayTimeIntervalType())])), {}, "a type that is not supported"),
     ):
         with pytest.raises(UsageError, match=message):
             ProcessorTester(count, *arguments, **more)

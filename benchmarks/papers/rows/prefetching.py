@@ -179,8 +179,8 @@ ROWS = (
             peers=_POLICIES,
             ratio=1.0,
             each=True,
-            missed="Hints gain without skew, where most keys are missing. Where nearly all bids are for one auction few"
-            " are, and runs differ by more than reads take.",
+            missed="Hints gain without skew, where most keys are missing. With nearly all bids on one auction few are,"
+            " and runs differ by more than reads take.",
         ),
         lines=True,
     ),

@@ -299,7 +299,7 @@ class Committer:
             self._in_flight = None
             self._acknowledged_at = time.monotonic()
             if self._threaded:
-                # A thread whose put returned after all goes on, as its successor may be stuck in the same put.
+                # The thread that acknowledges goes on, and its successor ends: that one may be stuck in the same put.
                 self._thread = threading.current_thread()
             self._advance_number(group)
             self._failure = self._failing_since = None
@@ -374,6 +374,7 @@ class Committer:
     def _wait(self, done: Callable[[], bool], timeout: float | None, version: int | None = None) -> None:
         """Wait until `done()`, and flush held versions up to `version` (None: all), as the caller needs them."""
         began = time.monotonic()
+        limit = math.inf if timeout is None else timeout
         with self._changed:
             failures_before = self.stats.retries + self.stats.restarts
             while not done():
@@ -383,7 +384,7 @@ class Committer:
                     raise TransientError("The committer is closed: its query has stopped.")
                 self.release(max(self._submitted_places, default=0) if version is None else version)
                 now = time.monotonic()
-                if timeout is not None and now >= max(began, self._acknowledged_at) + timeout + self._upload_seconds():
+                if now >= max(began, self._acknowledged_at) + limit + self._upload_seconds():
                     raise self._late_error(f"A commit is not durable after {now - began:.2f} s")
                 self._replace_stuck_thread(now)
                 new_failures = self.stats.retries + self.stats.restarts - failures_before
@@ -392,7 +393,7 @@ class Committer:
                     raise self._late_error(f"Commits have failed for {failing:.0f} s")
                 if self._threaded:
                     # Wake up regularly: without a notification, only waiters see that the thread is dead or stuck.
-                    self._changed.wait(min(0.5, self._stuck_seconds / 4, math.inf if timeout is None else timeout))
+                    self._changed.wait(min(0.5, self._stuck_seconds / 4, limit))
                 else:
                     self.step()
 

@@ -84,7 +84,7 @@ class Worker:
 
     def __post_init__(self) -> None:
         self._seen: dict[str, tuple[int, float]] = {}  # by request: the newest lease, and when it was first seen
-        self._unreadable: set[str] = set()  # requests of another format
+        self._unreadable: set[str] = set()  # requests of another format: each is read and logged once
 
     def run(self, poll: float, *, once: bool = False, idle_exit: float | None = None) -> None:
         """Execute requests until stopped.
@@ -153,7 +153,7 @@ class Worker:
         try:
             request = read_request(files, state.generation, identity)
         except StateIncompatibleError as error:
-            _log.warning("%s: request %s is left to others: %s", files.url, identity, error)
+            _log.warning("%s: request %s is left to a compactor of its version: %s", files.url, identity, error)
             self._unreadable.add(identity)
             return False
         if request is None:

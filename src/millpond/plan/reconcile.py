@@ -117,10 +117,9 @@ def _with_lags(decided: Decided) -> tuple[Decided, int | None]:
     if node.kind == "EventTimeWatermark":
         lag = lag or 0
     if operator is not None and operator.spec is not None:
-        own = NO_WATERMARK if lag is None else lag
-        operator = replace(operator, spec=operator.spec.with_lag(own))
-        if isinstance(operator.reading, JoinReading):
-            lag = own + operator.reading.output_lag_ms
+        operator = replace(operator, spec=operator.spec.with_lag(NO_WATERMARK if lag is None else lag))
+        if lag is not None and isinstance(operator.reading, JoinReading):
+            lag += operator.reading.output_lag_ms
     if node.kind in (*PROCESSORS, *GROUP_STATES) and not passes_watermark(node):
         lag = None
     return Decided(node, tuple(child for child, _ in below), operator), lag

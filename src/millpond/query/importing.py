@@ -43,10 +43,10 @@ from millpond.plan.spark_state.contradictions import Times
 from millpond.plan.spark_state.rows import imported_rows
 from millpond.plan.spark_state.stored_operators import (
     StoredOperator,
+    below_projections,
     describe_operators,
     describe_stored,
     in_spark_order,
-    projected,
 )
 from millpond.query.logs.copying import check_finished, check_free, copy_folders, copy_logs, not_retained_error
 from millpond.query.logs.query_logs import METADATA, QueryLogs
@@ -225,7 +225,7 @@ def _imported_rows(
         reader = spark.read.format("statestore").option("operatorId", number).option("batchId", batch)
         return reader.option("storeName", store).load(origin)
 
-    above = [id(operator) for operator in projected(decision.root)]
+    above = [id(operator) for operator in below_projections(decision.root)]
     with_state = [
         (
             operator,

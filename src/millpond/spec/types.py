@@ -188,17 +188,20 @@ _WIDER = ("tinyint", "smallint", "int", "bigint", "float", "double")
 _TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)*`)|('(?:[^'\\]|\\.)*')|([A-Za-z_0-9.]+)|([^\s]))")
 
 
-def has_not_null_fields(fields: str) -> bool:
-    """Whether a field of a DDL list (`a int, b string not null`) is declared NOT NULL."""
-    depth = 0
+def not_null_in_ddl(fields: str) -> list[int]:
+    """Return the positions of the fields of a DDL list (`a int, b string not null`) that are declared NOT NULL."""
+    positions: list[int] = []
+    position = depth = 0
     before = ""
     for match in _TOKEN.finditer(fields):
         token = match.group(0).strip().lower()
-        depth += (token in "<(") - (token in ">)") if token else 0
-        if not depth and (before, token) == ("not", "null"):
-            return True
+        depth += (token in "<(") - (token in ">)")
+        if not depth and token == ",":
+            position += 1
+        elif not depth and (before, token) == ("not", "null"):
+            positions.append(position)
         before = token
-    return False
+    return positions
 
 
 @lru_cache(maxsize=4096)

@@ -395,9 +395,9 @@ class StateReader:
 
     def _explain_missing_file(self, error: MissingFileError, version: int) -> MillpondError:
         """Return the error for a file of a version: it is damage, unless a query has gone on and does not need it."""
-        now = StateReader(self.location)
-        newest = now.newest()
-        needed = {now.files.locate(name) for name in needs_of(now.manifests(newest).values())}
+        reread = StateReader(self.location)
+        newest = reread.newest()
+        needed = {reread.files.locate(name) for name in needs_of(reread.manifests(newest).values())}
         if newest <= self.newest() or error.file in needed:
             return error
         return TransientError(

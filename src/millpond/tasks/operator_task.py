@@ -26,8 +26,8 @@ class SlotSettings(msgspec.Struct, frozen=True):
         memory: bytes that one slot may use for state, buffers and caches.
         commit_mode: `async` lets commits lag by one batch; `sync` ends a batch only when its own commit is durable.
         directory: host-local directory for sockets, sealed files and caches; empty for the host's default.
-        cache_disk: bytes of local disk for copies of files, per query and slot; None for half of the free space, shared
-            by the slots.
+        cache_disk: bytes of local disk for copies of files, per query and slot; None for half of the free space that
+            other queries leave, shared by the slots.
         cache_admission: when a file is copied (see `HistoryPolicy`).
         hedging: maximum ratio of second requests to first ones, to an object store (see `HedgedFiles`).
         compaction: `local` compacts in the slot, `remote` asks workers first.

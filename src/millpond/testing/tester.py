@@ -95,7 +95,9 @@ class _Tester(ABC, Generic[Given, Shown]):
             else _position("eventTimeColumnName", eventTimeColumnName, self._output),
         )
         if self._spec.unsupported is not None:
-            raise UsageError("The key, the state or a column has a type that cannot be kept.", action="Use another.")
+            raise UsageError(
+                "The key, the state, a column or the output has a type that is not supported.", action="Use another."
+            )
         self._user = self._user_processor(processor, self._spec, self._columns, self._own)
         self._batches = Batches()
         self._processing = self._watermark = 0

@@ -160,9 +160,9 @@ def test_no_watermark_passes(spark: SparkSession, tmp_path: Path, below: str) ->
         return above.union(marked.select("k", "n", F.lit("marked"))) if below == "other branch" else above
 
     tables = [script(("a", "1", second)) for second in (20, 100, 200)]
-    found = compare(spark, tmp_path, [Turn(query, [table], trigger=ONCE) for table in tables])
-    said = [text for batch in spoken(found, "a") for text in batch if text != "marked"]
-    assert said == ["(None, [5.0], 0)"] * 3
+    batches = compare(spark, tmp_path, [Turn(query, [table], trigger=ONCE) for table in tables])
+    spoken_texts = [text for texts in spoken(batches, "a") for text in texts if text != "marked"]
+    assert spoken_texts == ["(None, [5.0], 0)"] * 3
 
 
 def test_a_derived_time_and_one_partition(spark: SparkSession, tmp_path: Path) -> None:

@@ -148,7 +148,8 @@ class LocalFiles:
     def staged(self, name: str) -> Iterator[str]:
         """Yield a new path of a staging file for an object, to be written by the block; remove it if the block fails.
 
-        An `OSError` in the block becomes the error that `put` raises, which names the object.
+        An `OSError` in the block, whatever file it is about, becomes the error that `put` raises, which names the
+        object.
         """
         with self._errors(name):
             staged = self.new_staging_path()

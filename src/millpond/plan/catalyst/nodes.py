@@ -126,7 +126,7 @@ class Expression(_Tree):
 
     @property
     def name(self) -> str:
-        """The name of a named expression; otherwise its SQL text, as of `sql`."""
+        """The name of a named expression; otherwise its SQL text (see `sql`)."""
         return self.label(_NO_NUMBERS)
 
     def label(self, numbers: Mapping[int, int]) -> str:
@@ -139,12 +139,13 @@ class Expression(_Tree):
         These names may change from start to start: some jobs generate them. Names of structs stay before their fields.
 
         Args:
-            numbers: identity of a column → the number to append to its name, as in `price#2` (see `Node.namesakes`).
+            numbers: identity of a column → the number to append to its name, as in `price#2`; see
+                `Node.column_numbers`.
         """
-        return str(self._unqualified(numbers).java.sql())
+        return str(self._renamed(numbers).java.sql())
 
-    def _unqualified(self, numbers: Mapping[int, int]) -> Expression:
-        """Return the expression over columns without qualifiers; the expression itself if nothing changes."""
+    def _renamed(self, numbers: Mapping[int, int]) -> Expression:
+        """Return the expression over columns without qualifiers, and with numbers; itself if nothing changes."""
         if self.kind == "AttributeReference":
             number = numbers.get(self.expr_id) if numbers else None
             if number is None and self.java.qualifier().isEmpty():
@@ -155,15 +156,13 @@ class Expression(_Tree):
         # their parameters, which are no children: a copy with other children would keep the qualifiers.
         parameters = self.get("parameters") if len(self.children) == 1 else None
         operands = self.children if parameters is None else [Expression(operand) for operand in items(parameters)]
-        unqualified = [operand._unqualified(numbers) for operand in operands]
-        if all(new is old for new, old in zip(unqualified, operands, strict=True)):
+        renamed = [operand._renamed(numbers) for operand in operands]
+        if all(new is old for new, old in zip(renamed, operands, strict=True)):
             return self
         if parameters is None:
-            return Expression(
-                self.java.withNewChildren(scala_seq(self._client, [operand.java for operand in unqualified]))
-            )
+            return Expression(self.java.withNewChildren(scala_seq(self._client, [operand.java for operand in renamed])))
         return self._shown_as(
-            str(self.java.makeSQLString(scala_seq(self._client, [str(o.java.sql()) for o in unqualified])))
+            str(self.java.makeSQLString(scala_seq(self._client, [str(operand.java.sql()) for operand in renamed])))
         )
 
     def _shown_as(self, sql: str) -> Expression:
@@ -293,23 +292,31 @@ class Node(_Tree):
         return [Expression(attribute) for attribute in items(self.java.output())]
 
     @cached_property
-    def namesakes(self) -> Mapping[int, int]:
-        """Each input column with the name of an earlier one: its identity → its number among those columns, from 2.
+    def column_numbers(self) -> Mapping[int, int]:
+        """The number of each column that has the name of an earlier one in a join below, by its identity; from 2.
 
-        In the SQL of an expression (`Expression.sql`), only this number distinguishes it from the earlier ones, as the
-        columns of the two sides of a join. Their order stays when views and aliases are renamed.
+        Only this number distinguishes such columns in SQL (`Expression.sql`). Their order, by the sides of the joins,
+        stays when views and aliases are renamed. It does not depend on which of them are read: Spark keeps the columns
+        of a condition in its join, whatever it prunes above.
         """
-        if len(self.children) != 1:
-            return {}
-        child = self.children[0].java
+        numbers: dict[int, int] = {}
+        for join in reversed([node for node in self.walk() if node.kind == "Join"]):  # a join of joins counts last
+            numbers |= join._numbers_of_output()
+        return {column: number for column, number in numbers.items() if number > 1}
+
+    def _numbers_of_output(self) -> dict[int, int]:
+        """Return the number of each column among those of its name, by its identity, where there are several."""
         # One call for all names: a table may have hundreds of columns.
-        names = [field["name"] for field in json.loads(child.schema().json())["fields"]]
-        counts = Counter(names)
-        identities: dict[str, dict[int, None]] = {}
+        names = [field["name"] for field in json.loads(self.java.schema().json())["fields"]]
+        counts, used = Counter(names), Counter[str]()
+        numbers: dict[int, int] = {}
         for position, name in enumerate(names):
             if counts[name] > 1:
-                identities.setdefault(name, {}).setdefault(Expression(child.output().apply(position)).expr_id)
-        return {column: number for same in identities.values() for number, column in enumerate(same, 1) if number > 1}
+                column = Expression(self.java.output().apply(position)).expr_id
+                if column not in numbers:  # a column may stand in the output twice
+                    used[name] += 1
+                    numbers[column] = used[name]
+        return numbers
 
     @property
     def streaming(self) -> bool:

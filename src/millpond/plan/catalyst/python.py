@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from millpond.plan.catalyst.function_code import code_digest, load_function
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Expression, items
+from millpond.plan.catalyst.user_code.digest import code_digest, load_function
 from millpond.tasks.limits import MAX_BYTES, MAX_RECORDS
 from millpond.tasks.user_functions import Kind, UserFunction
 

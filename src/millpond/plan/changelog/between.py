@@ -29,21 +29,22 @@ _CHANGELOG_NODES = frozenset({"Aggregate", "Distinct", "Window"})
 """Nodes that may emit rows that change, and may retract rows."""
 
 _ANSI = "spark.sql.ansi.enabled"
+# Spark passes the mode to expressions as a field: a name, or whether errors fail.
 _MODES = frozenset({"ANSI", "LEGACY", "True", "False"})
-_MODE_OF_NUMBERS = re.compile(r"(?<=^NumericEvalContext\()(ANSI|LEGACY)\b")
+_NUMERIC_MODE = re.compile(r"(?<=^NumericEvalContext\()(ANSI|LEGACY)\b")
 _CONSTANTS = frozenset({"Literal", "VariableReference"})
 _STATEFUL = _CHANGELOG_NODES | {"Deduplicate", "DeduplicateWithinWatermark", "Join"}
 
 
 class _WithoutModes(Canonical):
-    """Describes expressions without fields that only say whether an error is null, as ANSI mode decides."""
+    """Describes expressions without their evaluation mode, which decides only whether an error becomes null."""
 
     def _fields(self, expression: Expression) -> Iterator[str]:
         for field in super()._fields(expression):
             if expression.kind in _CONSTANTS:
                 yield field
             elif field not in _MODES:
-                yield _MODE_OF_NUMBERS.sub("", field)
+                yield _NUMERIC_MODE.sub("", field)
 
 
 @dataclass(frozen=True)

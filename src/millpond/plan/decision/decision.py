@@ -57,7 +57,7 @@ class Operator:
         if not isinstance(reading, Reading):
             return ()
         functions = (aggregate for aggregate in reading.aggregates if not calls_user_function(aggregate))
-        return tuple(function.sql(reading.namesakes) for function in functions)
+        return tuple(function.sql(reading.column_numbers) for function in functions)
 
     def left_to_spark(self, reason: Reason) -> Operator:
         """Return the same operator, left to Spark."""
@@ -224,12 +224,12 @@ def describe(node: Node) -> str:
     if node.kind in GROUP_STATES:
         return group_state_title(node)
     if node.kind == "Aggregate":
-        keys = ", ".join(grouping.label(node.namesakes) for grouping in node.list("groupingExpressions"))
+        keys = ", ".join(grouping.label(node.column_numbers) for grouping in node.list("groupingExpressions"))
         return f"aggregate by {keys}" if keys else "aggregate"
     if node.kind == "Window":
         functions = [result.children[0].children[0] for result in node.list("windowExpressions")]
-        keys = ", ".join(key.label(node.namesakes) for key in partitioned_by(node))
-        results = ", ".join(function.label(node.namesakes) for function in functions)
+        keys = ", ".join(key.label(node.column_numbers) for key in partitioned_by(node))
+        results = ", ".join(function.label(node.column_numbers) for function in functions)
         return f"{results} over rows" + (f" of each {keys}" if keys else "")
     if node.kind == "Join":
         return f"{join_title(node)} join"

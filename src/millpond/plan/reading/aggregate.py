@@ -49,7 +49,7 @@ def read_aggregate(catalyst: Catalyst, node: Node, *, closing: bool) -> Reading:
 
 
 def _read_aggregate(catalyst: Catalyst, node: Node, *, closing: bool, assigns: bool) -> Reading:
-    reading = Reading(namesakes=node.namesakes)
+    reading = Reading(column_numbers=node.column_numbers)
     groupings = [(_label(node, grouping), grouping) for grouping in node.list("groupingExpressions")]
     read_groupings(reading, node, groupings, closing=closing, assigns=assigns)
     for result in node.list("aggregateExpressions"):
@@ -200,7 +200,7 @@ MAPS = {"FlatMapGroupsInPandas": "applyInPandas", "FlatMapGroupsInArrow": "apply
 def map_title(node: Node) -> str:
     """Return the operator's title."""
     (projection,) = node.children
-    return f"{MAPS[node.kind]} by {', '.join(key.label(projection.namesakes) for key in _map_groupings(node))}"
+    return f"{MAPS[node.kind]} by {', '.join(key.label(projection.column_numbers) for key in _map_groupings(node))}"
 
 
 def read_map_groups(catalyst: Catalyst, node: Node, output_mode: str) -> Reading:

@@ -119,12 +119,16 @@ def _interval(expression: Expression) -> _Linear | None:
 
 
 def _may_have_days(interval: Expression) -> bool:
+    """Whether an interval may have days; that of one which is not constant is unknown."""
     constant = interval.interval if interval.foldable else None
     return constant is None or constant.days != 0
 
 
 def _has_fixed_days(expression: Expression) -> bool:
-    """Whether days have 24 hours in an expression's time zone, which the session may have left since its analysis."""
+    """Whether days have 24 hours in an expression's time zone.
+
+    Spark sets it at analysis; the session's may be another by now.
+    """
     return str(expression.get("timeZoneId")).lower() in _FIXED_ZONES
 
 

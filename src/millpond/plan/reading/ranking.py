@@ -162,7 +162,7 @@ def _functions(node: Node) -> list[Expression]:
 
 def _read_rows(node: Node, needed: Needed) -> tuple[Reading, tuple[Field, ...], tuple[int, ...], tuple[Order, ...]]:
     """Return the reading, the columns, and the positions and orders of partitioning and sorting."""
-    reading = Reading(namesakes=node.namesakes)
+    reading = Reading(column_numbers=node.column_numbers)
     names: set[str] = set()
     columns = _carried(node, needed)
     for attribute in columns:

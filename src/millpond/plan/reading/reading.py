@@ -59,7 +59,7 @@ class Reading:
         session: the grouping by sessions, if there is one.
         bounds: the slot stage's input columns for it: the start and the end of each row's own window.
         user_calls: user functions, which are called with the rows of each group.
-        namesakes: the node's `namesakes`, which distinguish columns in the texts of functions.
+        column_numbers: the node's `column_numbers`, which distinguish columns in the texts of functions.
     """
 
     raw: list[Expression] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Reading:
     session: Session | None = None
     bounds: list[InputColumn] = field(default_factory=list)
     user_calls: UserCalls = field(default_factory=UserCalls)
-    namesakes: Mapping[int, int] = field(default_factory=dict)
+    column_numbers: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def columns(self) -> list[InputColumn]:

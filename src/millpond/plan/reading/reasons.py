@@ -38,7 +38,7 @@ _ADVICE = {
     "MP-MODE": "Use another output mode: `millpond docs compatibility` has what runs in which",
     "MP-WATERMARK": "Group by a time that has a watermark (withWatermark), or its windows, or use output mode update",
     "MP-WHOLE": "Group by windows of a time that has a watermark, in output mode append (`millpond docs functions`)",
-    "MP-INPUT-TYPE": "Select the columns that you need first, without it",
+    "MP-INPUT-TYPE": "Select the columns that you need first, without it, or output another type",
     "MP-KEY-TYPE": "Use a key of another type",
     "MP-VERSION": "Use Spark 4.3; on Spark's own state store, processors need the RocksDB provider and the packages "
     "protobuf, grpcio and googleapis-common-protos",

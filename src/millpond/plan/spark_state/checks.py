@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from millpond.errors import StateIncompatibleError
 from millpond.humanize import duration
-from millpond.plan.catalyst.buffers import Buffers
 from millpond.plan.catalyst.nodes import SESSION_WINDOW, TIME_WINDOW, WATERMARK_DELAY, Expression, Node
 from millpond.plan.decision.decision import Operator
 from millpond.plan.reading.reading import Reading
 from millpond.plan.reading.windows import window_assignment, windows_of
+from millpond.plan.spark_state.columns import StoredGroups
 from millpond.plan.spark_state.contradictions import (
     Check,
     Span,
@@ -36,22 +36,6 @@ from millpond.tasks.ddl import quoted
 
 _TIMES = ("timestamp", "timestamp_ntz")
 _ADVICE = "Give this query a new checkpointLocation and let it start from empty state (`millpond docs moving-a-job`)."
-
-
-class StoredGroups(NamedTuple):
-    """Groups of an aggregate, or sessions, in Spark's state.
-
-    Attributes:
-        rows: a row for each group (see `flattened`).
-        buffers: the layout of Spark's buffers, in the order of the state.
-        prefix: the prefix of the columns with the groupings: `k` or `v`.
-        first: the number of the first column with a buffer; the prefix of these is `v`.
-    """
-
-    rows: DataFrame
-    buffers: Buffers
-    prefix: str
-    first: int
 
 
 def check_groups(

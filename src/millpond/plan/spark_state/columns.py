@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame
 
+from millpond.plan.catalyst.buffers import Buffers
 from millpond.spec.operators import Field
 
 ReadStore = Callable[[str], DataFrame]
 """Reads a store of one operator: its columns are the structs `key` and `value`."""
+
+
+class StoredGroups(NamedTuple):
+    """Groups of an aggregate, or sessions, in Spark's state.
+
+    Attributes:
+        rows: a row for each group (see `flattened`).
+        buffers: the layout of Spark's buffers, in the order of the state.
+        prefix: the prefix of the columns with the groupings: `k` or `v`.
+        first: the number of the first column with a buffer; the prefix of these is `v`.
+    """
+
+    rows: DataFrame
+    buffers: Buffers
+    prefix: str
+    first: int
 
 
 def fields_of(state: DataFrame, part: str) -> list[Field]:

@@ -19,15 +19,8 @@ from millpond.plan.decision.decision import Decided, Operator
 from millpond.plan.reading.join import JoinReading
 from millpond.plan.reading.reading import Reading
 from millpond.plan.spark_state.buffers import StateColumn, state_columns
-from millpond.plan.spark_state.checks import (
-    StoredGroups,
-    check_groups,
-    check_rows,
-    compare_times,
-    end_and_checks,
-    refused,
-)
-from millpond.plan.spark_state.columns import ReadStore, field_list, fields_of, flattened, metadata_of
+from millpond.plan.spark_state.checks import check_groups, check_rows, compare_times, end_and_checks, refused
+from millpond.plan.spark_state.columns import ReadStore, StoredGroups, field_list, fields_of, flattened, metadata_of
 from millpond.plan.spark_state.contradictions import Check, Times, closed_checks, delay_checks, micros
 from millpond.plan.spark_state.join_rows import joined_rows
 from millpond.plan.spark_state.stored_operators import JOIN, StoredOperator, api_name
@@ -111,14 +104,14 @@ def _aggregated(
 ) -> DataFrame:
     _check_spec(operator, spec)
     session = isinstance(spec, SessionSpec)
-    buffers = _buffers(catalyst, node, reading)
-    stored = _stored_groups(operator, buffers, state, session=session, projected=projected)
+    stored = _stored_groups(operator, _buffers(catalyst, node, reading), state, session=session, projected=projected)
     buffers = stored.buffers
     compare_times(operator, buffers.keys, buffers.metadata, metadata_of(state, "value" if session else "key"), times)
     check_groups(node, operator, spec, reading, stored, times)
     columns = _group_columns(spec, reading, stored)
     for number, (call, buffer) in enumerate(zip(spec.calls, buffers.calls, strict=True)):
-        parts = _state_columns(operator, spec, call, buffers, buffer, reading.function_name(number))
+        types = None if buffer is None else [buffers.columns[position].type for position in buffer]
+        parts = _state_columns(operator, spec, call, types, reading.function_name(number))
         in_buffer = [f"v{stored.first + position}" for position in buffer or ()]
         columns |= {f"__{number}_{part}": column.sql.format(*in_buffer) for part, column in enumerate(parts)}
     return _with_hash(stored.rows, columns.items(), reading)
@@ -244,16 +237,14 @@ def _state_columns(
     operator: Operator,
     spec: AggregateSpec | SessionSpec,
     call: AggregateCall,
-    buffers: Buffers,
-    buffer: range | None,
+    types: list[str] | None,
     name: str,
 ) -> list[StateColumn]:
     """Return the state columns of a call.
 
     Args:
         operator, spec, call: of the query.
-        buffers: the layout of Spark's buffers.
-        buffer: the positions of the call's columns in it; None if they are not known.
+        types: the types of the call's columns in Spark's buffers; None if they are not known.
         name: the query's name for the function.
 
     Raises:
@@ -261,8 +252,7 @@ def _state_columns(
     """
     inputs = [spec.inputs[position].type for position in call.inputs]
     columns = None
-    if buffer is not None:
-        types = [buffers.columns[position].type for position in buffer]
+    if types is not None:
         columns = state_columns(call, [parse_type(ddl) for ddl in inputs], inputs, types)
     if columns is None:
         raise refused(operator, f"what Spark keeps of {name}({', '.join(inputs)}) cannot be read")

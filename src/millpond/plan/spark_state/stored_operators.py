@@ -43,13 +43,13 @@ def in_spark_order(root: Decided) -> Iterator[Decided]:
         yield from in_spark_order(child)
 
 
-def projected(decided: Decided, *, above: bool = False) -> Iterator[Decided]:
-    """Yield the operators whose columns a projection reads, below the next operator."""
+def below_projections(decided: Decided, *, above: bool = False) -> Iterator[Decided]:
+    """Yield the operators whose columns a projection reads, with no other operator between."""
     if decided.operator is not None and above:
         yield decided
     above = decided.node.kind == "Project" or (above and decided.operator is None)
     for child in decided.children:
-        yield from projected(child, above=above)
+        yield from below_projections(child, above=above)
 
 
 def describe_stored(stored: dict[int, StoredOperator]) -> str:

@@ -61,7 +61,7 @@ def with_old_aliases(before: StateSchema, query: StateSchema) -> StateSchema:
     """Return the query with the aliases of the previous run wherever both are equivalent."""
     operators = query.operators
     if len(before.operators) == len(operators):
-        operators = tuple(map(with_aliases, operators, before.operators))
+        operators = tuple(map(with_old_keys, operators, before.operators))
     between = _keep_equivalent(before.between, query.between)
     return msgspec.structs.replace(query, operators=operators, between=between, parent=before.parent)
 
@@ -73,8 +73,11 @@ def with_new_columns(before: StateSchema, query: StateSchema) -> StateSchema:
     return msgspec.structs.replace(before, operators=operators)
 
 
-def with_aliases(operator: OperatorSchema, before: OperatorSchema) -> OperatorSchema:
-    """Return the operator with its old key names, if old and new ones are aliases of the same grouping expressions."""
+def with_old_keys(operator: OperatorSchema, before: OperatorSchema) -> OperatorSchema:
+    """Return the operator with its old state columns, and its old key names where only aliases differ.
+
+    Key names are replaced if the old and the new ones are aliases of the same grouping expressions.
+    """
     spec = operator.spec
     if operator.aliased and before.aliased and operator.name == before.name:
         parts = [part for part in _ALIASED if part in before.spec and part in spec]

@@ -18,7 +18,7 @@ from millpond.checkpoint.state_schema import QUERY_FILE, OperatorSchema, StateSc
 from millpond.conf import OnChangedState
 from millpond.layout import Column, TableSchema
 from millpond.operators.kinds.registry import state_tables
-from millpond.query.schema.comparison import compare, schema_mismatch_error, with_aliases
+from millpond.query.schema.comparison import compare, schema_mismatch_error, with_old_keys
 from millpond.query.schema.differences import OTHER_VERSION
 from millpond.spec.functions import is_distinct
 from millpond.spec.kinds.union import OperatorSpec
@@ -61,10 +61,10 @@ class _RefusedError(Exception):
 def persistent_spec(spec: OperatorSpec) -> dict[str, Any]:
     """Return the parts of a spec that must not change between starts.
 
-    These may change: the reaction to overflow, the gap of sessions, and what depends on the version of Spark, which may
-    be upgraded. That is the case for options of functions, and for the lag of operators above a left semi join; else
-    the lag follows from other operators' specs. A change from or to `try_sum` is not allowed, because its state holds
-    more.
+    These may change: the reaction to overflow, the gap of sessions, and whatever depends on the version of Spark, which
+    may be upgraded: some options of functions, the order of a join's sides, the lag above a left semi join. No other
+    lag needs a comparison: it follows from the specs of operators below. A change from or to `try_sum` is not allowed,
+    because its state holds more.
     """
     plain_spec: dict[str, Any] = plain(spec.compatibility_spec.with_lag(0))
     plain_spec.pop("gap", None)
@@ -122,7 +122,7 @@ def evolve_schema(
             continue
         pinned.append(operator)
         # Keys under another alias are the same keys, also where functions change with them.
-        comparable = with_aliases(operator if changed == "keep" else new, old)
+        comparable = with_old_keys(operator if changed == "keep" else new, old)
         as_before.append(_COMPARABLE_BY_SETTING[changed](old, comparable, spec))
         changes += [f"{new.name}: {line}" for line in messages]
     if lines:

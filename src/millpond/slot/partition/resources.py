@@ -68,7 +68,7 @@ class SlotResources:
     caches: list[LocalCache] = field(default_factory=list)
 
     @property
-    def unfilled_cache(self) -> int:
+    def unfilled_cache_bytes(self) -> int:
         """Bytes of the local disk that the caches may take beyond what they have."""
         return sum(cache.limit - cache.bytes for cache in self.caches.copy())
 
@@ -105,6 +105,7 @@ class QueryResources:
     _counted: CountedFiles | None = field(init=False, default=None)
     _hedged: HedgedFiles | None = field(init=False, default=None)
     _copies: CopiesFolder | None = field(init=False, default=None)
+    _claims: ExitStack = field(init=False)
 
     def __post_init__(self) -> None:
         task = self.task
@@ -118,7 +119,7 @@ class QueryResources:
         self.spill.mkdir(parents=True, exist_ok=True)
         with ExitStack() as undo:  # until everything is open; `close` releases it later
             self._open_files(undo)
-            undo.pop_all()
+            self._claims = undo.pop_all()
         try:
             for adopted in self.sealed.adopt(task.generation):
                 self.committer.submit(adopted, adopted=True)
@@ -138,14 +139,13 @@ class QueryResources:
             # Files on a local disk are mapped in place, so only object stores need copies.
             remove_old_copies(self._copies_root)
             self._copies = claim_copies(self._copies_root, task.key, self.resources.number)
-            if self._copies is not None:
-                undo.callback(self._copies.release)
+            undo.callback(self._release_copies)
         disk = task.settings.cache_disk
         if disk is None:
             held = self._copies.bytes if self._copies is not None else 0
             # Half of the space for the slots of this host. Existing copies count as free, since they can be evicted;
             # what the caches of other queries may still take does not.
-            free = shutil.disk_usage(cache).free + held - self.resources.unfilled_cache * task.slots
+            free = shutil.disk_usage(cache).free + held - self.resources.unfilled_cache_bytes * task.slots
             disk = max(0, free) // (2 * task.slots)
         self.runs = RunStore(
             self.files,
@@ -155,6 +155,7 @@ class QueryResources:
             memory=self.resources.cache_memory,
             admission=task.settings.cache_admission,
         )
+        # A state on a local disk is mapped in place: its cache has a limit, and never fills.
         if self._counted is not None:
             self.resources.caches.append(self.runs.copies)
             undo.callback(self.resources.caches.remove, self.runs.copies)
@@ -163,9 +164,9 @@ class QueryResources:
             self.remote = RemoteCompaction(self.files, task.generation, timeout=task.settings.compaction_timeout)
         self.merges = TimedExecutor(self.resources.merges)
         self._exchange = exchange_folder(self.resources.directory, task)
-        self._account = self.resources.budget.open()
-        undo.callback(self._account.close)
-        self._account.force(self.resources.cache_memory)
+        account = self.resources.budget.open()
+        undo.callback(account.close)
+        account.force(self.resources.cache_memory)
         self._reported: dict[str, float] = {}
         self._planned: dict[int, Planned] = {}
         self._lock = threading.Lock()
@@ -177,6 +178,11 @@ class QueryResources:
     @property
     def _copies_root(self) -> Path:
         return self.resources.directory.parent / "copies"
+
+    def _release_copies(self) -> None:
+        """Release the current folder for copies, which `_renew_copies` may have replaced."""
+        if self._copies is not None:
+            self._copies.release()
 
     def _renew_copies(self, cache: Path) -> str | None:
         """Return a new folder for copies if the current one is gone, else None (see `LocalCache`).
@@ -268,10 +274,6 @@ class QueryResources:
         self.append_files.close()
         if self._hedged is not None:
             self._hedged.close()
-        if self._counted is not None:
-            self.resources.caches.remove(self.runs.copies)
-        if self._copies is not None:
-            self._copies.release()
-        self._account.close()
+        self._claims.close()
         if self.remote is not None:
             self.remote.join(_CLOSE_SECONDS)

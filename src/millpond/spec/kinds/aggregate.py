@@ -170,12 +170,12 @@ class AggregateSpec(Spec, frozen=True, tag="aggregate"):
         This holds for distinct inputs. If they repeat within a window, groups and a table of inputs are small. If not,
         that table is as large as the rows: appending rows, and removing repeats when the window closes, is cheaper.
 
-        It does not hold beside a function that depends on the arrival order: a window that changes its layout has
-        appended rows that are older than what its groups have received.
+        Functions that depend on the arrival order exclude it. When a window changes from appended rows to groups, its
+        appended rows are merged last, although they came first.
         """
-        if self.time is None or self.output_mode != "append" or self.pattern != "auto" or self.keeps_rows:
+        if self.time is None or self.output_mode != "append" or self.pattern != "auto":
             return False
-        if self._depends_on_order:
+        if self.keeps_rows or self._depends_on_order:
             return False
         overlap = 1 if self.time.windows is None else self.time.windows.overlap
         return overlap == 1 and any(map(is_distinct, self.calls))

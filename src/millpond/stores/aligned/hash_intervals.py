@@ -45,7 +45,8 @@ def read_gradually(
             parts = [part for piece in taken for part in piece]
             if parts:
                 merged = [in_hash_order(parts, layout)]
-                parts.clear()  # what the caller takes is held by the caller alone, as that may take long
+                # The caller may work on a piece for long: references here would keep its rows in memory twice.
+                parts.clear()
                 yield merged.pop()
     finally:
         if pool is not None:

@@ -108,10 +108,10 @@ def merge_parts(
             first, rows_in, bases, words_at, heap_at, marks_at, current, boundary - 1, layout.stride, layout.time,
             layout.number, interval.after, interval.until, drop_matched, rows_at, heaps_at, matched,
         )  # fmt: skip
-        # A hash may have any number of rows, so an interval is not copied at once.
-        step = max(1, -(-count // max(1, count // size)))
-        for begin in range(0, count, step):
-            copied = slice(begin, min(begin + step, count))
+        # A hash may have any number of rows, so an interval is copied in even pieces of less than twice `size` rows.
+        copies = max(1, count // size) if count else 0
+        for number in range(copies):
+            copied = slice(count * number // copies, count * (number + 1) // copies)
             rows = Rows(*gather_rows(rows_at[copied], heaps_at[copied], layout.rows.width, layout.shape.blobs))
             flagged = np.flatnonzero(matched[copied])
             if len(flagged):

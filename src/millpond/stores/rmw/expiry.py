@@ -48,18 +48,18 @@ class Expiry:
         hot: the rows in memory. runs: the other rows. memory: makes room for rows that are read.
         range_: the hash range of the table.
         offset: index of the word that holds a row's time of expiry, in milliseconds.
-        piece: bytes of rows that are copied at once, roughly.
+        piece_bytes: bytes of rows that are copied at once, roughly.
     """
 
     def __init__(
-        self, hot: HotTable, runs: RunSet, memory: MemoryManager, range_: HashRange, offset: int, piece: int
+        self, hot: HotTable, runs: RunSet, memory: MemoryManager, range_: HashRange, offset: int, piece_bytes: int
     ) -> None:
         self._hot = hot
         self._runs = runs
         self._memory = memory
         self._range = range_
         self._offset = offset
-        self._piece = max(piece, _MIN_PIECE_BYTES)
+        self._piece_bytes = max(piece_bytes, _MIN_PIECE_BYTES)
         self._filed = hot.allocate_expiry_list()
         hot.state[EXPIRY] = offset
         self._clear_filed()
@@ -152,7 +152,7 @@ class Expiry:
             stamp: the stamp of `limit`, not bounded by `ACCESS_TIME_END`.
         """
         run = self._run(older)
-        last = -1
+        last: int | None = None
         first_left = _NO_STAMP_LEFT
         layout, range_ = self._hot.layout, self._range
         size = self._piece_rows(run.row_bytes)
@@ -160,8 +160,8 @@ class Expiry:
         for rows in pieces:
             # Not the stamps of the META words: those of all times too late for 48 bits are equal.
             stamps = _unbounded_stamps(rows.ints(self._offset))
-            if last < 0:  # runs are ordered by hash, so any part of a run is a fair sample
-                last = max(stamp, self._last_read_ahead(rows, stamps, run) if stamp < ACCESS_TIME_END else 0)
+            if last is None:  # runs are ordered by hash, so any part of a run is a fair sample
+                last = self._last_to_read(rows, stamps, run, stamp)
             soon = stamps <= last
             if not soon.all():
                 first_left = min(first_left, int(stamps[~soon].min()))
@@ -176,21 +176,24 @@ class Expiry:
         # `_apply_lost` registers rows that left memory again meanwhile, and may bring this stamp forward.
         self._run(older).due_stamp = first_left
 
-    def _last_read_ahead(self, rows: Rows, stamps: NDArray[np.int64], run: Run) -> int:
-        """Return the last stamp of the rows of a run that are read ahead; 0 to read none.
-
-        `_apply_lost` knows the stamps of rows that leave memory up to `ACCESS_TIME_END` only. Once that stamp is due,
-        nothing is read ahead: rows evicted again would count as due, and the run would be read again and again.
+    def _last_to_read(self, rows: Rows, stamps: NDArray[np.int64], run: Run, due: int) -> int:
+        """Return the last stamp of the rows of a run to read: `due`, or a later one to read rows ahead.
 
         Args:
             rows, stamps: a sample of the run's rows, and their stamps.
+            run: the run.
+            due: the last stamp of the rows that are due.
         """
+        if due >= ACCESS_TIME_END:
+            # `_apply_lost` cannot distinguish later stamps: rows that are evicted again would count as due, and the run
+            # would be read again and again.
+            return due
         room = max(0, self._memory.capacity_for(rows) // 2 - self._filed_count) // (_FILED_DIVISOR // 2)
         count = int(len(stamps) * min(1.0, room / max(1, run.rows)))
-        return int(np.sort(stamps)[count - 1]) if count else 0
+        return max(due, int(np.sort(stamps)[count - 1])) if count else due
 
     def _piece_rows(self, row_bytes: int) -> int:
-        return min(piece_rows(self._piece, row_bytes), _MAX_PIECE_ROWS)
+        return min(piece_rows(self._piece_bytes, row_bytes), _MAX_PIECE_ROWS)
 
     def _run(self, older: int) -> Run:
         return self._runs.runs[len(self._runs.runs) - 1 - older]

@@ -411,11 +411,11 @@ class RmwTable:
             self._budget.trim_if_needed()
 
     def _piece_rows(self, runs: Sequence[Run]) -> int:
-        """Return the number of rows in memory and in runs that take about the bytes of a piece."""
+        """Return the number of rows in a piece, by the average size of the rows in memory and in `runs`."""
         # Not judged by the rows in memory alone: after a restart, or after an eviction, there are few or none.
         count = self._hot.count + sum(run.rows for run in runs)
-        size = self._hot.count * self._hot.average_row_bytes + sum(run.rows * run.row_bytes for run in runs)
-        return piece_rows(self._budget.piece, max(8 * self.layout.width, size // max(1, count)))
+        total_bytes = self._hot.count * self._hot.average_row_bytes + sum(run.rows * run.row_bytes for run in runs)
+        return piece_rows(self._budget.piece, max(8 * self.layout.width, total_bytes // max(1, count)))
 
     def _spilled_runs(self) -> list[Run]:
         return [evicted.run for evicted in self._memory.spilled]

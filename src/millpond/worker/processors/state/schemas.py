@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 from pyspark.sql import types as spark
 from pyspark.sql.types import DataType as SparkType
 
-from millpond.spec.types import DataType, has_not_null_fields
+from millpond.spec.types import DataType, not_null_in_ddl
 
 _ATOMIC: dict[str, SparkType] = {
     "boolean": spark.BooleanType(),
@@ -23,7 +21,6 @@ _ATOMIC: dict[str, SparkType] = {
     "string": spark.StringType(),
     "binary": spark.BinaryType(),
 }
-_DDL_PART = re.compile(r"`[^`]*`|'(?:[^'\\]|\\.)*'|.", re.DOTALL)
 
 
 def spark_type(dtype: DataType) -> SparkType:
@@ -44,19 +41,5 @@ def spark_type(dtype: DataType) -> SparkType:
 def not_null_fields(schema: spark.StructType | str) -> list[int]:
     """Return the positions of a schema's fields that are declared NOT NULL; the schema is a type or DDL."""
     if isinstance(schema, str):
-        nullable = [not has_not_null_fields(field) for field in _ddl_fields(schema)]
-    else:
-        nullable = [field.nullable for field in schema.fields]
-    return [position for position, may_be_null in enumerate(nullable) if not may_be_null]
-
-
-def _ddl_fields(ddl: str) -> list[str]:
-    """Split a list of fields at the commas between them."""
-    fields, depth = [""], 0
-    for part in _DDL_PART.findall(ddl):
-        depth += (part in "<(") - (part in ">)")
-        if part == "," and not depth:
-            fields.append("")
-        else:
-            fields[-1] += part
-    return fields
+        return not_null_in_ddl(schema)
+    return [position for position, field in enumerate(schema.fields) if not field.nullable]

@@ -14,13 +14,13 @@ import pickle
 import sys
 import threading
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pyspark.cloudpickle import CloudPickler
 from pyspark.core.broadcast import Broadcast, _broadcastRegistry
 
-from millpond.plan.catalyst.code_names import cell_contents, is_users, values_read
+from millpond.plan.catalyst.user_code.names_read import cell_contents, is_user_code, values_read
 
 _MAX_COMPARED_BYTES = 1 << 20
 """Broadcast variables that are larger count by their type only: to describe them would take longer than a start."""
@@ -59,66 +59,63 @@ def code_digest(command: bytes, broadcasts: Mapping[int, str]) -> str | None:
         loaded = load_function(command, broadcasts)
         if isinstance(loaded, Broadcast):
             loaded = load_function(loaded.value, broadcasts)
-        described = _Graph(loaded).digest()
+        described = _graph_digest(loaded)
     except Exception:  # any exception of the user's own code; values of encrypted broadcasts cannot be read
         return None
     release = ".".join(map(str, sys.version_info[:2]))
     return hashlib.sha256(f"{release} {described}".encode()).hexdigest()[:32]
 
 
-class _Graph:
-    """A value and all that it refers to, directly or not, each with a label.
+def _graph_digest(root: Any) -> str:
+    """Return a digest of a value and of all that it refers to, directly or not.
 
-    A label is a digest of a value's type, of its texts, and of the labels of the values that it refers to. It depends
-    neither on the order of sets nor on the identity of equal objects. Values may refer to each other in cycles, and in
-    more steps than Python's stack has frames. So labels are made in rounds. Each round follows references one step
-    further, until a round distinguishes no more values than the one before (colour refinement, by Weisfeiler and
-    Leman).
+    Each value has a label: a digest of its type, of its texts, and of the labels of the values that it refers to. A
+    label depends neither on the order of sets nor on the identity of equal objects. Values may refer to each other in
+    cycles, and in more steps than Python's stack has frames. So labels are made in rounds. Each round follows
+    references one step further, until a round distinguishes no more values than the one before (colour refinement, by
+    Weisfeiler and Leman).
     """
+    numbers: dict[int, int] = {}
+    values: list[Any] = []  # keeps them alive, so that ids stay unique
 
-    def __init__(self, root: Any) -> None:
-        self._numbers: dict[int, int] = {}
-        self._values: list[Any] = []  # keeps them alive, so that ids stay unique
-        self._labels: list[str] = []
-        self._referring: dict[int, list[str | int]] = {}
-        self._part([root])
-        for number, value in enumerate(self._values):  # grows
-            parts = [self._part(part) for part in _parts(value)]
-            if any(isinstance(part, int) for part in parts):
-                self._referring[number] = parts
-            self._labels.append("" if number in self._referring else self._label(value, parts))
-
-    def digest(self) -> str:
-        """Return a digest of the graph."""
-        for _ in range(_MAX_ROUNDS):
-            distinct = len(set(self._labels))
-            labels = {number: self._label(self._values[number], parts) for number, parts in self._referring.items()}
-            for number, label in labels.items():
-                self._labels[number] = label
-            if len(set(self._labels)) == distinct:
-                break
-        return _digest([self._labels[0], *sorted(set(self._labels))])
-
-    def _part(self, value: Any) -> str | int:
+    def refer(value: Any) -> str | int:
         """Return a plain value as text, and the number of any other."""
         if type(value) in _PLAIN:
             return f"{type(value).__name__} {value!r}"
-        number = self._numbers.setdefault(id(value), len(self._values))
-        if number == len(self._values):
-            self._values.append(value)
+        number = numbers.setdefault(id(value), len(values))
+        if number == len(values):
+            values.append(value)
         return number
 
-    def _label(self, value: Any, parts: Sequence[str | int]) -> str:
-        texts = [part if isinstance(part, str) else f"#{self._labels[part]}" for part in parts]
-        return _digest([type(value).__qualname__, *(sorted(texts) if isinstance(value, set | frozenset) else texts)])
+    refer([root])  # a list, as the root may be a plain value
+    labels: list[str] = []
+    referring: dict[int, list[str | int]] = {}
+    for number, value in enumerate(values):  # grows
+        parts = [refer(part) for part in _parts(value)]
+        if any(isinstance(part, int) for part in parts):
+            referring[number] = parts
+            labels.append("")
+        else:  # its label is final: large constants are digested once, not in each round
+            labels.append(_label(value, parts, labels))
+    for _ in range(_MAX_ROUNDS):
+        distinct = len(set(labels))
+        labels = [
+            _label(values[number], referring[number], labels) if number in referring else label
+            for number, label in enumerate(labels)
+        ]
+        # Values that one round distinguishes differ in all later ones, so an equal count is an equal partition.
+        if len(set(labels)) == distinct:
+            break
+    # The root's label reaches as many steps as there were rounds. All labels count, for values beyond.
+    return _digest([labels[0], *sorted(set(labels))])
 
 
 _PLAIN = frozenset({type(None), type(Ellipsis), bool, int, float, complex, str, bytes})
-_DESCRIBED = (
-    *(set, frozenset, type, functools.partial, Broadcast, types.CodeType, types.CellType, types.ModuleType),
-    *(types.FunctionType, types.MethodType, types.BuiltinMethodType, types.MethodWrapperType),
-)
-"""Kinds of values whose parts are read without pickling them: pickled sets have no stable order, say."""
+
+
+def _label(value: Any, parts: Sequence[str | int], labels: Sequence[str]) -> str:
+    texts = [part if isinstance(part, str) else f"#{labels[part]}" for part in parts]
+    return _digest([type(value).__qualname__, *(sorted(texts) if isinstance(value, set | frozenset) else texts)])
 
 
 def _parts(value: Any) -> Iterator[Any]:
@@ -128,24 +125,9 @@ def _parts(value: Any) -> Iterator[Any]:
     elif type(value) is dict:
         for item in value.items():
             yield from item
-    elif isinstance(value, set | frozenset):
-        yield from (type(value), *value)
-    elif isinstance(value, types.ModuleType):
-        yield value.__name__
-    elif isinstance(value, types.CodeType):
-        yield from _code(value)
-    elif isinstance(value, types.CellType):
-        yield from cell_contents(value)
-    elif isinstance(value, types.MethodType):
-        yield from (value.__func__, value.__self__)
-    elif isinstance(value, types.BuiltinMethodType | types.MethodWrapperType):
-        yield from (value.__qualname__, value.__self__)
-    elif isinstance(value, Broadcast):
-        yield value.value if os.path.getsize(value._path) <= _MAX_COMPARED_BYTES else "large"
-    elif isinstance(value, functools.partial):
-        yield from (value.func, value.args, value.keywords)
-    elif isinstance(value, types.FunctionType | type):
-        yield from _definition(value) if is_users(value) else [f"{value.__module__}.{value.__qualname__}"]
+    elif isinstance(value, _KINDS_WITH_PARTS):
+        read = next(read for kind, read in _PARTS if isinstance(value, kind))
+        yield from read(value)
     elif (wrapped := _wrapped(value)) is not None:
         yield wrapped
     else:
@@ -154,8 +136,10 @@ def _parts(value: Any) -> Iterator[Any]:
 
 
 def _definition(value: Any) -> Iterator[Any]:
-    """Yield the parts of a user's function or class."""
-    if isinstance(value, types.FunctionType):
+    """Yield the parts of a user's function or class; of an installed one, its name."""
+    if not is_user_code(value):
+        yield f"{value.__module__}.{value.__qualname__}"
+    elif isinstance(value, types.FunctionType):
         yield from (value.__code__, value.__defaults__, value.__kwdefaults__, value.__closure__, vars(value))
         for name, read in values_read(value):
             yield from (name, read)
@@ -174,6 +158,26 @@ def _code(code: types.CodeType) -> Iterator[Any]:
     yield from code.co_consts
 
 
+def _broadcast(variable: Broadcast[Any]) -> Iterator[Any]:
+    yield variable.value if os.path.getsize(variable._path) <= _MAX_COMPARED_BYTES else "large"
+
+
+_PARTS: tuple[tuple[Any, Callable[[Any], Iterable[Any]]], ...] = (
+    (set | frozenset, lambda value: (type(value), *value)),
+    (types.ModuleType, lambda value: (value.__name__,)),
+    (types.CodeType, _code),
+    (types.CellType, cell_contents),
+    (types.MethodType, lambda value: (value.__func__, value.__self__)),
+    (staticmethod | classmethod, lambda value: (value.__func__,)),
+    (types.BuiltinMethodType | types.MethodWrapperType, lambda value: (value.__qualname__, value.__self__)),
+    (Broadcast, _broadcast),
+    (functools.partial, lambda value: (value.func, value.args, value.keywords)),
+    (types.FunctionType | type, _definition),
+)
+"""Kind of a value → its parts, read without pickling it. Pickled sets, for example, have no stable order."""
+_KINDS_WITH_PARTS = tuple(kind for kind, _ in _PARTS)
+
+
 _INCIDENTAL = frozenset(
     {
         *("__module__", "__dict__", "__weakref__", "__doc__", "__firstlineno__", "__static_attributes__"),
@@ -185,7 +189,9 @@ _INCIDENTAL = frozenset(
 
 def _wrapped(value: Any) -> Any:
     """Return the function that an installed decorator has wrapped, as `functools.lru_cache`; None for other values."""
-    return inspect.getattr_static(value, "__wrapped__", None) if callable(value) and not is_users(type(value)) else None
+    if not callable(value) or is_user_code(type(value)):
+        return None
+    return inspect.getattr_static(value, "__wrapped__", None)
 
 
 def _pickled(value: Any) -> Iterator[Any]:
@@ -195,8 +201,13 @@ def _pickled(value: Any) -> Iterator[Any]:
     try:
         pickler.dump(value)
     except Exception:  # it has a lock or a connection, say; workers get it as a member of a module
-        for name, member in sorted(getattr(value, "__dict__", {}).items()):
-            if is_users(type(value)) or isinstance(member, types.FunctionType):
+        if isinstance(value, dict):
+            yield dict(value)
+        elif isinstance(value, list | tuple):
+            yield list(value)
+        attributes = getattr(value, "__dict__", None)
+        for name, member in sorted(attributes.items()) if isinstance(attributes, dict) else ():
+            if is_user_code(type(value)) or isinstance(member, types.FunctionType):
                 yield from (name, member)
     else:
         yield from (state.digest(), *pickler.parts)
@@ -214,7 +225,7 @@ class _Pickler(CloudPickler):  # type: ignore[misc]
         """Return the number of a value that is left out; None for one that is pickled."""
         if value is self._root:
             return None
-        if not isinstance(value, _DESCRIBED) and not is_users(type(value)) and _wrapped(value) is None:
+        if not isinstance(value, _KINDS_WITH_PARTS) and not is_user_code(type(value)) and _wrapped(value) is None:
             return None
         self.parts.append(value)
         return len(self.parts)
