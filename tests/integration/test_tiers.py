@@ -18,8 +18,8 @@ JOB = Path(__file__).with_name("tiers_job.py")
 MEMORY = 16 << 20
 FRESH = 70_000
 """New keys of each of the first batches."""
-GROWING, MIXED, HOT = 7, 4, 6
-"""Batches of new keys; of old ones, all over the state; of the same few."""
+GROWING, MIXED, HOT = 7, 4, 20
+"""Batches of new keys; of old ones, all over the state; of the same few, until flushes and compactions have ended."""
 KEYS = GROWING * FRESH
 STATE = KEYS * 8 * (3 + 1 + 1 + VALUES)
 """Bytes of the rows."""
