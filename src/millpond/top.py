@@ -92,7 +92,7 @@ def frame(progress: Progress, process: int | None, status: QueryStatus | None) -
         parts += [Text(trouble, style="bold red") for trouble in status.commit_failures]
     if not progress.batches:
         return Group(*parts, Text("no durable version yet"))
-    timed = [batch for batch in progress.batches if batch.seconds]
+    timed = [batch for batch in progress.batches if batch.seconds is not None]
     parts.append(_batches(progress, timed, status))
     parts.append(_operators(progress.batches[-1], timed[-1] if timed else None))
     if any(operator.prefetched for operator in progress.batches[-1].operators):
@@ -117,8 +117,8 @@ def _batches(progress: Progress, timed: list[BatchProgress], status: QueryStatus
     since = "" if progress.last is None else f", last seen {_time(max(0.0, time.time() - progress.last))} ago"
     working = f", batch {progress.planned} planned" if progress.planned > progress.committed else ""
     recent = timed[-10:]
-    rates = [_per_second(batch.rows, batch) for batch in timed]
-    mean = sum(b.rows for b in recent) / sum(b.seconds or 0.0 for b in recent) if recent else None
+    rates = _rates(timed)
+    mean = _per_second(sum(batch.rows for batch in recent), sum(batch.seconds or 0.0 for batch in recent))
     table = Table.grid(padding=(0, 2))
     table.add_row("batch", f"{progress.committed} committed{working}{since}")
     table.add_row("batch time", "–" if last is None else _time(last.seconds or 0.0))
@@ -193,7 +193,7 @@ def _operators(last: BatchProgress, timed: BatchProgress | None) -> Table:
         table.add_column(name, justify="right")
     for index, operator in enumerate(last.operators):
         lookups = operator.cache_hits + operator.cache_misses
-        rate = None if timed is None else _per_second(timed.operators[index].rows, timed)
+        rate = None if timed is None else _per_second(timed.operators[index].rows, timed.seconds)
         table.add_row(
             f"{index}: {operator.title}",
             _rate(rate),
@@ -257,8 +257,23 @@ def _lookups(recent: Sequence[BatchProgress]) -> Table:
     return table
 
 
-def _per_second(rows: int, batch: BatchProgress) -> float:
-    return rows / batch.seconds if batch.seconds else 0.0
+def _rates(timed: list[BatchProgress]) -> list[float]:
+    """Return rows a second by batch; a batch of 0 s counts with the next one that took longer.
+
+    Object stores may round times to whole seconds. A rate over several batches is right on average all the same.
+    """
+    rates: list[float] = []
+    rows = 0
+    for batch in timed:
+        rows += batch.rows
+        if batch.seconds:
+            rates.append(rows / batch.seconds)
+            rows = 0
+    return rates
+
+
+def _per_second(rows: int, seconds: float | None) -> float | None:
+    return rows / seconds if seconds else None
 
 
 def _rate(value: float | None) -> str:

@@ -183,6 +183,18 @@ def test_written_pieces_outlive_the_buffers(tmp_path):
     assert b"".join(bytes(p) for p in sealed.pieces["main"]) == b"state"
 
 
+def test_a_mapped_file_keeps_no_descriptor_open(tmp_path):
+    files = SealedFiles(str(tmp_path), "slot")
+    tables = {"main": (TableManifest(), [b"state"])}
+    held, before = [], len(os.listdir("/proc/self/fd"))
+    for version in range(20):
+        sealed = seal(PartitionManifest(0, 0, version), tables, input_checksum=1, input_rows=1)
+        held.append(files.write(sealed, 1))
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert {b"".join(bytes(p) for p in sealed.pieces["main"]) for sealed in held} == {b"state"}
+    files.close()
+
+
 def test_killed_process_lets_go_of_its_lock(tmp_path):
     program = textwrap.dedent(f"""
         import sys

@@ -68,6 +68,7 @@ UNSTABLE = {
         "to_date('today')",
         "to_timestamp(' Tomorrow')",
         "last > 'yesterday'",
+        "last > '09:00'",
     ],
     "the session": [
         "current_user()",

@@ -165,3 +165,34 @@ def test_update_mode(spark: SparkSession, tmp_path: Path) -> None:
     refused = pytest.raises(AnalysisException, match="not supported in Update output mode")
     with refused if pyspark.__version__.startswith("4.1.") else nullcontext():
         compare(spark, tmp_path, query, "update", [tables[:2], tables[2:]], ddl=DDL)
+
+
+def test_columns_that_only_a_fields_use_needs_are_pruned(spark: SparkSession, tmp_path: Path) -> None:
+    """Without its event time, the join drops no late rows: Spark prunes it once the field has its own name."""
+    ddl = "side int, k int, t timestamp, n struct<a:int,b:int>"
+
+    def query(df: DataFrame, session: SparkSession) -> DataFrame:
+        for name, side in (("l", 0), ("r", 1)):
+            df.where(f"side = {side}").withWatermark("t", "1 minute").createOrReplaceTempView(name)
+        return session.sql("select l.n.a, r.k from l join r on l.k = r.k")
+
+    tables = []
+    for number, minute in enumerate([0, 9, 1, 20, 2]):
+        rows = events(900 + number, minute).select(["side", "k", "t"])
+        fields = pa.StructArray.from_arrays([pa.array(range(rows.num_rows), pa.int32())] * 2, ["a", "b"])
+        tables.append(rows.append_column("n", fields))
+    out = compare(spark, tmp_path, query, "append", [tables[:3], tables[3:]], ddl=ddl)
+    assert all(out.values())
+
+
+def test_streams_without_a_common_key_meet_through_a_third(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark joins `l` and `m` first, which have one."""
+
+    def query(df: DataFrame, session: SparkSession) -> DataFrame:
+        for name, side in (("l", "side = 0"), ("r", "side = 1"), ("m", "v < 3")):
+            df.where(side).createOrReplaceTempView(name)
+        return session.sql("select l.t, r.u, m.v from l, r, m where m.k = l.k and m.s = r.s")
+
+    tables = [events(950 + number, minute, rows=20) for number, minute in enumerate([0, 2, 3])]
+    out = compare(spark, tmp_path, query, "append", [tables[:2], tables[2:]], ddl=DDL)
+    assert all(out.values())

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millpond.errors import StateDamagedError
-from millpond.files.formats import blocks
+from millpond.files.formats import blocks, codec
 from millpond.files.formats.blocks import cut_blocks, cut_positions
-from millpond.files.formats.codec import decode_block, decode_blocks, encode_block, encode_blocks
+from millpond.files.formats.codec import RAW, decode_block, decode_blocks, encode_block, encode_blocks, read_header
 from millpond.files.formats.segment import decode_rows, encode_rows
 from millpond.kernels.pointers import address
 from millpond.layout import RowLayout, Rows
@@ -46,6 +46,26 @@ def test_large_segments_come_in_bounded_pieces(shape, compress):
     assert (np.concatenate([p.words for p in pieces])[:, fixed] == rows.words[:, fixed]).all()
     last = pieces[-1]
     assert decode(Rows(last.words[-9:], last.heap), shape) == decode(Rows(rows.words[-9:], rows.heap), shape)
+
+
+@pytest.mark.parametrize("shape", [FIXED, MIXED])
+def test_a_block_too_large_for_lz4_stays_raw(monkeypatch, shape):
+    class Codec:
+        def compress(self, data, asbytes):
+            raise OSError("Lz4 compression failure.")
+
+    rows = random_rows(100, shape, 1)
+    monkeypatch.setattr(codec, "_codec", Codec())
+    monkeypatch.setattr(codec, "_MAX_LZ4_BYTES", 100, raising=False)
+    cut = cut_blocks(rows.words, shape)
+    assert len(cut.starts) == 1
+    ((block,),) = encode_blocks(rows.packed(), shape, cut, [True])
+    for pieces in (block, encode_block(rows.packed(), compress=True)):
+        written = memoryview(joined(pieces))
+        assert read_header(written, 0, "x").encoding == RAW
+        again, end = decode_block(written, 0, shape, "x")
+        assert end == len(written)
+        assert decode(again, shape) == decode(rows, shape)
 
 
 @pytest.mark.parametrize("compress", [False, True])

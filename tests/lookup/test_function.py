@@ -1,5 +1,6 @@
 """The lookup join as Spark alone runs it: a function over record batches, with a few keys that a worker keeps."""
 
+import datetime as dt
 import pickle
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 
 from millpond.errors import TransientError
 from millpond.lookup import function
+from millpond.lookup import rows as rows_module
 from millpond.lookup.fetch import Fetcher
 from millpond.lookup.function import Lookup
 from millpond.lookup.rows import distinct_keys
@@ -80,6 +82,23 @@ def test_rows_are_joined(memory: Memory, request: Any, how: str, most: int) -> N
         assert 1 < max(memory.asked.values()) <= 10
 
 
+def test_large_values_of_frequent_keys_come_in_several_batches(
+    memory: Memory, request: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.rows = {(number, "a"): {"name": str(number) * (1000 if number == 1 else 5)} for number in range(4)}
+    run = lookup(request)
+    numbers = [[1, 0, 2, None][at % 4] for at in range(200)]
+    rows = pa.record_batch({"k": numbers, "s": ["a"] * 200, "n": pa.array(range(200), pa.int32())})
+    (whole,) = run(iter([rows]))
+    monkeypatch.setattr(rows_module, "_MAX_JOINED_BYTES", 20_000)
+    parts = list(run(iter([rows])))
+    assert [part.num_rows for part in parts] == [50] * 4
+    assert pa.Table.from_batches(parts).to_pylist() == whole.to_pylist()
+    assert whole.column("name").null_count == 50
+    monkeypatch.setattr(rows_module, "_MAX_JOINED_BYTES", 1)  # smaller than a row
+    assert [part.num_rows for part in run(iter([rows.slice(0, 3)]))] == [1, 1, 1]
+
+
 def test_what_was_found_expires(memory: Memory, request: Any) -> None:
     run = lookup(request, ttl_ms=200)
     rows = pa.record_batch({"k": [1], "s": ["a"], "n": pa.array([0], pa.int32())})
@@ -122,6 +141,18 @@ def test_a_table_gets_times_in_utc_in_each_session(memory: Memory, request: Any,
     fetcher.fetch(pa.record_batch({"at": times})).result(60)
     fetcher.close()
     assert seen[0].column("at").cast(pa.string()).to_pylist() == ["2025-06-15 15:06:40.000000Z"]
+
+
+def test_a_time_is_kept_whatever_the_zone_of_the_next_session(memory: Memory, request: Any) -> None:
+    one_key = lookup(request, columns=fields("at timestamp"), keys=(0,), named=("at",))
+    time_ = dt.datetime(2026, 5, 4, 12, tzinfo=dt.UTC)
+    memory.rows = {(time_,): {"name": "noon"}}
+    batches = [
+        pa.record_batch({"at": pa.array([time_], pa.timestamp("us", tz=zone))}) for zone in ("UTC", "Europe/Berlin")
+    ]
+    out = list(one_key(iter(batches)))
+    assert [rows.column("name").to_pylist() for rows in out] == [["noon"], ["noon"]]
+    assert memory.asked == {(time_,): 1}
 
 
 def test_keys_are_told_apart() -> None:

@@ -357,6 +357,18 @@ class TestPostgres:
         assert in_order(found) == {n: {"day": dt.date(2026, 1, 1)} for n in range(10) if n not in (2, 7)}
         connection.close()
 
+    def test_a_column_that_gets_another_type(self, postgres_server: PostgresServer, client: Any) -> None:
+        client.execute("CREATE TABLE things (id int PRIMARY KEY, n int)")
+        client.execute("INSERT INTO things VALUES (1, 5)")
+        connection = PostgresTable(postgres_server.conninfo, "things").connect(pa.schema([("n", pa.int64())]), 5)
+        keys = pa.record_batch({"id": [1]})
+        for _ in range(8):  # psycopg prepares a statement when it comes again and again
+            connection.fetch(keys)
+        client.execute("ALTER TABLE things ALTER COLUMN n TYPE bigint")
+        client.execute("UPDATE things SET n = 5000000000")
+        assert in_order(connection.fetch(keys)) == {0: {"n": 5_000_000_000}}
+        connection.close()
+
     def test_options_of_the_users_stay(self, postgres_server: PostgresServer, client: Any) -> None:
         """A search path says which of two tables is meant."""
         client.execute("CREATE TABLE things (id int PRIMARY KEY, name text)")

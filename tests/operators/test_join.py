@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from millpond.errors import UsageError
 from millpond.layout import NEVER
 from millpond.operators.columns import decode
 from millpond.operators.joins.kind import JOIN
@@ -201,6 +202,38 @@ def test_times_far_from_now(at: int, first: str) -> None:
     got = [pair for batch in batches[first] for pair in rig.batch([record_batch(spec, *batch)])]
     place = [field.name for field in spec.output_fields].index("rv")
     assert sorted(pair[place] for pair in got) == [-3, 0, 2]
+    rig.close()
+
+
+@pytest.mark.parametrize(("at", "which"), [(NEVER, "maximum"), (-(1 << 63), "minimum")])
+@pytest.mark.parametrize("late", ["none", "time"])
+def test_times_that_stand_for_no_time_are_refused(at: int, which: str, late: str) -> None:
+    spec = join("inner", (None, None), (None, SECOND), late=late)
+    rig = JoinRig(spec)
+    row = {"k": ("a", 1), "t": at, "late": at, "able": True, "lv": 0, "ls": None}
+    rows = record_batch(spec, [row], [])
+    if (which, late) == ("minimum", "time"):  # late, like any row before the watermark
+        assert not rig.batch([rows])
+    else:
+        with pytest.raises(UsageError, match=f"the {which} of timestamps"):
+            rig.batch([rows])
+    rig.close()
+
+
+def test_null_keys_of_adopted_rows_do_not_meet() -> None:
+    """Spark's state of an outer join by computed keys has such rows on the side that is not kept."""
+    spec = join("left_outer", (None, None), (None, None))
+    rig = JoinRig(spec)
+
+    def row(**more: Any) -> Row:
+        return {"k": (None, 1), "t": 0, "late": 0, "able": True} | more
+
+    rows = record_batch(spec, [row(lv=1, ls=None)], [row(rv=1, rd=None)])
+    rig.operator.begin(0, Times(0, 0, 0))
+    rig.operator.adopt(rows.append_column("__matched", pa.array([False, False])))
+    for table in rig.operator.tables.values():
+        table.build_parts()
+    assert {name: len(table.fresh) for name, table in rig.operator.tables.items()} == {"left": 1, "right": 0}
     rig.close()
 
 

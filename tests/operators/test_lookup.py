@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +13,7 @@ import pytest
 
 from millpond.errors import TransientError, UsageError
 from millpond.lookup import fetch
+from millpond.lookup import rows as rows_module
 from millpond.operators.lookups import fetchers, operator
 from millpond.operators.lookups.operator import LookupOperator
 from millpond.spec.kinds.enrich import EnrichSpec
@@ -150,6 +151,19 @@ def test_rows_are_joined(memory: Memory, rigs: list[Rig], request: Any, how: str
         assert set(memory.asked.values()) == {1}
     assert memory.most <= 100
     assert 1 <= memory.open <= 3
+
+
+def test_large_values_of_a_frequent_key(
+    memory: Memory, rigs: list[Rig], request: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows_module, "_MAX_JOINED_BYTES", 20_000)
+    spec = shape(memory, request, found=fields("name string"))
+    memory.rows = {(1, "a"): {"name": "x" * 1000}}
+    rigs.append(rig := Rig(spec))
+    rows = [{"k": 1, "s": "a", "n": number} for number in range(100)]
+    out = rig.batch(batch(spec, rows))
+    assert as_rows(out) == joined(spec, rows, memory.rows)
+    assert out.column("name").num_chunks == 8
 
 
 def test_a_key_on_its_way_is_not_asked_for_again(memory: Memory, rigs: list[Rig], request: Any) -> None:
@@ -419,6 +433,32 @@ class TestErrors:
         rig.restart()
         memory.gate.set()
         assert rig.batch(batch(spec, self.ROWS)).num_rows == len(self.ROWS)
+
+    def test_one_request_that_hangs_for_ever(
+        self, memory: Memory, rigs: list[Rig], request: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It fails one batch of each partition at most: a partition that starts again gets other connections."""
+        spec = shape(memory, request, timeout_ms=20)
+        rigs += [Rig(spec), Rig(spec)]
+        first, second = rigs
+        hanging = memory.gate
+        hanging.clear()
+        with monkeypatch.context() as hasty:
+            hasty.setattr(fetch, "_GRACE_SECONDS", 0.1)
+            hasty.setattr(fetch, "_HANG_CHECK_SECONDS", 0.05)
+            with pytest.raises(TransientError, match="hangs"):
+                first.batch(batch(spec, self.ROWS))
+            memory.gate = threading.Event()
+            memory.gate.set()
+            first.operator.close()
+            first.restart()
+            used = [cast("LookupOperator", rig.operator)._fetcher for rig in rigs]
+            assert [fetcher.hangs for fetcher in used] == [False, True]
+        assert first.batch(batch(spec, self.ROWS)).num_rows == len(self.ROWS)
+        second.operator.close()
+        second.restart()
+        assert list(fetchers._users.items()) == [(used[0], 2)]
+        hanging.set()
 
     def test_a_class_that_is_not_here(self, memory: Memory, request: Any) -> None:
         spec = shape(memory, request, table=b"cnowhere\nTable\n.")

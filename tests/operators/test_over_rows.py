@@ -21,14 +21,19 @@ from tests.operators.rig import Rig, Row, as_rows, fields, hash_of, normal
 from tests.operators.test_top_n import Key, ascending
 from tests.operators.values import values
 
-TYPES = ["int", "bigint", "double", "decimal(5,2)", "decimal(20,3)", "date"]
+TYPES = ["int", "bigint", "double", "decimal(5,2)", "decimal(20,3)", "date", "timestamp"]
 
 
 def record_batch(shape: OverSpec, rows: list[Row]) -> pa.RecordBatch:
     hashes = [hash_of(tuple(row[shape.columns[p].name] for p in shape.keys), 4) for row in rows]
     arrays = [pa.array(hashes, pa.int64())]
-    arrays += [pa.array([row[c.name] for row in rows], parse_type(c.type).arrow) for c in shape.columns]
+    arrays += [pa.array([row[c.name] for row in rows], arrow_type(c.type)) for c in shape.columns]
     return pa.RecordBatch.from_arrays(arrays, names=["__hash", *(c.name for c in shape.columns)])
+
+
+def arrow_type(name: str) -> pa.DataType:
+    """As Spark sends a column: times have the session's time zone."""
+    return pa.timestamp("us", "Europe/Berlin") if name == "timestamp" else parse_type(name).arrow
 
 
 def same(left: Any, right: Any) -> bool:

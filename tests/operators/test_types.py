@@ -26,8 +26,8 @@ from millpond.spec.types import DataType, leaves, parse_type
         ("struct<a:int>", pa.struct([("a", pa.int32())])),
         ("struct<>", pa.struct([])),
         (
-            "struct<`a ``b`:int, c string NOT NULL COMMENT 'it\\'s'>",
-            pa.struct([("a `b", pa.int32()), ("c", pa.string())]),
+            "struct<`a ``b`:int, c string NOT NULL COMMENT 'it\\'s', d int COMMENT \"it's\">",
+            pa.struct([("a `b", pa.int32()), ("c", pa.string()), ("d", pa.int32())]),
         ),
     ],
 )

@@ -44,6 +44,15 @@ def setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
         spark.conf.unset(name)
 
 
+@pytest.mark.parametrize("time", ["'09:00'", "make_time(9, 0, 0)"])
+def test_a_time_of_the_day_is_not_computed_at_the_start(spark: SparkSession, stream: DataFrame, time: str) -> None:
+    """Spark plans each batch, and so makes a time of its day."""
+    latest = stream.groupBy("k").agg(F.max("ts").alias("last"))
+    with setting(spark, "spark.sql.timeType.enabled", "true"):
+        plan = decide(latest.where(f"last >= cast({time} as timestamp)"), "update").root.node
+    assert "as timestamp)" in str(plan.java)
+
+
 def test_aggregate_spec(stream: DataFrame) -> None:
     df = stream.groupBy((F.col("k") + 1).alias("next"), "st").agg(
         F.count("*"), F.sum(F.col("v") * 2) + F.max("d"), F.expr("count(s) filter (where b)"), F.countDistinct("s", "v")

@@ -30,6 +30,7 @@ def test_plain_queries_may_lag(stream: DataFrame, spark: SparkSession) -> None:
         (lambda df: df.filter("uuid() > 'a'").dropDuplicates(["k"]), "not deterministic"),
         (lambda df: df.where("ts > now() - interval 10 minutes").groupBy("k").count(), "reads the clock"),
         (lambda df: df.where("date(ts) >= 'today'").groupBy("k").count(), "reads the clock"),
+        (lambda df: df.where("ts >= '09:00'").groupBy("k").count(), "reads the clock"),
         (lambda df: df.where("ts > (select now() - interval 10 minutes)").groupBy("k").count(), "reads the clock"),
         (lambda df: df.where("ts > (select current_timestamp())").groupBy("k").count(), "reads the clock"),
         (lambda df: df.sample(0.5).groupBy("k").count(), "sample"),

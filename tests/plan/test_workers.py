@@ -15,6 +15,7 @@ import pytest
 from pyspark import SparkConf, cloudpickle
 from pyspark.sql import SparkSession
 
+import millpond
 from millpond.plan.exchange import workers
 from millpond.plan.exchange.workers import named_function, portable, preload_workers
 from millpond.worker.exchange import ExchangeWrite
@@ -79,6 +80,21 @@ def test_workers_are_forked_by_what_has_no_threads() -> None:
     assert done.stdout.split() == ["1"]
 
 
+def test_each_worker_draws_other_numbers() -> None:
+    program = (
+        "import os, millpond.worker.daemon as daemon\n"
+        "daemon.load()\n"
+        "import numpy as np\n"
+        "for _ in range(2):\n"
+        "    if not os.fork():\n"
+        "        print(np.random.rand(), flush=True)\n"
+        "        os._exit(0)\n"
+        "    os.wait()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert len(set(done.stdout.split())) == 2
+
+
 class Context:
     """The attributes of Spark's context that say which Python runs its workers."""
 
@@ -125,6 +141,39 @@ def test_two_starts_at_once_leave_the_users_python_as_it_was(nobody_chose: None)
         for done in [both.submit(first), both.submit(second)]:
             done.result()
     assert context.pythonExec == Context.pythonExec
+
+
+class Daemons:
+    """The settings of a context that is yet to choose the daemon of its workers."""
+
+    master = "local[2]"
+    pythonExec = sys.executable
+
+    def __init__(self) -> None:
+        self.chosen: dict[str, str] = {}
+        self._jsc = self
+
+    def sc(self) -> "Daemons":
+        return self
+
+    def conf(self) -> "Daemons":
+        return self
+
+    def contains(self, name: str) -> bool:
+        return name in self.chosen
+
+    def set(self, name: str, value: str) -> None:
+        self.chosen[name] = value
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_daemon_must_find_millpond(beside: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It does not look into the script's folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(Path(millpond.__file__).parents[1] if beside else tmp_path), *sys.path])
+    context: Any = Daemons()
+    preload_workers(context)
+    assert bool(context.chosen) is not beside
 
 
 PROGRAM = """

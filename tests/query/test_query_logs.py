@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from millpond.checkpoint.formats.documents import digits, write_document
 from millpond.checkpoint.generation import claim
 from millpond.errors import FencedError, StateDamagedError
 from millpond.files.locations.faults import Faults, FaultyFiles
 from millpond.files.locations.opening import open_filesystem
-from millpond.query.logs.query_logs import QueryLogs, RollBack
+from millpond.query.logs.query_logs import LOGS, QueryLogs, RollBack, _RollBack, is_rolled_back
 
 UNFINISHED = [
     ".0.1b671a64-40d5-491e-99b0-da01ff1f3341.tmp",
@@ -122,6 +123,52 @@ def test_a_roll_back_that_fails_is_undone_by_the_next_start(planned: Path) -> No
     assert set(entries(planned)) == {"offsets/0", "commits/0"}
     Run(planned).roll_back.undo_interrupted()
     assert entries(planned) == before  # the repetition's commit may have a lower watermark
+
+
+@pytest.mark.parametrize("batch", [0, 1])
+def test_a_roll_back_does_not_undo_that_the_user_has_gone_back(planned: Path, batch: int) -> None:
+    """The start was interrupted in the replay of `batch`; the user removes the entries from that batch on."""
+    run = Run(planned)
+
+    def repetition() -> None:
+        with run.roll_back.replaying(batch):
+            run.query_logs.put("commits", batch, b"made by the repetition")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        repetition()
+    for log in LOGS:
+        for later in range(batch, 2):
+            run.query_logs.remove(log, later)
+    before = entries(planned)
+    assert set(before) == ({"offsets/0", "commits/0"} if batch else set())
+    Run(planned).roll_back.undo_interrupted()
+    assert entries(planned) == before
+    assert not is_rolled_back(open_filesystem(str(planned)))
+    assert (planned / f"millpond/rolled-back/batch-{batch}.json").exists()
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("goes_back", [False, True])
+def test_the_plan_of_an_interrupted_replay_may_be_in_another_journal(
+    planned: Path, order: tuple[int, int], goes_back: bool
+) -> None:
+    """Starts that overtake each other may each leave a journal."""
+    before = entries(planned)
+    files, query_logs = open_filesystem(str(planned)), QueryLogs(open_filesystem(str(planned)))
+    records = [_RollBack(0, "commit 0", "plan 1"), _RollBack(1, None, None)]
+    for generation, batch in enumerate(order, 1):
+        Run(planned)
+        write_document(files, f"millpond/rolled-back/pending-{digits(generation)}.json", records[batch])
+    query_logs.remove("offsets", 1)
+    query_logs.remove("commits", 0)
+    query_logs.put("commits", 1, b"made by the repetition")
+    if goes_back:
+        query_logs.remove("offsets", 0)
+        query_logs.remove("commits", 1)
+    Run(planned).roll_back.undo_interrupted()
+    assert entries(planned) == ({} if goes_back else before)
+    assert not is_rolled_back(files)
 
 
 @pytest.mark.parametrize("batch", [0, 1])

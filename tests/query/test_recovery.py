@@ -251,6 +251,19 @@ def test_a_query_goes_back_to_an_earlier_batch(job: Job) -> None:
     assert job.emitted == {2: {(1, 2, 2), (3, 2, 2), (4, 2, 2)}}
 
 
+def test_a_query_goes_back_after_an_interrupted_replay(job: Job) -> None:
+    """Killed while batch 3 was being replayed: its entry in the journal is one of the later ones, too."""
+    job.write([1, 2], [2, 3], [3, 4], [4, 1])
+    job.aggregate()
+    write_journal(job, again=3, commit=(job.checkpoint / "commits/3").read_text(), planned=None)
+    for batch in (3, 2):
+        job.forget("commits", batch)
+        job.forget("offsets", batch)
+    job.emitted.clear()
+    job.aggregate()
+    assert job.emitted == {2: {(1, 2, 2), (3, 2, 2), (4, 2, 2)}}
+
+
 CRASHES = [
     lose_nothing,
     lose_commit,
@@ -310,6 +323,25 @@ def test_a_file_sink_says_whether_it_has_a_batch(job: Job, repeated: list[int], 
     job.write([4, 5])
     assert job.deduplicate() == [1, 2, 3, 4, 5]
     assert repeated == ([1] if has else [])
+
+
+@pytest.mark.parametrize("name", [None, "Parquet"])
+def test_a_file_sink_is_known_by_any_name_of_its_format(job: Job, repeated: list[int], name: str | None) -> None:
+    """Without a format, it is the session's default."""
+
+    def run() -> None:
+        writer = millpond.writeStream(job.stream().dropDuplicates(["key"]).select("key"))
+        job._run((writer if name is None else writer.format(name)).option("path", str(job.sink)))
+
+    job.write([1, 2, 3], [2, 3, 4])
+    run()
+    job.forget("commits", 1)
+    job.forget_state(2)
+    (job.sink / "_spark_metadata/1").unlink()
+    (job.sink / "_spark_metadata/.1.crc").unlink(missing_ok=True)
+    run()
+    assert repeated == []
+    assert sorted(row.key for row in job.spark.read.parquet(str(job.sink)).collect()) == [1, 2, 3, 4]
 
 
 def write_journal(job: Job, *, again: int, commit: str | None, planned: str | None) -> None:

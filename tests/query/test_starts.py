@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from py4j.protocol import Py4JJavaError
-from pyspark.errors import IllegalArgumentException
+from pyspark.errors import AnalysisException, IllegalArgumentException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -107,27 +107,29 @@ def test_a_start_that_fails_leaves_nothing_in_the_slots(
     assert job.emitted == {0: job.expected(0)}
 
 
-@pytest.mark.parametrize("wrong", ["format", "name", "query"])
+@pytest.mark.parametrize("wrong", ["format", "mode", "name", "query"])
 def test_a_start_that_is_refused_leaves_the_running_query_alone(
     session: SparkSession, tmp_path: Path, wrong: str
 ) -> None:
     def write(rows: DataFrame, **named: str) -> StreamingQuery:
         options = {"format": "noop", "queryName": "one"} | named
         writer: Any = millpond.writeStream(rows).outputMode("update").format(options["format"])
-        return writer.queryName(options["queryName"]).option("checkpointLocation", str(job.checkpoint)).start()
+        writer.queryName(options["queryName"]).option("checkpointLocation", str(job.checkpoint))
+        return writer.start(str(job.sink))
 
     job = Job(session, tmp_path)
     job.write([1])
     counts = job.stream().groupBy("key").count()
     other_rows = job.stream().groupBy("amount").count()
     named = {"name": {"queryName": "other"}, "format": {"queryName": "two", "format": "none"}}
+    named["mode"] = {"queryName": "two", "format": "parquet"}
     named["query"] = {"queryName": "two"}
     first = write(counts)
     other: Any = millpond.writeStream(counts).outputMode("update").format("noop").queryName("other")
     second = other.option("checkpointLocation", str(tmp_path / "other")).start()
     try:
         first.processAllAvailable()
-        with pytest.raises((Py4JJavaError, IllegalArgumentException, StateIncompatibleError)):
+        with pytest.raises((Py4JJavaError, AnalysisException, IllegalArgumentException, StateIncompatibleError)):
             write(other_rows if wrong == "query" else counts, **named[wrong])
         assert first.isActive
         job.write([2])

@@ -17,7 +17,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 import millpond.query.running.handle as handle
 import millpond.query.running.supervisor as supervision
 from millpond.checkpoint.generation import Restart, check_overtaken, claim
-from millpond.errors import MillpondError, StateDamagedError, TransientError
+from millpond.errors import StateDamagedError, TransientError
+from millpond.humanize import first_line
 from millpond.query.running.handle import RunningQuery
 from millpond.query.running.supervisor import Supervisor
 from tests.checkpoint.rig import begin, memory
@@ -348,18 +349,44 @@ def test_restarts_are_bounded(worlds: Any) -> None:
     assert isinstance(world.query.exception().__cause__, TransientError)
 
 
-@pytest.mark.parametrize("error", [TransientError("The store is slow."), OSError("the driver has no memory")])
-def test_a_restart_that_fails_counts_or_ends_the_query(worlds: Any, error: Exception) -> None:
+@pytest.mark.parametrize(
+    "error", [TransientError("The store is slow."), StreamingQueryException("[STREAM_FAILED] The source is away.")]
+)
+def test_a_restart_that_fails_for_a_while_counts(worlds: Any, error: Exception) -> None:
+    """A batch that the start repeats ends with a `StreamingQueryException`."""
     world = worlds()
     world.errors.append(error)
     world.placing.lost.append(("b", {1}))
-    if isinstance(error, MillpondError):
-        world.runs(2)
-        assert [restart.number for restart in world.restarts] == [1, 1]  # only one has begun
-        assert world.query.isActive
-        return
-    with pytest.raises(StreamingQueryException, match="could not be started again: the driver has no memory"):
+    world.runs(2)
+    assert [restart.number for restart in world.restarts] == [1, 1]  # only one has begun
+    assert world.query.isActive
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError("the driver has no memory"),
+        StreamingQueryException("[STREAM_FAILED] [FENCED] A newer run has taken over."),
+        StreamingQueryException("[STREAM_FAILED] [STATE_INCOMPATIBLE] The query differs."),
+    ],
+)
+def test_a_restart_that_cannot_succeed_ends_the_query(worlds: Any, error: Exception) -> None:
+    world = worlds()
+    world.errors.append(error)
+    world.placing.lost.append(("b", {1}))
+    with pytest.raises(StreamingQueryException, match="could not be started again") as ended:
         world.query.awaitTermination()
+    assert first_line(error) in str(ended.value)
+    assert len(world.restarts) == 1
+
+
+def test_a_query_whose_restarts_all_fail_says_why(worlds: Any) -> None:
+    world = worlds(limit=2)
+    world.errors += [StreamingQueryException("[STREAM_FAILED] The source is away.")] * 2
+    world.placing.lost.append(("b", {1}))
+    with pytest.raises(StreamingQueryException, match=r"2 times .* failed: \[STREAM_FAILED\] The source is away"):
+        world.query.awaitTermination()
+    assert len(world.restarts) == 2
 
 
 def test_a_stop_while_it_is_started_again_ends_the_next_run(

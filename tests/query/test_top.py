@@ -160,6 +160,19 @@ def test_a_frame() -> None:
     ]
 
 
+def test_batches_that_took_less_than_the_whole_seconds_of_a_store() -> None:
+    """They count: their rows in rates over several batches, and their other figures as those of any batch."""
+    idle, slow, fast = batch(5, 0.0, 0), batch(6, 2.0, 1000), batch(7, 0.0, 3000)
+    said = shown(progress_of(idle, fast, slow, fast))
+    assert "rows/s      2,000, 3,500 over 4 batches" in said
+    lines = [line for line in said.splitlines() if ": dedup" in line]
+    assert [line.strip("│").split("│")[1].strip() for line in lines] == ["–"]  # of the last batch alone
+    moved = BatchProgress(8, 0.0, (OperatorProgress("count", rows=9, moved_partitions=3),))
+    said = shown(progress_of(moved))
+    assert "rows/s      –, – over 1 batch" in said
+    assert "3 partitions in 1 batch" in said
+
+
 def test_hosts_moves_and_restarts() -> None:
     def ran(number: int, moved: int, **hosts: int) -> BatchProgress:
         return BatchProgress(

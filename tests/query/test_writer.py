@@ -26,6 +26,7 @@ import millpond
 from millpond.errors import SettingError, StateIncompatibleError, UnsupportedError, UsageError
 from millpond.plan.decide import decide
 from millpond.plan.decision.decision import Decision
+from millpond.query.writer import StreamWriter
 from millpond.slot.process.messages import QueryStatus
 from tests.differential.data import batch, write
 from tests.differential.harness import stream
@@ -103,6 +104,17 @@ def test_to_table(session: SparkSession, events: DataFrame, tmp_path: Path) -> N
         assert session.table(f"firsts_{tmp_path.name}").count() == wanted
     finally:
         session.sql(f"drop table firsts_{tmp_path.name}")
+
+
+def test_each_start_of_a_writer_has_its_own_sink(events: DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
+    sinks: list[tuple[str, str | None]] = []
+    monkeypatch.setattr(StreamWriter, "_launch", lambda writer, _: sinks.append((writer._sink(), writer._path)))
+    writer = millpond.writeStream(events)
+    for path in ("/out", None):
+        writer.toTable("firsts")
+        writer.start(path)
+    writer.start(format="csv")
+    assert sinks == [("", None), ("parquet", "/out"), ("", None), ("parquet", None), ("csv", None)]
 
 
 def test_foreach(counts: DataFrame, tmp_path: Path) -> None:
@@ -453,6 +465,16 @@ def test_a_temporary_checkpoint_is_announced_and_goes_with_its_query(
     if deleting is not None:
         deleting.join(60)
     assert folder.exists() == stays
+
+
+def test_the_state_of_a_temporary_checkpoint_goes_with_it(counts: DataFrame, settings: Any, tmp_path: Path) -> None:
+    states = tmp_path / "states"
+    settings.set("spark.millpond.state.location", str(states))
+    once(millpond.writeStream(counts).format("noop")).start().awaitTermination()
+    for thread in threading.enumerate():
+        if thread.name == "millpond-temporary":
+            thread.join(60)
+    assert list(states.iterdir()) == []
 
 
 def test_commits_wait_where_the_source_forgets(

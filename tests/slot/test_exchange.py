@@ -1,5 +1,6 @@
 """The local exchange: rows reach their partition through files, and stay there for later attempts."""
 
+import mmap
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -130,6 +131,22 @@ def test_a_large_pass_comes_in_pieces_apart_from_each_other(
     assert second[0] is not None
     assert first[0].hi == second[0].lo
     assert all(row["__hash"] & (1 << 64) - 1 < first[0].hi for _, piece in passes[:4] for row in piece.to_pylist())
+
+
+def test_a_piece_with_more_text_than_arrow_holds_comes_in_several_batches() -> None:
+    """A key group cannot be divided. The text is never read here, so that it takes no memory."""
+    length = 1100 << 20
+    text = pa.py_buffer(mmap.mmap(-1, length))
+    large = pa.StringArray.from_buffers(1, pa.py_buffer(np.array([0, length], np.int32)), text)
+    hashes = pa.array([1], pa.int64())
+    batches = [
+        pa.record_batch({"__hash": hashes, "s": strings})
+        for strings in (large, large, pa.array(["first"]), pa.array(["second"]))
+    ]
+    passes = list(split_into_passes(batches, lambda rows: 2))
+    assert [range_ is not None for range_, _ in passes] == [True, False, False]
+    assert [rows.num_rows for _, rows in passes] == [1, 1, 2]
+    assert passes[2][1].column("s").to_pylist() == ["first", "second"]
 
 
 def test_no_rows_make_no_parcels(task: OperatorTask, write: Write) -> None:

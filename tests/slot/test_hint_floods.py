@@ -365,7 +365,7 @@ def test_what_is_learnt_while_a_partition_is_let_go_of_asks_for_nothing(tmp_path
 
 def test_hints_take_no_turn_that_an_attempt_waits_for() -> None:
     lock = AttemptLock(5.0)
-    with ThreadPoolExecutor(1) as pool, lock.hold(Attempt(1, 1, lambda: None, input_complete=True)):
+    with ThreadPoolExecutor(1) as pool, lock.hold(Attempt(1, 1, lambda: None)):
 
         def attempt() -> None:
             with lock.hold(Attempt(2, 2, lambda: None)):

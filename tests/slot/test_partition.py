@@ -124,6 +124,70 @@ def test_a_batch_waits_for_what_is_being_opened(counting, servers, monkeypatch):
     assert gate.opened == [(0, 0)]
 
 
+def test_opening_ahead_leaves_a_batch_that_has_come_alone(counting, servers):
+    counting = msgspec.structs.replace(
+        counting, settings=msgspec.structs.replace(counting.settings, attempt_timeout=0.2)
+    )
+    server, outputs = servers(), []
+    gate = _Gate(grouped(0, [1], [5]), grouped(0, [2], [6]))
+    batch = threading.Thread(
+        target=lambda: outputs.append(table_of(server.run(RunBatch(counting, 0, 0, 0), iter(gate), gate.cancel)))
+    )
+    batch.start()
+    assert gate.reached.wait(60)
+    server.open_ahead([counting], [0], 0)
+    assert not gate.cut
+    gate.go.set()
+    batch.join(60)
+    assert outputs == [{1: (1, 5), 2: (1, 6)}]
+
+
+def test_an_attempt_waits_however_long_opening_takes(counting, servers, monkeypatch):
+    counting = msgspec.structs.replace(
+        counting, settings=msgspec.structs.replace(counting.settings, attempt_timeout=0.1)
+    )
+    gate, server, outputs, cut = Gate(monkeypatch), servers(), {}, []
+
+    def attempt(number):
+        rows, cancel = iter([grouped(0, [1], [5])]), lambda: cut.append(number)
+        outputs[number] = table_of(server.run(RunBatch(counting, 0, 0, number), rows, cancel))
+
+    threads = [threading.Thread(target=server.open_ahead, args=([counting], [0], 0))]
+    threads += [threading.Thread(target=attempt, args=(number,)) for number in range(2)]
+    threads[0].start()
+    assert gate.reached.wait(60)
+    for thread in threads[1:]:
+        thread.start()
+    time.sleep(0.5)
+    gate.released.set()
+    for thread in threads:
+        thread.join(60)
+    assert outputs == {0: {1: (1, 5)}, 1: {1: (1, 5)}}
+    assert not cut
+
+
+def test_an_attempt_that_opens_its_partition_is_not_cut_off(counting, servers, monkeypatch):
+    counting = msgspec.structs.replace(
+        counting, settings=msgspec.structs.replace(counting.settings, attempt_timeout=0.1)
+    )
+    gate, server, outputs, cut = Gate(monkeypatch), servers(), {}, []
+
+    def attempt(number):
+        rows, cancel = iter([grouped(0, [1], [5])]), lambda: cut.append(number)
+        outputs[number] = table_of(server.run(RunBatch(counting, 0, 0, number), rows, cancel))
+
+    threads = [threading.Thread(target=attempt, args=(number,)) for number in range(2)]
+    threads[0].start()
+    assert gate.reached.wait(60)
+    threads[1].start()
+    time.sleep(0.5)
+    gate.released.set()
+    for thread in threads:
+        thread.join(60)
+    assert outputs == {0: {1: (1, 5)}, 1: {1: (1, 5)}}
+    assert not cut
+
+
 def test_what_is_let_go_of_while_it_is_opened_does_not_come_to_life_again(counting, servers, monkeypatch):
     other = msgspec.structs.replace(counting, operator=1)
     gate, server = Gate(monkeypatch), servers()
@@ -304,6 +368,29 @@ def test_two_live_attempts_take_turns_and_agree(counting, servers):
     for thread in threads:
         thread.join(60)
     assert outputs == {"slow": {1: (1, 1), 2: (1, 2)}, "fast": {1: (1, 1), 2: (1, 2)}}
+
+
+def test_an_attempt_whose_input_keeps_coming_is_not_cut_off(counting, servers):
+    counting = msgspec.structs.replace(
+        counting, settings=msgspec.structs.replace(counting.settings, attempt_timeout=0.5)
+    )
+    server, begun, cut, outputs = servers(), threading.Event(), [], []
+
+    def rows():
+        for number in range(12):
+            yield grouped(0, [1], [number])
+            begun.set()
+            time.sleep(0.1)
+
+    slow = RunBatch(counting, 0, 0, 0)
+    first = threading.Thread(target=lambda: outputs.append(table_of(server.run(slow, rows(), lambda: cut.append(1)))))
+    first.start()
+    assert begun.wait(60)
+    again = [grouped(0, [1], [number]) for number in range(12)]
+    assert run(server, counting, 0, *again, attempt=1)[0] == {1: (12, 66)}
+    first.join(60)
+    assert outputs == [{1: (12, 66)}]
+    assert not cut
 
 
 @pytest.mark.parametrize("later", [0, 1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import threading
@@ -11,12 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from millpond.errors import StateDamagedError
 from millpond.files.backends import uploads
 from millpond.files.backends.filesystem import Buffer
-from millpond.files.formats.append_file import AppendFile, AppendFileWriter, RemoteBytes
+from millpond.files.formats.append_file import AppendFile, AppendFileWriter, ByteRange, RemoteBytes, map_file
 from millpond.files.formats.blocks import sort_rows
 from millpond.files.locations.counted import CountedFiles
 from millpond.files.locations.opening import open_filesystem
@@ -56,6 +58,51 @@ def read(file: AppendFile) -> None:
     section = file.sections[0]
     words = np.concatenate([rows.words for rows in file.read(section, np.arange(section.count))])
     assert (words == ROWS.words).all()
+
+
+def test_the_files_within_an_object_share_one_mapping_without_a_descriptor(tmp_path: Path) -> None:
+    files = open_filesystem(str(tmp_path / "store"))
+    store = AppendFiles(files, str(tmp_path))
+    pieces: list[Buffer] = []
+    writer = AppendFileWriter(pieces.append, compress=True)
+    fill(writer)
+    writer.finish()
+    data = b"".join(pieces)
+    names = ["commits/1", "commits/2"]
+    for name in names:
+        files.put(name, [data] * 3)
+
+    def mapped() -> int:
+        return sum(str(tmp_path) in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+    descriptors = len(os.listdir("/proc/self/fd"))
+    ranges = [ByteRange(name, number * len(data), len(data)) for name in names for number in range(3)]
+    opened = [file for at in ranges for file in store.open_range(at, [FIXED])]
+    assert len(opened) == 6
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert mapped() == 2
+    for file in opened:
+        read(file)
+    del file, opened[1:]
+    assert mapped() == 1
+    read(opened[0])
+    opened.clear()
+    assert mapped() == 0
+    store.close()
+
+
+def test_a_file_that_cannot_be_mapped_has_an_errno(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one, a slot takes the error for a lost connection."""
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        map_file(str(tmp_path / "nothing"))
+
+    def fail(path: str) -> None:
+        raise OSError("Memory mapping file failed: Cannot allocate memory")
+
+    monkeypatch.setattr(pa, "memory_map", fail)
+    with pytest.raises(OSError, match="Cannot allocate memory") as error:
+        map_file("some/path")
+    assert (error.value.errno, error.value.filename) == (errno.ENOMEM, "some/path")
 
 
 @pytest.mark.parametrize("disk", [0, 1 << 30])

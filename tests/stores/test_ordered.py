@@ -23,14 +23,14 @@ from millpond.files.locations.opening import open_filesystem
 from millpond.files.refs import TableManifest
 from millpond.files.tiers.local_copies import CachedSource
 from millpond.kernels.ordered.order import MATCHED
-from millpond.layout import META, NEVER, Column, HashRange, RowLayout, Rows
+from millpond.layout import HASH, META, NEVER, Column, HashRange, RowLayout, Rows
 from millpond.stores import delta_backlog
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.ordered import parts as parts_module
 from millpond.stores.ordered import table as table_module
 from millpond.stores.ordered.expiry_index import ExpiryIndexBuilder
 from millpond.stores.ordered.files import PartFiles
-from millpond.stores.ordered.layout import OrderedLayout, empty_rows, ordered_schema
+from millpond.stores.ordered.layout import OrderedLayout, empty_rows, matched_names, ordered_schema
 from millpond.stores.ordered.merge import Input, TimeInterval, merge_parts
 from millpond.stores.ordered.parts import BEGINNING, Part
 from millpond.stores.ordered.table import OrderedTable
@@ -618,4 +618,27 @@ def test_many_rows_of_one_key_are_merged_in_pieces(tmp_path: Path) -> None:
     assert (words[:, META] & np.uint64(MATCHED) != 0).tolist() == [time // 3 % 2 == 0 for time in range(15000)]
     none = [Input(Part(rig.layout, empty_rows(rig.layout), 0))]
     assert not list(merge_parts(none, rig.layout, HashRange(), TimeInterval(), size=1000))
+    rig.close()
+
+
+def test_deltas_with_matches_are_loaded_within_the_budget(tmp_path: Path) -> None:
+    """Their rows become parts before they can be marked, and parts in memory have to be reserved, too."""
+    rig = Rig(tmp_path, marked=True, remote=False)
+    deltas = []
+    for version in range(60):
+        words = np.zeros((2_000, rig.layout.rows.width), np.uint64)
+        words[:, HASH] = np.random.default_rng(version).integers(0, 1 << 63, len(words), np.uint64)
+        words[:, rig.layout.time] = version * SECOND
+        words[:, rig.layout.number] = np.arange(len(words)) + (version << 32)
+        rows = Rows(words, np.empty(0, np.uint8))
+        name = matched_names(rows.take(slice(0, 1)), rig.layout)
+        deltas.append(Rows(np.concatenate([words, name.words]), rows.heap))
+    peak = 0
+    for delta in deltas:
+        rig.table.load(delta)
+        peak = max(peak, rig.table.memory)
+    assert sum(delta.words.nbytes for delta in deltas) > 8 << 20
+    assert peak < 4 << 20
+    matched = [rows.words[:, META] & np.uint64(MATCHED) != 0 for rows in rig.table.scan()]
+    assert np.concatenate(matched).sum() == len(deltas)
     rig.close()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import get_args
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -523,6 +524,14 @@ def test_a_process_without_address_space_says_what_to_do(monkeypatch: pytest.Mon
     monkeypatch.setattr(mmap, "mmap", fail)
     with pytest.raises(SettingError, match=r"3\.0 GiB of address space.*slot\.memory"):
         ReservedMapping(3 << 30)
+
+
+def test_a_kernel_without_huge_pages_is_asked_for_each_of_them_once() -> None:
+    mapping = ReservedMapping(256 << 20)
+    mapping._map = Mock(madvise=Mock(side_effect=OSError(errno.EINVAL, "Invalid argument")))
+    for used in (64 << 20, 65 << 20, 128 << 20):
+        mapping.advise_huge_pages(used)
+    assert [call.args[1:] for call in mapping._map.madvise.call_args_list] == [(0, 64 << 20), (64 << 20, 96 << 20)]
 
 
 def test_a_piece_of_evicted_rows_takes_no_more_than_the_values_there_are(pools) -> None:

@@ -22,7 +22,7 @@ from millpond.layout import HashRange, RowLayout, Rows
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.table_resources import TableResources
-from millpond.stores.unaligned import batch_read
+from millpond.stores.unaligned import batch_read, compaction
 from millpond.stores.unaligned import log as window_log
 from millpond.stores.unaligned import segment as log_segment
 from millpond.stores.unaligned import table as unaligned
@@ -488,6 +488,59 @@ def test_a_compaction_that_keeps_failing_is_raised(tmp_path: Path, tiny: None, m
     assert fail.call_count == 5
     rig.table.close()
     rig.append_files.close()
+
+
+def test_a_compaction_makes_no_segment_with_more_rows_than_its_index_can_number(
+    tmp_path: Path, tiny: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(window_log, "MAX_SEGMENT_ROWS", 50, raising=False)
+    monkeypatch.setattr(compaction, "MAX_SEGMENT_ROWS", 50, raising=False)
+    sizes = []
+    inner = compaction.compact
+
+    def watched(*arguments: object) -> object:
+        made = inner(*arguments)
+        sizes.append(made[0].rows)
+        return made
+
+    monkeypatch.setattr(window_log, "compact", watched)
+    rig = Rig(WORDS, open_filesystem(str(tmp_path / "store")), str(tmp_path), 0.1)
+    for number in range(8):
+        rows = [(Entry(k << 32, (k, k), (number, k)), k) for k in range(number * 20, number * 20 + 20)]
+        rig.batch([Append(rows), Freeze()])
+    for _ in range(8):
+        rig.batch([Take([0, 19, 38, 57, 76, 95, 114, 120, 122], False)])
+    assert sizes
+    assert max(sizes) <= 50
+    rig.restart(rig.version)
+    rig.table.begin(rig.version)
+    rig.take(sorted(rig.model))
+    rig.table.seal()
+    rig.table.close()
+    rig.append_files.close()
+
+
+def test_a_segment_without_outdated_rows_is_not_copied(
+    tmp_path: Path, tiny: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(window_log, "MAX_SEGMENT_ROWS", 30, raising=False)
+    rig = Rig(WORDS, open_filesystem(str(tmp_path / "store")), str(tmp_path), 0.0)
+    for first in (0, 20):
+        rows = [(Entry(k << 32, (k, k), (1, k)), k) for k in range(first, first + 20)]
+        rig.batch([Append(rows), Freeze()])
+    rig.batch([])
+    monkeypatch.setattr(window_log, "_MAX_SEGMENTS", 0)
+    log = rig.table._segments
+    log.compact({segment.seq: [(np.ones(20, np.uint8), 20)] for segment in log.segments})
+    assert not log._compaction.running
+    rig.table.close()
+    rig.append_files.close()
+
+
+def test_a_compaction_of_too_many_rows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = compaction.CompactionInput(Mock(), np.ones(1, np.uint8), 1 << 31)
+    with pytest.raises(AssertionError, match="4294967296 rows"):
+        compaction.compact(Mock(), [source, source], WORDS, "", 1, Mock())
 
 
 @pytest.mark.parametrize("kept", [0, 1, 100])

@@ -9,7 +9,6 @@ is recognised.
 
 from __future__ import annotations
 
-import mmap
 import os
 import shutil
 import threading
@@ -25,6 +24,7 @@ from millpond.errors import StateDamagedError, StateIncompatibleError
 from millpond.files.backends.filesystem import Buffer, FileSystem
 from millpond.files.backends.local import LocalFiles
 from millpond.files.folder_lock import lock_folder
+from millpond.files.formats.append_file import map_file
 
 _SUFFIX = ".sealed"
 _HIDDEN = "."
@@ -154,9 +154,8 @@ class _Folder:
         return [info.name for info in self.files.list("") if info.name.endswith(_SUFFIX)]
 
     def map(self, name: str) -> memoryview:
-        with open(os.path.join(self.path, name), "rb") as file:
-            # The mapping stays valid after the file is deleted, so a put in flight keeps its bytes.
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        # The mapping stays valid after the file is deleted, so a put in flight keeps its bytes.
+        return map_file(os.path.join(self.path, name))
 
     def read_all(self, generation: int) -> list[Sealed]:
         deltas = []

@@ -147,16 +147,24 @@ class Fetcher:
             wait([answer], _HANG_CHECK_SECONDS)
             if answer.done():  # though another request hangs
                 break
-            limit = 2 * self._spec.timeout_ms / 1000 + _GRACE_SECONDS  # one time-out to connect, and one to fetch
-            now = time.monotonic()
-            # A copy, since other threads add and remove entries meanwhile.
-            if any(now - begun > limit for begun in self._request_starts.copy().values()):
+            if self.hangs:
                 raise TransientError(
                     f"The table '{self._spec.name}' hangs: it was given {self._spec.timeout_ms / 1000:g} s to answer, "
-                    f"and has not for {limit:g} s.",
+                    f"and has not for {self._hang_seconds:g} s.",
                     action="See that its `connect` and `fetch` obey the time-out that they are given.",
                 )
         return answer.result()
+
+    @property
+    def hangs(self) -> bool:
+        """Whether a request exceeds its time-out without failing."""
+        now = time.monotonic()
+        # A copy, since other threads add and remove entries meanwhile.
+        return any(now - begun > self._hang_seconds for begun in self._request_starts.copy().values())
+
+    @property
+    def _hang_seconds(self) -> float:
+        return 2 * self._spec.timeout_ms / 1000 + _GRACE_SECONDS  # one time-out to connect, and one to fetch
 
     def _fetch(self, keys: pa.RecordBatch) -> Answer:
         started = time.monotonic()

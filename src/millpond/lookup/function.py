@@ -12,8 +12,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from millpond.lookup.fetch import FAILED, Fetcher, looked_up_schema
-from millpond.lookup.rows import Values, all_values, concat_values, distinct_keys, join_values, raise_if_failed
+from millpond.lookup.rows import Values, all_values, concat_values, distinct_keys, join_in_parts, raise_if_failed
 from millpond.spec.kinds.enrich import EnrichSpec
+from millpond.spec.types import parse_type
 
 _MAX_CACHED_KEYS = 10_000
 """Limit of keys that a worker caches: each batch is compared with all of them."""
@@ -45,7 +46,7 @@ class Lookup:
             MillpondError: the lookup failed.
         """
         for batch in batches:
-            yield _worker_of(self.spec).enrich(batch)
+            yield from _worker_of(self.spec).enrich(batch)
 
 
 def _worker_of(spec: EnrichSpec) -> _Worker:
@@ -74,19 +75,24 @@ class _Worker:
     def __init__(self, spec: EnrichSpec) -> None:
         self._spec = spec
         self.fetcher = Fetcher(spec)
+        self._key_types = [parse_type(field.type).arrow for field in spec.key_fields]
         self._max_keys = min(_MAX_CACHED_KEYS, spec.most)
         self._cache: _CachedKeys | None = None
 
-    def enrich(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def enrich(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Join a batch's rows with the values of their keys."""
         spec = self._spec
         unique = distinct_keys([batch.column(index) for index in spec.keys])
         firsts = pa.array(unique.firsts)
-        columns = [batch.column(index).take(firsts) for index in spec.keys]
+        # Spark gives times in the session's time zone, and a later query may have another one than the cached keys.
+        columns = [
+            batch.column(index).take(firsts).cast(dtype)
+            for index, dtype in zip(spec.keys, self._key_types, strict=True)
+        ]
         keys = pa.RecordBatch.from_arrays(columns, names=list(spec.named))
         values = self._look_up(keys)
         raise_if_failed(spec, values, keys)
-        return join_values(spec, batch.columns, unique.numbers, values)
+        yield from join_in_parts(spec, batch.columns, unique.numbers, values)
 
     def _look_up(self, keys: pa.RecordBatch) -> Values:
         # Before the requests, so that no value is used for longer than its time to live.

@@ -93,6 +93,8 @@ class PostgresTable:
             client = DeadlineConnection.connect(
                 self.conninfo,
                 autocommit=True,
+                # Prepared statements fail once a column's type changes ("cached plan must not change result type").
+                prepare_threshold=None,
                 connect_timeout=max(2, round(timeout)),
                 # The server ends the statement as well, instead of working on for a client that has given up.
                 options=f"{_options(parts)} -c statement_timeout={max(1, round(timeout * 1000))}",

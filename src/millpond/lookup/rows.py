@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +15,9 @@ from millpond.spec.kinds.enrich import ERROR, EnrichSpec
 from millpond.spec.types import parse_type
 
 _ERROR = parse_type(ERROR.type).arrow
+
+_MAX_JOINED_BYTES = 1 << 30
+"""Limit of the bytes of values in a batch of joined rows: Arrow holds at most 2 GiB of text in a column."""
 
 
 class DistinctKeys(NamedTuple):
@@ -121,6 +124,28 @@ def raise_if_failed(spec: EnrichSpec, values: Values, keys: pa.RecordBatch) -> N
     if values.failures and spec.on_error == "fail":
         position = min(values.failures)
         raise lookup_error(spec, values.failures[position], keys.slice(position, 1), len(values.failures))
+
+
+def join_in_parts(
+    spec: EnrichSpec, columns: Sequence[pa.Array], numbers: NDArray[np.int64], values: Values
+) -> Iterator[pa.RecordBatch]:
+    """Join rows with the values of their keys (see `join_values`), in halves if they are too large for one batch."""
+    count = len(numbers)
+    if count > 1 and _max_joined_bytes(numbers, values) > _MAX_JOINED_BYTES:
+        for part in (slice(0, count // 2), slice(count // 2, count)):
+            yield from join_in_parts(spec, [column[part] for column in columns], numbers[part], values)
+        return
+    yield join_values(spec, columns, numbers, values)
+
+
+def _max_joined_bytes(numbers: NDArray[np.int64], values: Values) -> int:
+    """Return an upper bound of the bytes of the values of rows."""
+    counts = np.bincount(numbers[numbers >= 0], minlength=1)
+    bounds = counts * values.columns.nbytes  # as if each key had all bytes
+    # Measuring each key would take longer than the join. The others together stay below the largest of their bounds.
+    frequent = np.flatnonzero(bounds > _MAX_JOINED_BYTES // 2)
+    measured: int = sum(int(counts[key]) * values.columns.slice(key, 1).nbytes for key in frequent.tolist())
+    return measured + int(np.delete(bounds, frequent).max(initial=0))
 
 
 def join_values(

@@ -62,7 +62,7 @@ class Launch:
         settings: the settings of the query.
         checkpoint: Spark's checkpoint location.
         calls: the calls of the user's writer.
-        sink: format of the sink; empty for a table, and if the user has not set one.
+        sink: format of the sink, or `foreach`/`foreachBatch`; empty for a table.
         path: the sink's path, if the user has set one.
         start_writer: starts Spark's writer with these calls: `start` or `toTable`.
         tasks: the operators as they were last started.

@@ -35,7 +35,7 @@ from millpond.query.starting.checks import (
     check_wrong_in_spark,
     unsupported_anywhere,
 )
-from millpond.query.starting.locations import choose_checkpoint, named_checkpoint
+from millpond.query.starting.locations import choose_checkpoint, is_refused, named_checkpoint
 from millpond.query.starting.start import refuse_own_state
 
 log = logging.getLogger("millpond")
@@ -76,7 +76,8 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         check_session(df)
         super().__init__(df)
         prepare(self._spark)
-        self._calls: list[WriterCall] = []
+        # As Spark's writer, this one keeps the default format that the session has now.
+        self._calls: list[WriterCall] = [("format", (self._spark.conf.get("spark.sql.sources.default"),), {})]
         self._path: str | None = None
         self._table = False
 
@@ -110,7 +111,7 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
             TransientError: another thread's start takes too long, or a store fails.
         """
         self._apply(format, outputMode, partitionBy, queryName, options)
-        self._path = path
+        self._path, self._table = path, False
         return self._launch(lambda writer: DataStreamWriter.start(writer, path))
 
     def toTable(
@@ -124,7 +125,7 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
     ) -> StreamingQuery:
         """Start the query into a table, as `DataStreamWriter.toTable` does; raise the errors of `start`."""
         self._apply(format, outputMode, partitionBy, queryName, options)
-        self._table = True
+        self._path, self._table = None, True
         return self._launch(lambda writer: DataStreamWriter.toTable(writer, tableName))
 
     def _apply(self, format_: Any, output_mode: Any, partition_by: Any, query_name: Any, options: Any) -> None:
@@ -176,11 +177,12 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
             check_stream(self._df, decision)
             check_writer(self._spark, self._option)
             check_name(self._spark, self._argument("queryName"))
+            sink, path = self._sink(), self._path or self._option("path")
             checkpoint = choose_checkpoint(
-                self._spark, self._sink(), self._argument("queryName"), self._option("checkpointLocation")
+                self._spark, sink, self._argument("queryName"), self._option("checkpointLocation")
             )
-        if checkpoint is None:
-            return launch(self)  # Spark raises its own error for a missing checkpoint location
+        if checkpoint is None or is_refused(sink, path, decision.output_mode):
+            return launch(self)  # Spark raises its own error, and an active run of the query goes on
         # Not held while a query starts: that calls listeners, or changes the settings.
         with unchanged_settings():
             prepared = Launch(
@@ -189,8 +191,8 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
                 settings,
                 checkpoint,
                 list(self._calls),  # the writer may be used again
-                self._sink(),
-                self._path or self._option("path"),
+                sink,
+                path,
                 launch,
             )
         return prepared.supervise()
@@ -240,12 +242,10 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         return next((name for name in ("continuous", "realTime") if kwargs.get(name) is not None), None)
 
     def _sink(self) -> str:
-        """Return the sink's format; empty for a table, and if the user has not set one."""
+        """Return the sink's format, or `foreach`/`foreachBatch`; empty for a table."""
         if self._table:
             return ""
         names = [name for name, _, _ in self._calls if name in ("format", "foreach", "foreachBatch")]
-        if not names:
-            return ""
         return str(self._argument("format")) if names[-1] == "format" else names[-1]
 
     def _argument(self, method: str) -> Any:

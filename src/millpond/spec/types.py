@@ -185,7 +185,7 @@ def evolves(before: DataType, now: DataType) -> bool:
 
 _WIDER = ("tinyint", "smallint", "int", "bigint", "float", "double")
 
-_TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)*`)|('(?:[^'\\]|\\.)*')|([A-Za-z_0-9.]+)|([^\s]))")
+_TOKEN = re.compile(r"""\s*(?:`(?:[^`]|``)*`|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[A-Za-z_0-9.]+|\S)""")
 
 
 def not_null_in_ddl(fields: str) -> list[int]:

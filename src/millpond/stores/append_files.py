@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,6 +81,9 @@ class AppendFiles:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._copying: set[str] = set()
+        # Buffers of mapped objects by device and inode: a commit holds deltas of many tables, which share one mapping.
+        # Not by name, so that a file that was restored from a copy is mapped again.
+        self._mapped: WeakValueDictionary[tuple[int, int], Any] = WeakValueDictionary()
         self._copier = ThreadPoolExecutor(1, "millpond-append-copy")
         # Reads wait for their requests, so the two have threads of their own: with one pool they could deadlock.
         self._requests = ThreadPoolExecutor(threads, "millpond-append")
@@ -265,7 +269,13 @@ class AppendFiles:
             return open_files(RemoteBytes(self._files, at, self._requests), layouts, visible)
         if self._in_place.size(at.name) < at.offset + at.length:
             raise damaged_error(self._files.locate(at.name), "it is shorter than it was written")
-        whole = MappedBytes.of_file(self._in_place.path_of(at.name))
+        path = self._in_place.path_of(at.name)
+        status = os.stat(path)
+        key = status.st_dev, status.st_ino
+        with self._lock:
+            shared = self._mapped.get(key)
+            whole = MappedBytes.of_file(path) if shared is None else MappedBytes(shared, path)
+            self._mapped[key] = whole.view.obj
         return open_files(whole.part(at.offset, at.length), layouts, visible)
 
     def read_ahead(self, parts: Iterable[SectionBlocks]) -> Iterator[list[Rows]]:

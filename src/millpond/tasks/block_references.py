@@ -25,6 +25,8 @@ _FOLDER = "exchange"
 _PIECE_BYTES = 1 << 20
 """Approximate bytes of rows per piece of a large pass."""
 _MAX_PIECES = 16
+_MAX_COPIED_BYTES = 1 << 30
+"""Bytes of rows that are copied into one record batch: Arrow holds at most 2 GiB of text in a column."""
 
 
 class BlockReference(msgspec.Struct, array_like=True):
@@ -57,7 +59,8 @@ def split_into_passes(
     """Divide rows into passes over ranges of key groups of about equal size; a key's rows keep their order.
 
     A large pass is divided into pieces, each of its own range of key groups. Rows processed together then lie together
-    in the state, and no two pieces read the same block.
+    in the state, and no two pieces read the same block. A piece is one batch, or several if it has more than a GiB: a
+    key group cannot be divided.
 
     Args:
         batches: batches, each sorted by key group.
@@ -72,7 +75,8 @@ def split_into_passes(
     if count == 1:
         yield from ((None, batch) for batch in all_batches)
         return
-    steps = max(1, min(_MAX_PIECES, sum(batch.nbytes for batch in all_batches) // count // _PIECE_BYTES))
+    size = sum(batch.nbytes for batch in all_batches)
+    steps = max(1, min(_MAX_PIECES, size // count // _PIECE_BYTES))
     ends = [key_groups(end) for batch in all_batches for end in (batch.slice(0, 1), batch.slice(batch.num_rows - 1))]
     lowest, highest = int(min(ends)[0]), int(max(ends)[0])
     bounds = np.linspace(lowest, highest + 1, count * steps + 1).astype(np.uint32)
@@ -86,9 +90,25 @@ def split_into_passes(
                 batch.slice(cut[piece], cut[piece + 1] - cut[piece])
                 for batch, cut in zip(all_batches, cuts, strict=True)
             ]
-            if any(part.num_rows for part in parts):
-                yield None if begun else range_, pa.concat_batches(parts)
-                begun = True
+            parts = [part for part in parts if part.num_rows]
+            # Measuring a slice takes longer than copying it, so slices are measured only if a piece may be too large.
+            for group in _group_by_size(parts) if size > _MAX_COPIED_BYTES else [parts]:
+                if group:
+                    yield None if begun else range_, group[0] if len(group) == 1 else pa.concat_batches(group)
+                    begun = True
+
+
+def _group_by_size(batches: Iterable[pa.RecordBatch]) -> list[list[pa.RecordBatch]]:
+    """Divide batches into groups of at most `_MAX_COPIED_BYTES`; a larger batch is a group by itself."""
+    groups: list[list[pa.RecordBatch]] = []
+    size = 0
+    for batch in batches:
+        if not groups or size + batch.nbytes > _MAX_COPIED_BYTES:
+            groups.append([])
+            size = 0
+        groups[-1].append(batch)
+        size += batch.nbytes
+    return groups
 
 
 def _open(reference: BlockReference) -> Iterator[pa.RecordBatch]:

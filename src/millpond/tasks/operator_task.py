@@ -39,7 +39,7 @@ class SlotSettings(msgspec.Struct, frozen=True):
         start_timeout: how long a slot may take to answer a request to start.
         silence_timeout: how long a slot may send no heartbeat before it counts as hung and is killed.
         open_timeout: how long a partition waits for a pending commit of another host.
-        attempt_timeout: how long an attempt waits for an earlier attempt at the same batch that still sends input.
+        attempt_timeout: how long an attempt waits for the next input of an earlier attempt at the same batch.
         commit_timeout: how long a batch waits for a commit to become durable.
         exit_timeout: how long a slot goes on finishing pending commits after its application has ended.
     """

@@ -34,6 +34,8 @@ def load() -> None:
         else:
             os.environ[name] = value
     gc.collect()
+    # NumPy seeds its generator once, and workers with a copy of it would all draw the same numbers.
+    os.register_at_fork(after_in_child=import_module("numpy.random").seed)
     gc.freeze()  # a garbage collection would write to, and so copy, every page that workers share with this process
 
 

@@ -223,6 +223,18 @@ def test_timers_give_frames() -> None:
     assert slot.batch([("a", 1)], 9) == [{"k": "a", "n": 5}]
 
 
+def test_a_buffer_that_is_filled_again_for_the_next_frame() -> None:
+    text = bytearray(1)
+
+    def rows(self: Any, key: Any, frames: Any, times: Any) -> Iterator[pd.DataFrame]:
+        for number in next(frames)["v"]:
+            text[0] = number
+            yield pd.DataFrame({"b": [text]})
+
+    slot = MiniSlot(user_processor(Scripted(rows=rows), shown="b binary", pandas=True))
+    assert slot.batch([("a", 1), ("a", 2), ("b", 3)]) == [{"b": bytes([number])} for number in (1, 2, 3)]
+
+
 # output ----------------------------------------------------------------------------------------------------------
 
 

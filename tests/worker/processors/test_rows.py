@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import math
 from collections.abc import Iterator
@@ -9,15 +10,17 @@ from decimal import Decimal
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import numpy as np
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 from pyspark.errors import PySparkRuntimeError, PySparkTypeError
 from pyspark.sql.types import Row
 
 from millpond.worker.processors import rows as rows_module
 from millpond.worker.processors.rows import RowResults, row_iterators
 from millpond.worker.processors.start import start_processor
-from tests.worker.processors.mini_slot import MiniSlot, Scripted, struct, unasked, user_processor
+from tests.worker.processors.mini_slot import MiniSlot, Scripted, fields, struct, unasked, user_processor
 
 
 def count(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Row]:
@@ -265,6 +268,39 @@ def test_a_list_that_is_changed_after_it_was_given_out() -> None:
 
     slot = MiniSlot(user_processor(Scripted(rows=rows), shown="a array<bigint>"))
     assert slot.batch([("a", 1), ("a", 2)]) == [{"a": [1]}, {"a": [1, 2]}]
+
+
+@pytest.mark.parametrize("shown", ["a array<bigint>, b binary", "b binary", "n struct<a:array<array<bigint>>>"])
+def test_a_buffer_that_is_filled_again_for_the_next_key(shown: str) -> None:
+    numbers, text = np.zeros(1, np.int64), bytearray(1)
+
+    def rows(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Row]:
+        numbers[0] = text[0] = next(rows).v
+        yield Row(a=numbers, b=text, n=Row(a=[numbers]))
+
+    given = {"a": lambda v: [v], "b": lambda v: bytes([v]), "n": lambda v: {"a": [[v]]}}
+    slot = MiniSlot(user_processor(Scripted(rows=rows), shown=shown))
+    assert slot.batch([("a", 1), ("b", 2)]) == [{name: given[name](v) for name in struct(shown).names} for v in (1, 2)]
+
+
+def test_timers_see_the_names_of_the_query() -> None:
+    """Those of columns of state have no dots, and are unique whatever their case."""
+    seen: list[Row] = []
+
+    def rows(self: Any, key: Any, rows: Any, times: Any) -> list[Row]:
+        self.handle.registerTimer(5)
+        return []
+
+    def timer(self: Any, key: Any, times: Any, info: Any) -> list[Row]:
+        seen.append(key)
+        return []
+
+    scripted = Scripted(rows=rows, timer=timer)
+    user = user_processor(scripted, columns="`user.id` string, v bigint", mode="processing")
+    stored = replace(user.spec, columns=fields("user_id string, v bigint"))
+    MiniSlot(dataclasses.replace(user, spec=stored)).batch([("a", 1)], 9)
+    assert seen == [Row("user.id")("a")]
+    assert seen[0].asDict() == {"user.id": "a"}
 
 
 @pytest.mark.parametrize(

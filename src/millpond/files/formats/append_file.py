@@ -12,8 +12,9 @@ that a part of the axis can be read alone. An append file may be embedded in ano
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import mmap
-import os
 import struct
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -22,6 +23,7 @@ from typing import Protocol
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
@@ -37,6 +39,9 @@ from millpond.layout import HashRange, RowLayout, Rows, TableSchema
 
 MAGIC = b"MILLAPND"
 FORMAT = 1
+
+_madvise = ctypes.CDLL(None).madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 _TAIL = struct.Struct("<QQ8s")
 _FIRST_READ_BYTES = 65536  # bytes of the first read at the end of a file, which contains most directories
@@ -128,6 +133,22 @@ class Bytes(Protocol):
         """Report that bytes are damaged; return whether another copy can be read instead."""
 
 
+def map_file(path: str) -> memoryview:
+    """Map a whole file; the mapping ends with the last view.
+
+    Python's `mmap` would keep a descriptor open for each mapping. A process with many segments would run out of them.
+
+    Raises:
+        OSError: the file cannot be opened or mapped; has an errno.
+    """
+    try:
+        with pa.memory_map(path) as file:
+            return memoryview(file.read_buffer()).cast("B")
+    except OSError as error:
+        # Arrow gives no errno if the mapping fails. An error without one counts as a lost connection in a slot.
+        raise OSError(error.errno or errno.ENOMEM, str(error), path) from error
+
+
 class MappedBytes:
     """Bytes in memory, or in a memory-mapped file."""
 
@@ -142,12 +163,12 @@ class MappedBytes:
     @classmethod
     def of_file(cls, path: str) -> MappedBytes:
         """Map a whole file."""
-        with open(path, "rb") as file:
-            if not os.fstat(file.fileno()).st_size:
-                raise damaged_error(path, "it is empty")
-            data = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-        data.madvise(mmap.MADV_RANDOM)  # no readahead by the kernel: `prefetch` requests the pages that are needed
-        return cls(data, path)
+        mapped = cls(map_file(path), path)
+        if not mapped.size:
+            raise damaged_error(path, "it is empty")
+        # No readahead by the kernel: `prefetch` requests the pages that are needed.
+        _madvise(mapped._base, mapped.size, mmap.MADV_RANDOM)
+        return mapped
 
     def get(self, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
         """See `Bytes.get`."""

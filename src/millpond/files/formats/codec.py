@@ -42,6 +42,8 @@ _CHECK = struct.Struct("<Q")
 _PAD = bytes(8)
 _ACTION = "Restore the file from a copy, or restart from an older checkpoint."
 _codec = pa.Codec("lz4_raw")
+_MAX_LZ4_BYTES = 0x7E000000
+"""Bytes that LZ4 can compress at once; larger blocks stay raw."""
 _GROUP = 1 << 16
 """Bytes of blocks that are packed together. Larger temporary buffers would fragment the heap."""
 _NOWHERE = np.empty(0, np.uint64)
@@ -89,7 +91,7 @@ def encode_block(rows: Rows, *, compress: bool, kind: int = ROWS) -> list[Buffer
     """
     words, heap = rows
     size = words.nbytes + heap.nbytes
-    if compress:
+    if compress and size <= _MAX_LZ4_BYTES:
         plain = np.empty(size, np.uint8)
         shuffle(address(words), len(words), words.shape[1], address(plain))
         plain[words.nbytes :] = heap
@@ -145,7 +147,7 @@ def encode_blocks(rows: Rows, layout: RowLayout, cut: Cut, forms: Sequence[bool]
             encoded = []
             for compress in forms:
                 encoding, payload = RAW, plain[begin : begin + size]
-                if compress:
+                if compress and size <= _MAX_LZ4_BYTES:
                     smaller = _codec.compress(packed[begin : begin + size], asbytes=False)
                     if smaller.size < size:
                         encoding, payload = SHUFFLED_LZ4, smaller

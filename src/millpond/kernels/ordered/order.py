@@ -171,9 +171,9 @@ def _seek(
     high = end
     guess = pos + 1
     own = word(advance(base, (pos - first) * stride), 0)
-    estimate = np.int64(np.float64(h - own) * density)
+    estimate = min(np.float64(h - own) * density, np.float64(end - pos))  # before the cast, which may overflow
     if estimate > _NEAR:
-        guess = min(pos + estimate, end - 1)
+        guess = min(pos + np.int64(estimate), end - 1)
     reach = 1
     if _before(advance(base, (min(guess, end - 1) - first) * stride), time_word, h, t):
         low = min(guess, end - 1)

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from millpond.errors import UsageError
 from millpond.kernels.ordered.order import MATCHED
 from millpond.layout import LENGTH, META, NEVER, Column, RowLayout, Rows, TableSchema
 from millpond.operators.columns.decode import key_column, to_arrow
@@ -28,6 +30,7 @@ from millpond.spec.kinds.join import FROM_TIME, JoinSide, JoinSpec
 from millpond.spec.operators import Field
 from millpond.spec.types import DataType, leaves, parse_type
 from millpond.stores.ordered.layout import NUMBER, TIME, ordered_schema
+from millpond.stores.ordered.parts import BEGINNING
 
 LEFT, RIGHT = "left", "right"
 """The names of the tables of the sides."""
@@ -221,3 +224,21 @@ class SideRows:
 def times(column: pa.Array) -> NDArray[np.int64]:
     """Return a column of times in microseconds; `NEVER` where it is null."""
     return times_of(column, _LONG)
+
+
+def check_times(column: pa.Array) -> None:
+    """Check that no row has a time with a meaning of its own in the state.
+
+    Args:
+        column: times in microseconds.
+
+    Raises:
+        UsageError: a row has the first or the last timestamp.
+    """
+    extremes = pc.min_max(column).as_py()
+    for which, time in (("min", BEGINNING), ("max", NEVER)):
+        if extremes[which] == time:
+            raise UsageError(
+                f"In a join of streams, a row has {time} µs as its time, the {which}imum of timestamps.",
+                action="Give such rows another time before the join, for example one in the year 9999.",
+            )

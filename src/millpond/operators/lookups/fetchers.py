@@ -7,7 +7,8 @@ import threading
 from millpond.lookup.fetch import Fetcher
 from millpond.spec.kinds.enrich import EnrichSpec
 
-_shared: dict[EnrichSpec, tuple[Fetcher, int]] = {}
+_shared: dict[EnrichSpec, Fetcher] = {}
+_users: dict[Fetcher, int] = {}
 _lock = threading.Lock()
 
 
@@ -18,17 +19,22 @@ def acquire(spec: EnrichSpec) -> Fetcher:
         UsageError: its table cannot be loaded here.
     """
     with _lock:
-        fetcher, users = _shared.get(spec) or (Fetcher(spec), 0)
-        _shared[spec] = fetcher, users + 1
+        fetcher = _shared.get(spec)
+        # A request that hangs would fail all further batches that wait for answers, so they get new connections.
+        if fetcher is None or fetcher.hangs:
+            fetcher = _shared[spec] = Fetcher(spec)
+        _users[fetcher] = _users.get(fetcher, 0) + 1
         return fetcher
 
 
-def release(spec: EnrichSpec) -> None:
-    """Release a partition's use of the fetcher; the last release closes it."""
+def release(spec: EnrichSpec, fetcher: Fetcher) -> None:
+    """Release a partition's use of a fetcher; the last release closes it."""
     with _lock:
-        fetcher, users = _shared.pop(spec)
-        if users > 1:
-            _shared[spec] = fetcher, users - 1
+        _users[fetcher] -= 1
+        if _users[fetcher]:
             return
+        del _users[fetcher]
+        if _shared.get(spec) is fetcher:
+            del _shared[spec]
     # Without the lock: closing connections may take long, and other partitions must not wait for it.
     fetcher.close()

@@ -23,7 +23,7 @@ from millpond.lookup.rows import (
     all_values,
     concat_values,
     distinct_keys,
-    join_values,
+    join_in_parts,
     raise_if_failed,
     values_at,
 )
@@ -234,7 +234,8 @@ class LookupOperator:
         values = concat_values(parts, piece.keys.num_rows)
         self._counts["failed_keys"] += int(np.count_nonzero(values.states == FAILED))
         raise_if_failed(self.spec, values, piece.keys)
-        self._output.add(join_values(self.spec, piece.columns, piece.numbers, values))
+        for joined in join_in_parts(self.spec, piece.columns, piece.numbers, values):
+            self._output.add(joined)
 
     def finish(self) -> dict[str, TableDelta]:
         """Wait for all requests. There is nothing to seal."""
@@ -258,7 +259,7 @@ class LookupOperator:
         self._waiting.clear()
         self._output.clear()
         self._cache.close()
-        release(self.spec)
+        release(self.spec, self._fetcher)
 
 
 def _take_columns(columns: list[pa.Array], which: NDArray[np.int64]) -> list[pa.Array]:

@@ -20,6 +20,7 @@ from millpond.kernels.runs.sort import order_by_hash
 from millpond.layout import HashRange, Rows, Words
 from millpond.operators.columns.decode import LIMIT
 from millpond.operators.columns.encode import NO_HEAP, Operand, hashes_of, operand
+from millpond.operators.columns.nested import cast_exact
 from millpond.operators.columns.offsets import bounds_of
 from millpond.operators.protocol import MAIN, MAX_OUTPUT_ROWS, NO_EXTRA_METRICS, MakeRmwTable, Times
 from millpond.operators.ranking.frames import Frames
@@ -194,8 +195,10 @@ class OverRowsOperator:
         taken = pa.array(source)
         operands = {}
         for number, position in enumerate(self._inputs):
-            candidates = pa.concat_arrays([old[0].column(number), batch.column(1 + position)])
-            operands[position] = operand(candidates.take(taken), self._types[position])
+            dtype = self._types[position]
+            new = cast_exact(batch.column(1 + position), dtype)  # Spark gives times in the session's time zone
+            candidates = pa.concat_arrays([old[0].column(number), new])
+            operands[position] = operand(candidates.take(taken), dtype)
         return operands
 
     def _store_last(

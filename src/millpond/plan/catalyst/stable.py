@@ -30,6 +30,9 @@ _CONSTANT_PLANS = frozenset({"Project", "Filter", "SubqueryAlias", "View", "Dist
 _SPECIAL_DATE = re.compile(r"\s*(now|today|tomorrow|yesterday)\b", re.IGNORECASE)
 """Strings that Spark's constant cast reads as a time of the current day."""
 
+_TIME_OF_DAY = re.compile(r"\s*T?\d{1,2}:", re.IGNORECASE)
+"""Strings that a cast to timestamp reads as a time of the current day."""
+
 
 def unstable_part(expressions: Sequence[Expression], cut: Cut = lambda _: None) -> str | None:
     """Return an expression whose value for the same row may differ later; None if there is none.
@@ -65,11 +68,14 @@ def _unstable(expression: Expression) -> str | None:
 
 
 def is_special_time(expression: Expression) -> bool:
-    """Whether an expression reads a constant string as a time of the current day (`'today'`)."""
+    """Whether an expression makes a time of the current day, from a constant (`'today'`, `'09:00'`) or a time."""
     if not expression.type.startswith(("date", "timestamp")):
         return False
-    values = (constant_string(child) for child in expression.children)
-    return any(value is not None and _SPECIAL_DATE.match(value) for value in values)
+    is_cast = expression.kind == "Cast"
+    if is_cast and re.match(r"time\b", expression.children[0].type):
+        return True
+    values = [value for child in expression.children if (value := constant_string(child)) is not None]
+    return any(_SPECIAL_DATE.match(value) or (is_cast and _TIME_OF_DAY.match(value)) for value in values)
 
 
 def _has_random_vector(vector: Expression) -> bool:

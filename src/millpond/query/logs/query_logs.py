@@ -7,6 +7,7 @@ change is first recorded in a journal below `millpond/rolled-back/`, so that the
 from __future__ import annotations
 
 import json
+import logging
 import re
 import uuid
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ from millpond.files.backends.filesystem import AlreadyExistsError, FileSystem, M
 from millpond.files.backends.local import LocalFiles
 from millpond.files.backends.retry import with_retries
 from millpond.tasks.offset_log import LogEntry, newest_batch
+
+log = logging.getLogger("millpond")
 
 Log = Literal["offsets", "commits"]
 
@@ -240,6 +243,9 @@ class RollBack:
     def undo_interrupted(self) -> None:
         """Restore the entries that interrupted starts have removed.
 
+        A journal is only archived if its batch is no longer planned. The user has then gone back to an earlier batch,
+        and the entries in the journal are later ones.
+
         Raises:
             StateDamagedError: a journal is damaged.
         """
@@ -249,16 +255,31 @@ class RollBack:
             # If a newer start has taken over, its journal is in use.
             if info.name.startswith(_PENDING) and info.name <= self._journal
         ]
-        for journal in sorted(journals, reverse=True):  # newest first: each record is relative to the older ones
-            try:
-                record = read_document(self._files, journal, _RollBack)
-            except StateDamagedError as error:
-                raise StateDamagedError(
-                    f"The journal of an interrupted recovery is damaged: {error.message}",
-                    file=error.file,
-                    action="Restore it from a backup: it holds what was taken out of offsets/ and commits/.",
-                ) from error
-            self._restore(record, journal)
+        records = {journal: self._read(journal) for journal in journals}
+        planned: set[int] = set()  # batches whose plan is in a journal
+        # By batch: the plan of a journal's batch may be in the journal of the batch before.
+        for journal, record in sorted(records.items(), key=lambda entry: entry[1].again):
+            if record.again not in planned and self._logs.read("offsets", record.again) is None:
+                log.warning(
+                    "an interrupted recovery of batch %d is not continued: offsets/ has no entry of the batch any more",
+                    record.again,
+                )
+                self._archive(record, journal)
+                del records[journal]
+            elif record.planned is not None:
+                planned.add(record.again + 1)
+        for journal in sorted(records, reverse=True):  # newest first: each record is relative to the older ones
+            self._restore(records[journal], journal)
+
+    def _read(self, journal: str) -> _RollBack:
+        try:
+            return read_document(self._files, journal, _RollBack)
+        except StateDamagedError as error:
+            raise StateDamagedError(
+                f"The journal of an interrupted recovery is damaged: {error.message}",
+                file=error.file,
+                action="Restore it from a backup: it holds what was taken out of offsets/ and commits/.",
+            ) from error
 
     @contextmanager
     def replaying(self, batch: int) -> Iterator[None]:
@@ -299,6 +320,9 @@ class RollBack:
             self._logs.put("commits", record.again, record.commit.encode())
         if record.planned is not None:
             self._logs.put("offsets", record.again + 1, record.planned.encode())
+        self._archive(record, journal)
+
+    def _archive(self, record: _RollBack, journal: str) -> None:
         self._files.put(f"{_FOLDER}batch-{record.again}.json", [self._files.get(journal)])
         self._files.delete(journal)
 

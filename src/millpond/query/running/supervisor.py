@@ -24,7 +24,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from millpond.checkpoint.checkpoint import Checkpoint, NotDurableError
 from millpond.checkpoint.forks.parents import open_state
 from millpond.checkpoint.generation import Restart, RestartReason, check_overtaken
-from millpond.errors import FencedError, MillpondError, TransientError
+from millpond.errors import FencedError, MillpondError, StateIncompatibleError, TransientError
 from millpond.files.backends.retry import SHORT_RETRY
 from millpond.humanize import counted, first_line
 from millpond.plan.catalyst.cluster.pings import ExecutorPings
@@ -260,7 +260,7 @@ class Supervisor:
         """
         own = self._tasks[0].generation
         restart = Restart(self._restarts + 1, loss.reason, tuple(sorted(loss.hosts)))
-        pause = _FIRST_PAUSE_SECONDS
+        pause, last_failure = _FIRST_PAUSE_SECONDS, ""
         while not self._query.stopping.is_set():
             now = time.monotonic()
             while self._restarted and now - self._restarted[0] > _WINDOW_SECONDS:
@@ -276,7 +276,7 @@ class Supervisor:
                     else "It is not started again: spark.millpond.restarts is 0, or its checkpoint is temporary."
                 )
                 raise TransientError(
-                    f"The query cannot go on: {restart}. {allowed}",
+                    f"The query cannot go on: {restart}. {allowed}{last_failure}",
                     action="Start the query again: it repeats the batch.",
                     query=self._tasks[0].query,
                 )
@@ -292,24 +292,33 @@ class Supervisor:
                     running = self._restart(restart, own)
                 self._restarts = restart.number
                 return running
-            except TransientError as error:
-                log.warning("query %s was not started again: %s", self._tasks[0].query, error)
-            except MillpondError:
-                raise
             except Exception as error:
+                if _may_succeed_later(error):
+                    log.warning("query %s was not started again: %s", self._tasks[0].query, first_line(error))
+                    last_failure = f" The last start failed: {first_line(error)}."
+                    self._query.stopping.wait(pause)
+                    pause *= 4
+                    continue
+                if isinstance(error, MillpondError):
+                    raise
                 raise TransientError(
                     f"A host was lost, and the query could not be started again: {first_line(error)}.",
                     action="Start the query again: it repeats the last batch.",
                     query=self._tasks[0].query,
                 ) from error
-            self._query.stopping.wait(pause)
-            pause *= 4
         return None
 
     def _stop(self) -> None:
         running = StreamingQuery(self._query._jsq)
         if running.isActive:
             running.stop()
+
+
+def _may_succeed_later(error: Exception) -> bool:
+    """Return whether a start that failed so may succeed when it is tried again."""
+    if isinstance(error, StreamingQueryException):  # a batch that the start repeats, for example if its source is away
+        return not any(lasting.code in str(error) for lasting in (FencedError, StateIncompatibleError))
+    return isinstance(error, TransientError)
 
 
 def _longest_batch(running: StreamingQuery) -> float:

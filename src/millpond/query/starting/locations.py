@@ -16,6 +16,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.errors import MillpondError
+from millpond.files.backends.filesystem import FileSystem
+from millpond.files.backends.local import LocalFiles
 from millpond.files.locations.opening import open_filesystem
 from millpond.plan.catalyst.session import delete_at_exit, delete_location, is_on, qualified
 from millpond.query.running.companion import after
@@ -49,6 +51,8 @@ def runs_planned(spark: SparkSession, sink: str, path: str | None, batch: int) -
     Returns:
         True if the sink certainly runs it, False if the sink has it and skips it, None if the sink may do either.
     """
+    # Spark finds formats whatever their case; `foreachBatch` is no format.
+    sink = sink if sink == "foreachBatch" else sink.lower()
     if sink in _SINKS_WITHOUT_LOG:
         return True
     if sink not in _SINKS_WITH_LOG or path is None:
@@ -59,6 +63,19 @@ def runs_planned(spark: SparkSession, sink: str, path: str | None, batch: int) -
     except (MillpondError, OSError):  # a path that only Spark can read
         return None
     return max((int(found[1]) for name in names if (found := _SINK_LOG_ENTRY.fullmatch(name))), default=-1) < batch
+
+
+def is_refused(sink: str, path: str | None, output_mode: str) -> bool:
+    """Return whether Spark certainly refuses to start into this sink.
+
+    Only file sinks are checked: Spark would have to create others, which runs their own code.
+
+    Args:
+        sink: the sink's format, or `foreach`/`foreachBatch`.
+        path: where a file sink writes.
+        output_mode: `append`, `update` or `complete`.
+    """
+    return sink.lower() in _SINKS_WITH_LOG and (path is None or output_mode != "append")
 
 
 @dataclass(frozen=True)
@@ -110,9 +127,10 @@ def named_checkpoint(spark: SparkSession, name: str | None, given: str | None) -
 
 
 def delete_when_stopped(query: StreamingQuery, spark: SparkSession, path: str, task: OperatorTask) -> None:
-    """Delete a temporary checkpoint when its query has stopped, as Spark does.
+    """Delete a temporary checkpoint and its state when the query has stopped, as Spark does.
 
-    The checkpoint of a failed query stays until the application ends, unless Spark's settings force its deletion.
+    Those of a failed query stay until the application ends, unless Spark's settings force their deletion. A failed
+    query's state in a store outside the checkpoint stays for good.
 
     Args:
         query: the running query.
@@ -121,15 +139,35 @@ def delete_when_stopped(query: StreamingQuery, spark: SparkSession, path: str, t
         task: any operator of the query; its slots have to release the checkpoint first.
     """
     forced = is_on(spark, "spark.sql.streaming.forceDeleteTempCheckpointLocation", False)
+    # With `spark.millpond.state.location`, the state has a folder of its own, which is named after the query's id.
+    state = None if task.location == qualified(spark, path) else open_filesystem(task.location)
+    if isinstance(state, LocalFiles):
+        delete_at_exit(spark, state.path)
 
     def delete(error: Exception | None) -> None:
         if error is not None and not forced:
             log.debug("the temporary checkpoint %s stays until the application ends: %s", path, error)
+            if state is not None and not isinstance(state, LocalFiles):
+                log.warning("the state of a failed query without checkpointLocation is left at %s", state.url)
             return
         with suppress(MillpondError, OSError):  # commits to a checkpoint that is being deleted may fail
             drain(task)
         with suppress(Py4JError, PySparkException):  # the JVM may have ended
             delete_location(spark, path)
         shutil.rmtree(path, ignore_errors=True)  # the folder of `mkdtemp`, if the default file system is another one
+        if state is not None:
+            _delete_all(state)
 
     after(query, "millpond-temporary", delete).start()
+
+
+def _delete_all(files: FileSystem) -> None:
+    """Delete all objects of a location, and its folder on a disk; log failures."""
+    if isinstance(files, LocalFiles):
+        shutil.rmtree(files.path, ignore_errors=True)
+        return
+    try:
+        for info in files.list(""):
+            files.delete(info.name)
+    except (MillpondError, OSError) as error:
+        log.warning("the state of an ended query without checkpointLocation is left at %s: %s", files.url, error)

@@ -71,7 +71,7 @@ class Start:
         settings: the settings of this query.
         checkpoint: Spark's checkpoint location, in any form that Spark accepts.
         sync_reason: why each batch has to wait for its commit; None if commits may lag.
-        sink: the format of the sink; empty if the user has not set it.
+        sink: the format of the sink, or `foreach`/`foreachBatch`; empty for a table.
         rewrite: makes the rewritten query from tasks, the number of Spark's state stores if its offset log has one, and
             the combinations of rows before the exchanges.
         combinations: the possible combinations.

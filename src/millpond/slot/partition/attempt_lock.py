@@ -19,20 +19,21 @@ class Attempt:
         batch: the batch.
         number: Spark's task attempt id.
         cancel: cuts the attempt off from its input, so that it fails and releases the lock.
-        input_complete: whether all its input has arrived, so that it no longer depends on another process.
+        waiting_since: `time.monotonic()` since which it has waited for more input; None while it opens the state or
+            works on what it has received, so that it goes on by itself.
     """
 
     batch: int
     number: int
     cancel: Callable[[], None]
-    input_complete: bool = False
+    waiting_since: float | None = None
 
 
 class AttemptLock:
     """Lock that one attempt at a time holds to write.
 
     Args:
-        input_timeout: seconds to wait for the input of an earlier attempt at the same batch before it is cut off.
+        input_timeout: seconds to wait for the next input of an earlier attempt at the same batch before it is cut off.
         on_closed: called when the lock is closed and its last holder has released it.
 
     Attributes:
@@ -73,13 +74,17 @@ class AttemptLock:
             self._release()
 
     @contextlib.contextmanager
-    def try_hold(self) -> Iterator[bool]:
-        """Hold the lock briefly if it is free and no attempt waits for it; yield whether it is held."""
+    def try_hold(self, batch: int = -1) -> Iterator[bool]:
+        """Hold the lock if it is free and no attempt waits for it; yield whether it is held.
+
+        Args:
+            batch: attempts at it wait until the lock is released, however long that takes. Earlier ones are refused as
+                overtaken, and later ones wait no longer than the timeout. Batch −1 is older than any batch.
+        """
         with self._changed:
             free = self._current is None and not self._waiting and not self.closed
             if free:
-                # Batch −1 is older than any batch, so no attempt is refused as overtaken.
-                self._current = Attempt(-1, -1, lambda: None, input_complete=True)
+                self._current = Attempt(batch, -1, lambda: None)
         try:
             yield free
         finally:
@@ -109,13 +114,13 @@ class AttemptLock:
         while (current := self._current) is not None:
             if current.batch > attempt.batch:
                 raise TransientError(f"Batch {attempt.batch} was overtaken by batch {current.batch}.")
-            # With all its input, the holder ends by itself: wait for it, and start the timeout again afterwards.
-            if current.batch == attempt.batch and current.input_complete:
-                self._changed.wait()
-                deadline = time.monotonic() + self._input_timeout
-                continue
+            now = time.monotonic()
+            # The timeout runs only while the holder waits for input. Each input that arrives starts it again.
+            if current.batch == attempt.batch:
+                since = current.waiting_since
+                deadline = max(deadline, (now if since is None else since) + self._input_timeout)
             # Spark starts a batch only after the previous one, so an attempt at an earlier batch is abandoned.
-            expired = time.monotonic() >= deadline
+            expired = now >= deadline
             if cut_off is not current and (expired or current.batch < attempt.batch):
                 cut_off = current
                 current.cancel()

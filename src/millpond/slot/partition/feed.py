@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import chain
+from time import monotonic
 
 import pyarrow as pa
 
@@ -18,7 +19,7 @@ class Feed:
     """An attempt's rows without their markers. At the end, `check` gets the marker's time.
 
     Args:
-        attempt: marked as `input_complete` once all input has arrived.
+        attempt: marked with `waiting_since` while the next batch has not arrived.
         batches: batches that the slot receives. Columns: hash, mark, a block reference in the local exchange, the
             operator's columns, and those of combined rows. A batch has references, rows or combined rows; its other
             columns are null.
@@ -43,7 +44,7 @@ class Feed:
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         """Yield rows as they arrive; combined rows have their count as the last column (`is_combined`)."""
         time: int | None = None
-        for batch in self._batches:
+        for batch in self._received():
             rows, marked = strip_markers(batch)
             time = time if marked is None else marked
             if rows.num_rows:
@@ -51,7 +52,16 @@ class Feed:
         # Checked before the end of the input, so that an attempt with another batch's rows fails before the seal.
         if self._check is not None:
             self._check(time)
-        self._attempt.input_complete = True
+
+    def _received(self) -> Iterator[pa.RecordBatch]:
+        batch: pa.RecordBatch | None
+        while True:
+            self._attempt.waiting_since = monotonic()
+            batch = next(self._batches, None)
+            self._attempt.waiting_since = None
+            if batch is None:
+                return
+            yield batch
 
     def _rows(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         if self._first == 2 and not rows.column(1).null_count:

@@ -107,12 +107,14 @@ class Partition:
     def open_ahead(self, version: int) -> None:
         """Open a version before the batch that reads it arrives. The batch waits until this is done.
 
+        Does nothing if an attempt holds the lock or waits for it: that attempt opens the version that it reads.
+
         Raises:
             MillpondError: the version cannot be opened. The batch will try again.
         """
-        with self._attempt_lock.hold(Attempt(version, -1, lambda: None, input_complete=True)):
+        with self._attempt_lock.try_hold(version) as free:
             # A batch that came first has opened the partition already, maybe at a later version.
-            if self._manifest is None:
+            if free and self._manifest is None:
                 self._open(version)
 
     def hint(self, hints: Hints, keys: pa.RecordBatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import mmap
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,9 @@ class ReservedMapping:
         if used >= _MIN_HUGE_BYTES and used > self._huge_end:
             until = min(self.size, used + used // 4) // _MIN_HUGE_BYTES * _MIN_HUGE_BYTES
             if until > self._huge_end:
-                self._map.madvise(mmap.MADV_HUGEPAGE, self._huge_end, until - self._huge_end)
+                # A kernel without transparent huge pages refuses the hint (EINVAL); the mapping works without them.
+                with suppress(OSError):
+                    self._map.madvise(mmap.MADV_HUGEPAGE, self._huge_end, until - self._huge_end)
                 self._huge_end = until
 
     def release(self, start: int, stop: int) -> None:

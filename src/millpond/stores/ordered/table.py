@@ -373,6 +373,7 @@ class OrderedTable:
             # Rows of earlier deltas must be in parts before they can be marked.
             self._build_parts(self._version + 1)
             self._apply_matched_names(delta_rows.take(is_name))
+            self._reserve()
         if self._files is not None:
             self._files.backlog.add(0, delta_rows.words.nbytes)
 

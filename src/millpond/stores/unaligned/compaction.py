@@ -24,6 +24,9 @@ from millpond.stores.runs.cuts import cut_evenly
 from millpond.stores.runs.pace import Pace
 from millpond.stores.unaligned.segment import ENTRY, fill_index
 
+MAX_SEGMENT_ROWS = int(LOW_HALF)
+"""Number of rows that a segment can have: an index entry holds the first row of its window in 32 bits."""
+
 
 class CompactionInput(NamedTuple):
     """A segment to compact: a flag for each index entry whether it stays, and the number of rows that stay."""
@@ -43,6 +46,8 @@ def compact(
         directory: directory for a temporary file. piece: bytes copied at once, roughly.
         pace: throttles the work.
     """
+    total = sum(source.rows for source in inputs)
+    assert total <= MAX_SEGMENT_ROWS, f"a compaction of {total} rows, more than a segment can have"
     # The index follows the rows in the file and may exceed memory, so its entries wait in a temporary file.
     with tempfile.TemporaryFile(dir=directory) as index:
 
@@ -63,7 +68,7 @@ def compact(
                 words = np.memmap(index, np.uint64, "r", shape=(size // 24, 3))
             fill_index(writer, words, np.empty(0, np.uint64))
 
-        return store.write(fill, [layout, ENTRY], sum(source.rows for source in inputs))
+        return store.write(fill, [layout, ENTRY], total)
 
 
 def _pieces(inputs: Sequence[CompactionInput], layout: RowLayout, piece: int) -> Iterator[tuple[Rows, Words]]:

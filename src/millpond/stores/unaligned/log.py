@@ -22,7 +22,7 @@ from millpond.stores.jobs import CompactSegments
 from millpond.stores.runs.background_merge import BackgroundMerge
 from millpond.stores.runs.pace import Pace
 from millpond.stores.table_resources import TableResources
-from millpond.stores.unaligned.compaction import CompactionInput, compact
+from millpond.stores.unaligned.compaction import MAX_SEGMENT_ROWS, CompactionInput, compact
 from millpond.stores.unaligned.segment import (
     ENTRY,
     TIME_BITS,
@@ -248,7 +248,7 @@ class WindowLog:
 
     def compact(self, alive: LiveEntries) -> None:
         """Begin to compact the oldest segments, as few as bring the amplification well below its maximum."""
-        total = self.rows
+        total, kept = self.rows, 0
         goal = (1 + (self._maximum - 1) / 2) * self.live_rows
         inputs: list[CompactionInput] = []
         # Only the oldest segments: no older one is left for their lists of taken windows, so the result needs none.
@@ -258,6 +258,9 @@ class WindowLog:
                 break
             bits = [bits for bits, _ in alive[segment.seq]]
             rows = sum(count for _, count in alive[segment.seq])
+            kept += rows
+            if kept > MAX_SEGMENT_ROWS:
+                break
             inputs.append(CompactionInput(segment.file, np.concatenate(bits) if bits else np.empty(0, np.uint8), rows))
             total -= segment.rows - rows
         # The oldest segments without rows of open windows are dropped, not rewritten.
@@ -266,7 +269,8 @@ class WindowLog:
             assert oldest.ref is not None
             self.files.drop_copy(oldest.ref, oldest.file)
             inputs.pop(0)
-        if inputs:
+        # One segment without outdated rows would only be copied, and at the next index scan again.
+        if len(inputs) > 1 or (inputs and inputs[0].rows < self.segments[0].rows):
             self._start_compaction(inputs)
 
     def _start_compaction(self, inputs: list[CompactionInput]) -> None:

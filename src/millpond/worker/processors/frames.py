@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 from pyspark.errors import PySparkValueError
-from pyspark.sql.types import ArrayType, BooleanType, MapType, NullType, StructField, StructType
+from pyspark.sql.types import ArrayType, BinaryType, BooleanType, MapType, NullType, StructField, StructType
 
 from millpond.errors import UsageError
 from millpond.tasks.limits import rows_per_batch
@@ -219,7 +219,9 @@ class FrameResults:
 
     def __init__(self, shown: StructType, conf: Any) -> None:
         self._schema = StructType([StructField("_0", shown)])
-        self._nested = any(isinstance(field.dataType, ArrayType | MapType | StructType) for field in shown.fields)
+        self._mutable = any(
+            isinstance(field.dataType, ArrayType | MapType | StructType | BinaryType) for field in shown.fields
+        )
         self._conf = conf
         self.items: list[_Frame | pa.RecordBatch] = []
         self.ends_by_key: list[tuple[int, Any]] = []
@@ -232,7 +234,7 @@ class FrameResults:
                 "Invalid return type. Please make sure that the UDF returns a "
                 "pandas.DataFrame when the specified return type is StructType."
             )
-        if self._nested or not frame.shape[1]:
+        if self._mutable or not frame.shape[1]:  # the user may change a value in a frame before the next one
             self.items.append(self._batch(frame, cast=True))
         else:  # copied, as the user may change the frame before the next one
             columns = [frame._get_column_array(position).copy() for position in range(frame.shape[1])]
@@ -242,7 +244,7 @@ class FrameResults:
     def empty(self) -> FrameResults:
         """Create an empty collection for the same output."""
         results = object.__new__(FrameResults)  # skips `__init__`, as there are many of them
-        results._schema, results._nested, results._conf = self._schema, self._nested, self._conf
+        results._schema, results._mutable, results._conf = self._schema, self._mutable, self._conf
         results.items, results.ends_by_key, results._rows = [], [], 0
         return results
 

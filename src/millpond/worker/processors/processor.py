@@ -56,7 +56,9 @@ class RunningProcessor:
         self._handle: Handle | None = None
         conf = RunnerConf(processor.conf)
         self._zone = conf.timezone if processor.pandas else None
-        key = DataType("struct", fields=tuple((field.name, parse_type(field.type)) for field in self._spec.key_fields))
+        names = (processor.columns[position].name for position in self._spec.keys)  # the query's, not the state's
+        types = (parse_type(field.type) for field in self._spec.key_fields)
+        key = DataType("struct", fields=tuple(zip(names, types, strict=True)))
         self._key_codec = ValueCodec(key if self._zone is None else zoneless(key))
 
         def groups(columns: StructType, keys: Sequence[int], values: Sequence[int]) -> Rows | Frames:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import Row, StructType
@@ -135,6 +136,21 @@ def _row_maker(names: Row) -> Callable[[tuple[Any, ...]], Row]:
     return made
 
 
+def _copied_row(row: Any) -> dict[str, Any]:
+    """Return a row as a dict, copied: the user may change a value in it before the next row."""
+    return {name: _copied(value) for name, value in row.asDict().items()}
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Row):
+        return _copied_row(value)
+    if isinstance(value, list | tuple):
+        return [_copied(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    return value.copy() if isinstance(value, bytearray | np.ndarray) else value
+
+
 class RowResults:
     """Output rows of a processor, collected until there are enough of them.
 
@@ -151,22 +167,21 @@ class RowResults:
 
     def __init__(self, shown: StructType) -> None:
         self._schema = to_arrow_schema(shown, timezone="UTC")
-        self._nested = any(pa.types.is_nested(kind) for kind in self._schema.types)
+        self._mutable = any(pa.types.is_nested(kind) or pa.types.is_binary(kind) for kind in self._schema.types)
         self.items: list[Any] = []
         self.ends_by_key: list[tuple[int, Any]] = []
 
     @property
     def append(self) -> Callable[[Any], None]:
         """Function that takes a row."""
-        if not self._nested:
+        if not self._mutable:
             return self.items.append
-        # Copied, as the user may change a list in the row before the next one.
-        return lambda row: self.items.append(row.asDict(True))
+        return lambda row: self.items.append(_copied_row(row))
 
     def empty(self) -> RowResults:
         """Create an empty collection for the same output."""
         results = object.__new__(RowResults)  # skips `__init__`, as there are many of them
-        results._schema, results._nested, results.items, results.ends_by_key = self._schema, self._nested, [], []
+        results._schema, results._mutable, results.items, results.ends_by_key = self._schema, self._mutable, [], []
         return results
 
     def join(self, others: RowResults) -> None:
@@ -182,8 +197,8 @@ class RowResults:
     def collect(self, results: Iterator[Any], key: Any) -> bool:
         """Take rows of a key; return whether the output has enough rows for now and the key may have more."""
         before = len(self.items)
-        if self._nested:  # copied, as the user may change a list in a row before the next row
-            results = (row.asDict(True) for row in results)
+        if self._mutable:
+            results = map(_copied_row, results)
         self.items.extend(islice(results, ROWS_PER_BATCH))
         after = len(self.items)
         if after > before:
@@ -218,7 +233,7 @@ class RowResults:
         yield from batches
 
     def _batch(self, rows: list[Any]) -> pa.RecordBatch:
-        if self._nested:
+        if self._mutable:
             return pa.RecordBatch.from_pylist(rows, schema=self._schema)
         # Rows of one function nearly always have the same fields, which allows a conversion by column.
         names = [getattr(row, "__fields__", None) for row in rows]

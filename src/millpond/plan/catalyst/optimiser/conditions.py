@@ -11,6 +11,7 @@ from pyspark.errors import PySparkException
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import BATCH_TIMES, CLOCKS, Expression, Node, items
 from millpond.plan.catalyst.optimiser.rules import ELIMINATE_ALIASES, MAX_PASSES, OPTIMIZER, PRUNE_COLUMNS, apply_rules
+from millpond.plan.catalyst.stable import is_special_time
 
 _LOCAL = "org.apache.spark.sql.catalyst.plans.logical.LocalRelation"
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
@@ -30,6 +31,7 @@ _SIMPLIFYING_FILTERS = (*_SIMPLIFYING, f"{OPTIMIZER}.ConstantPropagation")
 _UNALIASED = (*ELIMINATE_ALIASES, f"{OPTIMIZER}.EliminateResolvedHint")
 _MOVING_SEMI_JOINS = (f"{OPTIMIZER}.PushDownLeftSemiAntiJoin", f"{OPTIMIZER}.PushLeftSemiLeftAntiThroughJoin")
 _SETTLING = (
+    f"{OPTIMIZER}.ReorderJoin",
     f"{OPTIMIZER}.PushDownPredicates",
     f"{OPTIMIZER}.ReplaceNullWithFalseInPredicate",
     f"{OPTIMIZER}.BooleanSimplification",
@@ -146,7 +148,7 @@ def with_settled_conditions(catalyst: Catalyst, plan: Node, *, pruned: bool, sem
     java = apply_rules(catalyst, _INFERRING, java)
     java = apply_rules(catalyst, settling, java, MAX_PASSES)
     java = apply_rules(catalyst, _EXTRA, java, MAX_PASSES)
-    return Node(apply_rules(catalyst, PRUNE_COLUMNS, java) if pruned else java)
+    return Node(apply_rules(catalyst, PRUNE_COLUMNS, java, MAX_PASSES) if pruned else java)
 
 
 def pruned_deduplications(catalyst: Catalyst, plan: Node) -> list[frozenset[int]]:
@@ -214,8 +216,11 @@ def no_rows(catalyst: Catalyst, like: Sequence[Node]) -> Node:
 def _simplified(catalyst: Catalyst, condition: Expression, node: Node, rules: Sequence[str]) -> Expression:
     """Simplify a condition over the columns of the node's children by optimiser rules."""
     alone = catalyst.filter(condition, no_rows(catalyst, node.children)).java
-    # Spark reads 'today' as the day of each batch before it simplifies; without ANSI mode, its cast would be null here.
-    if not apply_rules(catalyst, _SPECIAL_TIMES, alone).fastEquals(alone):
+    # Spark plans each batch, and so reads 'today' and '09:00' as times of its day. `SpecialDatetimeValues` has done so
+    # before the others; without ANSI mode they would make null of 'epoch', too.
+    if any(is_special_time(part) for part in condition.walk()) or not apply_rules(
+        catalyst, _SPECIAL_TIMES, alone
+    ).fastEquals(alone):
         return condition
     try:
         simplified = Expression(apply_rules(catalyst, rules, alone, MAX_PASSES).condition())
