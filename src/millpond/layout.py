@@ -33,6 +33,9 @@ LENGTH = np.uint64(0xFFFFFFFF)
 NEVER = (1 << 63) - 1
 """The time of a row without a time: later than all other times."""
 
+MAX_BATCH_BYTES = 1 << 30
+"""Bytes from which record batches are divided: Arrow holds at most 2 GiB of text in a column."""
+
 LAST_HASH = (1 << 64) - 1
 
 

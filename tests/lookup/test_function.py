@@ -90,12 +90,12 @@ def test_large_values_of_frequent_keys_come_in_several_batches(
     numbers = [[1, 0, 2, None][at % 4] for at in range(200)]
     rows = pa.record_batch({"k": numbers, "s": ["a"] * 200, "n": pa.array(range(200), pa.int32())})
     (whole,) = run(iter([rows]))
-    monkeypatch.setattr(rows_module, "_MAX_JOINED_BYTES", 20_000)
+    monkeypatch.setattr(rows_module, "MAX_BATCH_BYTES", 20_000)
     parts = list(run(iter([rows])))
     assert [part.num_rows for part in parts] == [50] * 4
     assert pa.Table.from_batches(parts).to_pylist() == whole.to_pylist()
     assert whole.column("name").null_count == 50
-    monkeypatch.setattr(rows_module, "_MAX_JOINED_BYTES", 1)  # smaller than a row
+    monkeypatch.setattr(rows_module, "MAX_BATCH_BYTES", 1)  # smaller than a row
     assert [part.num_rows for part in run(iter([rows.slice(0, 3)]))] == [1, 1, 1]
 
 

@@ -156,7 +156,7 @@ def test_rows_are_joined(memory: Memory, rigs: list[Rig], request: Any, how: str
 def test_large_values_of_a_frequent_key(
     memory: Memory, rigs: list[Rig], request: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows_module, "_MAX_JOINED_BYTES", 20_000)
+    monkeypatch.setattr(rows_module, "MAX_BATCH_BYTES", 20_000)
     spec = shape(memory, request, found=fields("name string"))
     memory.rows = {(1, "a"): {"name": "x" * 1000}}
     rigs.append(rig := Rig(spec))

@@ -143,8 +143,8 @@ def test_two_starts_at_once_leave_the_users_python_as_it_was(nobody_chose: None)
     assert context.pythonExec == Context.pythonExec
 
 
-class Daemons:
-    """The settings of a context that is yet to choose the daemon of its workers."""
+class DaemonContext:
+    """A context whose daemon is not chosen yet."""
 
     master = "local[2]"
     pythonExec = sys.executable
@@ -153,10 +153,10 @@ class Daemons:
         self.chosen: dict[str, str] = {}
         self._jsc = self
 
-    def sc(self) -> "Daemons":
+    def sc(self) -> "DaemonContext":
         return self
 
-    def conf(self) -> "Daemons":
+    def conf(self) -> "DaemonContext":
         return self
 
     def contains(self, name: str) -> bool:
@@ -168,10 +168,10 @@ class Daemons:
 
 @pytest.mark.parametrize("beside", [True, False])
 def test_a_daemon_must_find_millpond(beside: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It does not look into the script's folder."""
+    """The daemon does not search the script's folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(Path(millpond.__file__).parents[1] if beside else tmp_path), *sys.path])
-    context: Any = Daemons()
+    context: Any = DaemonContext()
     preload_workers(context)
     assert bool(context.chosen) is not beside
 

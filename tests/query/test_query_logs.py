@@ -126,7 +126,7 @@ def test_a_roll_back_that_fails_is_undone_by_the_next_start(planned: Path) -> No
 
 
 @pytest.mark.parametrize("batch", [0, 1])
-def test_a_roll_back_does_not_undo_that_the_user_has_gone_back(planned: Path, batch: int) -> None:
+def test_entries_that_the_user_removed_are_not_restored(planned: Path, batch: int) -> None:
     """The start was interrupted in the replay of `batch`; the user removes the entries from that batch on."""
     run = Run(planned)
 

@@ -124,7 +124,7 @@ def test_a_batch_waits_for_what_is_being_opened(counting, servers, monkeypatch):
     assert gate.opened == [(0, 0)]
 
 
-def test_opening_ahead_leaves_a_batch_that_has_come_alone(counting, servers):
+def test_opening_ahead_does_not_cut_off_a_running_batch(counting, servers):
     counting = msgspec.structs.replace(
         counting, settings=msgspec.structs.replace(counting.settings, attempt_timeout=0.2)
     )

@@ -18,10 +18,11 @@ import pytest
 from millpond.errors import StateDamagedError
 from millpond.files.backends import uploads
 from millpond.files.backends.filesystem import Buffer
-from millpond.files.formats.append_file import AppendFile, AppendFileWriter, ByteRange, RemoteBytes, map_file
+from millpond.files.formats.append_file import AppendFile, AppendFileWriter, ByteRange, RemoteBytes
 from millpond.files.formats.blocks import sort_rows
 from millpond.files.locations.counted import CountedFiles
 from millpond.files.locations.opening import open_filesystem
+from millpond.files.mapping import map_file
 from millpond.files.refs import RunRef
 from millpond.files.tiers.local_copies import LocalCache
 from millpond.layout import HASH

@@ -24,7 +24,7 @@ from millpond.errors import StateDamagedError, StateIncompatibleError
 from millpond.files.backends.filesystem import Buffer, FileSystem
 from millpond.files.backends.local import LocalFiles
 from millpond.files.folder_lock import lock_folder
-from millpond.files.formats.append_file import map_file
+from millpond.files.mapping import map_file
 
 _SUFFIX = ".sealed"
 _HIDDEN = "."

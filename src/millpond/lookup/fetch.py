@@ -7,6 +7,7 @@ import pickle
 import random
 import threading
 import time
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -132,9 +133,13 @@ class Fetcher:
         Returns:
             The answer, to be awaited with `wait`.
         """
-        # Spark gives times in the session's time zone, by which a table would write them as other texts.
-        columns = [column.cast(dtype) for column, dtype in zip(keys.columns, self._key_types, strict=True)]
+        # A table would write times in another time zone as other texts.
+        columns = self.cast_keys(keys.columns)
         return self._threads.submit(self._fetch, pa.RecordBatch.from_arrays(columns, names=keys.schema.names))
+
+    def cast_keys(self, columns: Iterable[pa.Array]) -> list[pa.Array]:
+        """Cast key columns to the spec's types: Spark gives times in the session's time zone, which may change."""
+        return [column.cast(dtype) for column, dtype in zip(columns, self._key_types, strict=True)]
 
     def wait(self, answer: Future[Answer]) -> Answer:
         """Wait for an answer.

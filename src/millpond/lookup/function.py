@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from millpond.lookup.fetch import FAILED, Fetcher, looked_up_schema
 from millpond.lookup.rows import Values, all_values, concat_values, distinct_keys, join_in_parts, raise_if_failed
 from millpond.spec.kinds.enrich import EnrichSpec
-from millpond.spec.types import parse_type
 
 _MAX_CACHED_KEYS = 10_000
 """Limit of keys that a worker caches: each batch is compared with all of them."""
@@ -75,7 +74,6 @@ class _Worker:
     def __init__(self, spec: EnrichSpec) -> None:
         self._spec = spec
         self.fetcher = Fetcher(spec)
-        self._key_types = [parse_type(field.type).arrow for field in spec.key_fields]
         self._max_keys = min(_MAX_CACHED_KEYS, spec.most)
         self._cache: _CachedKeys | None = None
 
@@ -84,11 +82,8 @@ class _Worker:
         spec = self._spec
         unique = distinct_keys([batch.column(index) for index in spec.keys])
         firsts = pa.array(unique.firsts)
-        # Spark gives times in the session's time zone, and a later query may have another one than the cached keys.
-        columns = [
-            batch.column(index).take(firsts).cast(dtype)
-            for index, dtype in zip(spec.keys, self._key_types, strict=True)
-        ]
+        # Cast before the comparison with cached keys, which may come from a query with another time zone.
+        columns = self.fetcher.cast_keys(batch.column(index).take(firsts) for index in spec.keys)
         keys = pa.RecordBatch.from_arrays(columns, names=list(spec.named))
         values = self._look_up(keys)
         raise_if_failed(spec, values, keys)

@@ -10,14 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from millpond.layout import MAX_BATCH_BYTES
 from millpond.lookup.fetch import ABSENT, FAILED, PRESENT, Answer, Failure, States, lookup_error
 from millpond.spec.kinds.enrich import ERROR, EnrichSpec
 from millpond.spec.types import parse_type
 
 _ERROR = parse_type(ERROR.type).arrow
-
-_MAX_JOINED_BYTES = 1 << 30
-"""Limit of the bytes of values in a batch of joined rows: Arrow holds at most 2 GiB of text in a column."""
 
 
 class DistinctKeys(NamedTuple):
@@ -129,9 +127,12 @@ def raise_if_failed(spec: EnrichSpec, values: Values, keys: pa.RecordBatch) -> N
 def join_in_parts(
     spec: EnrichSpec, columns: Sequence[pa.Array], numbers: NDArray[np.int64], values: Values
 ) -> Iterator[pa.RecordBatch]:
-    """Join rows with the values of their keys (see `join_values`), in halves if they are too large for one batch."""
+    """Join rows with the values of their keys (see `join_values`).
+
+    Rows are divided into halves while their looked-up values may exceed `MAX_BATCH_BYTES`; a single row stays whole.
+    """
     count = len(numbers)
-    if count > 1 and _max_joined_bytes(numbers, values) > _MAX_JOINED_BYTES:
+    if count > 1 and _max_joined_bytes(numbers, values) > MAX_BATCH_BYTES:
         for part in (slice(0, count // 2), slice(count // 2, count)):
             yield from join_in_parts(spec, [column[part] for column in columns], numbers[part], values)
         return
@@ -139,13 +140,14 @@ def join_in_parts(
 
 
 def _max_joined_bytes(numbers: NDArray[np.int64], values: Values) -> int:
-    """Return an upper bound of the bytes of the values of rows."""
+    """Return an upper bound of the bytes that the looked-up values of some rows take."""
     counts = np.bincount(numbers[numbers >= 0], minlength=1)
-    bounds = counts * values.columns.nbytes  # as if each key had all bytes
-    # Measuring each key would take longer than the join. The others together stay below the largest of their bounds.
-    frequent = np.flatnonzero(bounds > _MAX_JOINED_BYTES // 2)
-    measured: int = sum(int(counts[key]) * values.columns.slice(key, 1).nbytes for key in frequent.tolist())
-    return measured + int(np.delete(bounds, frequent).max(initial=0))
+    bounds = counts * values.columns.nbytes  # by key, as if it alone had all bytes of `values`
+    # Only keys with large bounds are measured, because measuring all keys would take longer than the join. The
+    # unmeasured keys share the bytes of `values`, so together they take no more than the largest of their bounds.
+    large = np.flatnonzero(bounds > MAX_BATCH_BYTES // 2)
+    measured: int = sum(int(counts[key]) * values.columns.slice(key, 1).nbytes for key in large.tolist())
+    return measured + int(np.delete(bounds, large).max(initial=0))
 
 
 def join_values(

@@ -76,7 +76,7 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
         check_session(df)
         super().__init__(df)
         prepare(self._spark)
-        # As Spark's writer, this one keeps the default format that the session has now.
+        # Spark's writer reads the session's default format when it is created. Later changes have no effect.
         self._calls: list[WriterCall] = [("format", (self._spark.conf.get("spark.sql.sources.default"),), {})]
         self._path: str | None = None
         self._table = False

@@ -12,10 +12,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from millpond.errors import MillpondError, StateDamagedError
@@ -81,9 +82,9 @@ class AppendFiles:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._copying: set[str] = set()
-        # Buffers of mapped objects by device and inode: a commit holds deltas of many tables, which share one mapping.
-        # Not by name, so that a file that was restored from a copy is mapped again.
-        self._mapped: WeakValueDictionary[tuple[int, int], Any] = WeakValueDictionary()
+        # The buffers of mapped objects, by device and inode. The deltas of many tables lie in one commit and share its
+        # mapping. A file that is restored from a copy keeps its name but not its inode, so it is mapped again.
+        self._mapped: WeakValueDictionary[tuple[int, int], pa.Buffer] = WeakValueDictionary()
         self._copier = ThreadPoolExecutor(1, "millpond-append-copy")
         # Reads wait for their requests, so the two have threads of their own: with one pool they could deadlock.
         self._requests = ThreadPoolExecutor(threads, "millpond-append")
@@ -275,7 +276,7 @@ class AppendFiles:
         with self._lock:
             shared = self._mapped.get(key)
             whole = MappedBytes.of_file(path) if shared is None else MappedBytes(shared, path)
-            self._mapped[key] = whole.view.obj
+            self._mapped[key] = whole.view.obj  # the buffer, which every view of the mapping keeps alive
         return open_files(whole.part(at.offset, at.length), layouts, visible)
 
     def read_ahead(self, parts: Iterable[SectionBlocks]) -> Iterator[list[Rows]]:

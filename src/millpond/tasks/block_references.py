@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from millpond.errors import TransientError
 from millpond.key_groups import IN_GROUP_BITS
-from millpond.layout import HashRange
+from millpond.layout import MAX_BATCH_BYTES, HashRange
 from millpond.tasks.operator_task import OperatorTask
 from millpond.tasks.rows import key_groups
 
@@ -25,8 +25,6 @@ _FOLDER = "exchange"
 _PIECE_BYTES = 1 << 20
 """Approximate bytes of rows per piece of a large pass."""
 _MAX_PIECES = 16
-_MAX_COPIED_BYTES = 1 << 30
-"""Bytes of rows that are copied into one record batch: Arrow holds at most 2 GiB of text in a column."""
 
 
 class BlockReference(msgspec.Struct, array_like=True):
@@ -59,7 +57,7 @@ def split_into_passes(
     """Divide rows into passes over ranges of key groups of about equal size; a key's rows keep their order.
 
     A large pass is divided into pieces, each of its own range of key groups. Rows processed together then lie together
-    in the state, and no two pieces read the same block. A piece is one batch, or several if it has more than a GiB: a
+    in the state, and no two pieces read the same block. A piece is one batch, or several batches above 1 GiB, because a
     key group cannot be divided.
 
     Args:
@@ -91,24 +89,25 @@ def split_into_passes(
                 for batch, cut in zip(all_batches, cuts, strict=True)
             ]
             parts = [part for part in parts if part.num_rows]
-            # Measuring a slice takes longer than copying it, so slices are measured only if a piece may be too large.
-            for group in _group_by_size(parts) if size > _MAX_COPIED_BYTES else [parts]:
-                if group:
-                    yield None if begun else range_, group[0] if len(group) == 1 else pa.concat_batches(group)
+            # Measuring a slice takes longer than copying it, so slices are measured only if all rows exceed the limit.
+            for slices in _divide_by_size(parts) if size > MAX_BATCH_BYTES else [parts]:
+                if slices:
+                    rows = slices[0] if len(slices) == 1 else pa.concat_batches(slices)  # a single one is not copied
+                    yield (None if begun else range_), rows
                     begun = True
 
 
-def _group_by_size(batches: Iterable[pa.RecordBatch]) -> list[list[pa.RecordBatch]]:
-    """Divide batches into groups of at most `_MAX_COPIED_BYTES`; a larger batch is a group by itself."""
-    groups: list[list[pa.RecordBatch]] = []
+def _divide_by_size(batches: Iterable[pa.RecordBatch]) -> list[list[pa.RecordBatch]]:
+    """Divide batches into lists of at most `MAX_BATCH_BYTES` each; a larger batch stands alone."""
+    lists: list[list[pa.RecordBatch]] = []
     size = 0
     for batch in batches:
-        if not groups or size + batch.nbytes > _MAX_COPIED_BYTES:
-            groups.append([])
+        if not lists or size + batch.nbytes > MAX_BATCH_BYTES:
+            lists.append([])
             size = 0
-        groups[-1].append(batch)
+        lists[-1].append(batch)
         size += batch.nbytes
-    return groups
+    return lists
 
 
 def _open(reference: BlockReference) -> Iterator[pa.RecordBatch]:

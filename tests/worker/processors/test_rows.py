@@ -251,12 +251,24 @@ def test_rows_in_rows() -> None:
         Row(k="a", s=Row(y=[Row(z="q")], x=1), m={"a": 1}),
         Row(k="b", s={"x": 2}, m=None),
         Row(k="c", s=None, m={}),
+        Row(k="d", s=None, m=[("a", 1)]),
     ]
     results = RowResults(struct(schema))
     results.collect(iter(rows), "key")
     (batch,) = results.drain(lambda key: None)
     assert batch == native(rows, batch.schema)
     assert batch.to_pylist()[0]["s"] == {"x": 1, "y": [{"z": "q"}]}
+
+
+def test_tuples_in_rows() -> None:
+    """Arrow reads them as the fields of a struct, and as the entries of a map, as which a processor sees its input."""
+    rows = [Row(s=(1, "x"), a=[(2, "y")], m=[("a", (3, None))])]
+    results = RowResults(
+        struct("s struct<x:int,y:string>, a array<struct<x:int,y:string>>, m map<string,struct<x:int,y:int>>")
+    )
+    results.collect(iter(rows), "key")
+    (batch,) = results.drain(lambda key: None)
+    assert batch == native(rows, batch.schema)
 
 
 def test_a_list_that_is_changed_after_it_was_given_out() -> None:

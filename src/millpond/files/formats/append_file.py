@@ -12,9 +12,6 @@ that a part of the axis can be read alone. An append file may be embedded in ano
 
 from __future__ import annotations
 
-import ctypes
-import errno
-import mmap
 import struct
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -23,7 +20,6 @@ from typing import Protocol
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
@@ -32,6 +28,7 @@ from millpond.files.backends.filesystem import Buffer, FileSystem
 from millpond.files.backends.retry import with_retries
 from millpond.files.formats.blocks import cut_blocks
 from millpond.files.formats.codec import damaged_error, decode_block, encode_blocks
+from millpond.files.mapping import disable_readahead, map_file
 from millpond.files.refs import HashInterval
 from millpond.kernels.pointers import address
 from millpond.kernels.runs.readahead import request_range
@@ -39,9 +36,6 @@ from millpond.layout import HashRange, RowLayout, Rows, TableSchema
 
 MAGIC = b"MILLAPND"
 FORMAT = 1
-
-_madvise = ctypes.CDLL(None).madvise
-_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 _TAIL = struct.Struct("<QQ8s")
 _FIRST_READ_BYTES = 65536  # bytes of the first read at the end of a file, which contains most directories
@@ -133,22 +127,6 @@ class Bytes(Protocol):
         """Report that bytes are damaged; return whether another copy can be read instead."""
 
 
-def map_file(path: str) -> memoryview:
-    """Map a whole file; the mapping ends with the last view.
-
-    Python's `mmap` would keep a descriptor open for each mapping. A process with many segments would run out of them.
-
-    Raises:
-        OSError: the file cannot be opened or mapped; has an errno.
-    """
-    try:
-        with pa.memory_map(path) as file:
-            return memoryview(file.read_buffer()).cast("B")
-    except OSError as error:
-        # Arrow gives no errno if the mapping fails. An error without one counts as a lost connection in a slot.
-        raise OSError(error.errno or errno.ENOMEM, str(error), path) from error
-
-
 class MappedBytes:
     """Bytes in memory, or in a memory-mapped file."""
 
@@ -167,7 +145,7 @@ class MappedBytes:
         if not mapped.size:
             raise damaged_error(path, "it is empty")
         # No readahead by the kernel: `prefetch` requests the pages that are needed.
-        _madvise(mapped._base, mapped.size, mmap.MADV_RANDOM)
+        disable_readahead(mapped.view)
         return mapped
 
     def get(self, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:

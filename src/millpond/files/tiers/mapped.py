@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import os
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from millpond.files.formats.blocks import BlockTable, FilterPart, Numbers, Part, split_into_parts
 from millpond.files.formats.codec import FILTER, HEADER, RAW, ROWS, check_block, check_references, damaged_error
 from millpond.files.formats.run import read_directory
+from millpond.files.mapping import disable_readahead, map_file
 from millpond.kernels.pointers import address
 from millpond.kernels.runs.bloom import LINE
 from millpond.kernels.runs.readahead import probably_cached, request_pages, request_range
@@ -51,29 +51,27 @@ class MappedSource:
     def __init__(self, path: str, layout: RowLayout, *, checked: bool = False) -> None:
         self.path = path
         self.layout = layout
-        with open(path, "rb") as file:
-            self.size = os.fstat(file.fileno()).st_size
-            if not self.size:
-                raise damaged_error(path, "it is empty")
-            self._map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-        self._view = memoryview(self._map)
+        self._view = map_file(path)
+        self.size = len(self._view)
+        if not self.size:
+            raise damaged_error(path, "it is empty")
         # A truncated file must be detected here; otherwise rows could end beyond the mapping.
         directory = read_directory(lambda o, n: self._view[o : o + n], self.size, path, layout)
         if not directory.raw:
             raise CompressedError(f"{path} is compressed and cannot be used where it lies")
         self.index, self.access_times, self.group = directory.index, directory.access_times, directory.group
-        self._base = address(np.frombuffer(self._map, np.uint8))
+        self._base = address(np.frombuffer(self._view, np.uint8))
         base = np.uint64(self._base)
         words_at = base + directory.offsets.astype(np.uint64) + np.uint64(HEADER)
         words_bytes = np.diff(self.index.starts) * (8 * layout.width)
         heap_at = words_at + words_bytes.astype(np.uint64)
         group = np.arange(self.index.count) // self.group
         filter_at = base + (directory.filter_offsets[group] + HEADER + LINE * directory.filter_lines).astype(np.uint64)
-        self._table = BlockTable(words_at, heap_at, (self._map,))
+        self._table = BlockTable(words_at, heap_at, (self._view,))
         self._filter_at = filter_at
         self._reach = _REACH_ROWS * 8 * layout.width
         # No readahead by the kernel: a page fault of a probe reads one page, and `expect_…` requests further pages.
-        self._map.madvise(mmap.MADV_RANDOM)
+        disable_readahead(self._view)
         self._checked = np.full(self.index.count, checked)
         self._checked_filters = np.full(len(directory.filter_offsets), checked)
         self._all_blocks = self._all_filters = checked
@@ -122,7 +120,7 @@ class MappedSource:
                 self._checked_filters[group] = True
             if len(unchecked):
                 self._all_filters = bool(self._checked_filters.all())
-        return iter([FilterPart(0, len(requested), self._filter_at, (self._map,))])
+        return iter([FilterPart(0, len(requested), self._filter_at, (self._view,))])
 
     def prefetch_rows(self, places: NDArray[np.uint64]) -> None:
         """See `BlockSource.prefetch_rows`: pages that are not in memory are requested together."""

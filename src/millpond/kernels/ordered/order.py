@@ -171,9 +171,10 @@ def _seek(
     high = end
     guess = pos + 1
     own = word(advance(base, (pos - first) * stride), 0)
-    estimate = min(np.float64(h - own) * density, np.float64(end - pos))  # before the cast, which may overflow
+    # Bounded before the cast, as a product beyond int64 would overflow.
+    estimate = np.int64(min(np.float64(h - own) * density, np.float64(end - 1 - pos)))
     if estimate > _NEAR:
-        guess = min(pos + np.int64(estimate), end - 1)
+        guess = pos + estimate
     reach = 1
     if _before(advance(base, (min(guess, end - 1) - first) * stride), time_word, h, t):
         low = min(guess, end - 1)

@@ -15,7 +15,7 @@ from millpond.kernels.runs.gather import addresses, gather_rows, heap_bytes
 from millpond.layout import HASH, NEVER, HashRange, Rows, Words
 from millpond.operators.columns.encode import hashes_of, plain, portions
 from millpond.operators.joins import condition
-from millpond.operators.joins.rows import LEFT, RIGHT, SideRows, check_times, has_matched_bit, side_table, times
+from millpond.operators.joins.rows import LEFT, RIGHT, SideRows, has_matched_bit, side_table, times
 from millpond.operators.protocol import MAX_OUTPUT_ROWS, NO_EXTRA_METRICS, MakeTable, Times
 from millpond.spec.kinds.join import JoinSpec
 from millpond.stores.memory.spool import Spool
@@ -160,7 +160,6 @@ class JoinOperator:
             batch = _select(batch, on_time)
         if not batch.num_rows:
             return
-        check_times(batch.column("__time"))
         # Stored keys compare null as equal to null. Outside of full outer joins one side drops its null keys here.
         # In full outer joins null keys meet, as in Spark.
         able = side.rows.can_match(batch)
@@ -179,7 +178,8 @@ class JoinOperator:
             right = np.asarray(portion.column("__right"))
             for side, which in ((self._left, ~right), (self._right, right)):
                 rows = _select(portion, which)
-                if not side.side.keeps:  # as in `_store`; Spark's state may have such rows
+                # Null keys have no match on this side (see `_store`), but Spark's state of outer joins may have them.
+                if not side.side.keeps:
                     rows = _select(rows, ~side.rows.has_null_key(rows))
                 if not rows.num_rows:
                     continue

@@ -145,6 +145,7 @@ class SideRows:
 
     def encode(self, batch: pa.RecordBatch) -> tuple[Rows, NDArray[np.int64]]:
         """Encode rows of the side, without their times, and return the times beside."""
+        _check_times(batch.column("__time"))
         columns = batch.columns
         key_leaves = flatten_all(columns[self.keys : self.keys + len(self.key_types)], self.key_types)
         value_leaves = flatten_all(columns[self.first : self.first + len(self.value_types)], self.value_types)
@@ -177,9 +178,7 @@ class SideRows:
         columns = []
         for place, field in zip(self.side.places, self.side.columns, strict=True):
             if place == FROM_TIME:
-                times_ = times(batch.column("__time"))
-                valid = (times_ != NEVER).view(np.uint8)
-                columns.append(to_arrow(np.where(times_ == NEVER, 0, times_), valid, parse_type(field.type)))
+                columns.append(plain(batch.column("__time")).cast(parse_type(field.type).arrow))
             else:
                 columns.append(plain(batch.column(self.first + place if place >= 0 else self.keys - 1 - place)))
         return columns
@@ -226,19 +225,19 @@ def times(column: pa.Array) -> NDArray[np.int64]:
     return times_of(column, _LONG)
 
 
-def check_times(column: pa.Array) -> None:
-    """Check that no row has a time with a meaning of its own in the state.
+def _check_times(column: pa.Array) -> None:
+    """Check that no row has a time that the state reserves: `BEGINNING` (before all times) or `NEVER` (no time).
 
     Args:
         column: times in microseconds.
 
     Raises:
-        UsageError: a row has the first or the last timestamp.
+        UsageError: a row has the minimum or the maximum of timestamps.
     """
     extremes = pc.min_max(column).as_py()
-    for which, time in (("min", BEGINNING), ("max", NEVER)):
-        if extremes[which] == time:
+    for name, extreme, reserved in (("minimum", extremes["min"], BEGINNING), ("maximum", extremes["max"], NEVER)):
+        if extreme == reserved:
             raise UsageError(
-                f"In a join of streams, a row has {time} µs as its time, the {which}imum of timestamps.",
+                f"A row of a join of streams has the {name} of timestamps as its time ({reserved} µs).",
                 action="Give such rows another time before the join, for example one in the year 9999.",
             )

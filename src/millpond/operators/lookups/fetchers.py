@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 
 from millpond.lookup.fetch import Fetcher
 from millpond.spec.kinds.enrich import EnrichSpec
 
 _shared: dict[EnrichSpec, Fetcher] = {}
-_users: dict[Fetcher, int] = {}
+"""The fetcher that `acquire` returns for a lookup join. One that hangs is replaced here before its last release."""
+_users: Counter[Fetcher] = Counter()
+"""Number of partitions that use each fetcher, also a replaced one."""
 _lock = threading.Lock()
 
 
@@ -20,10 +23,11 @@ def acquire(spec: EnrichSpec) -> Fetcher:
     """
     with _lock:
         fetcher = _shared.get(spec)
-        # A request that hangs would fail all further batches that wait for answers, so they get new connections.
+        # A request that hangs fails each batch that waits for an answer of its fetcher. A partition that starts after
+        # that gets a new fetcher.
         if fetcher is None or fetcher.hangs:
             fetcher = _shared[spec] = Fetcher(spec)
-        _users[fetcher] = _users.get(fetcher, 0) + 1
+        _users[fetcher] += 1
         return fetcher
 
 

@@ -31,7 +31,10 @@ _SPECIAL_DATE = re.compile(r"\s*(now|today|tomorrow|yesterday)\b", re.IGNORECASE
 """Strings that Spark's constant cast reads as a time of the current day."""
 
 _TIME_OF_DAY = re.compile(r"\s*T?\d{1,2}:", re.IGNORECASE)
-"""Strings that a cast to timestamp reads as a time of the current day."""
+"""Strings that a cast to timestamp reads as a time of the current day, e.g. `9:00` and `T09:00`."""
+
+_TIME_TYPE = re.compile(r"time\b")
+"""Spark's type `TIME`, but not `TIMESTAMP`."""
 
 
 def unstable_part(expressions: Sequence[Expression], cut: Cut = lambda _: None) -> str | None:
@@ -68,11 +71,14 @@ def _unstable(expression: Expression) -> str | None:
 
 
 def is_special_time(expression: Expression) -> bool:
-    """Whether an expression makes a time of the current day, from a constant (`'today'`, `'09:00'`) or a time."""
+    """Whether an expression makes a date or timestamp of the current day.
+
+    It does so from a constant string (`'today'`, `'09:00'`), or by a cast of a `TIME`.
+    """
     if not expression.type.startswith(("date", "timestamp")):
         return False
     is_cast = expression.kind == "Cast"
-    if is_cast and re.match(r"time\b", expression.children[0].type):
+    if is_cast and _TIME_TYPE.match(expression.children[0].type):
         return True
     values = [value for child in expression.children if (value := constant_string(child)) is not None]
     return any(_SPECIAL_DATE.match(value) or (is_cast and _TIME_OF_DAY.match(value)) for value in values)

@@ -62,7 +62,7 @@ def preload_workers(context: SparkContext) -> None:
     """
     if not on_one_host(context) or not _all_run_driver_python(context):
         return
-    # Found through the script's folder or the working directory, where the daemon may not look.
+    # The daemon is another process, which may search neither the script's folder nor the working directory.
     if Path(__file__).parents[3] in (Path(sys.path[0]).absolute(), Path.cwd()):
         return
     conf = context._jsc.sc().conf()

@@ -243,8 +243,8 @@ class RollBack:
     def undo_interrupted(self) -> None:
         """Restore the entries that interrupted starts have removed.
 
-        A journal is only archived if its batch is no longer planned. The user has then gone back to an earlier batch,
-        and the entries in the journal are later ones.
+        If the user has gone back to an earlier batch, Spark's logs no longer plan the journal's batch. The journal is
+        then archived without being restored, because its entries belong to later batches.
 
         Raises:
             StateDamagedError: a journal is damaged.
@@ -256,12 +256,13 @@ class RollBack:
             if info.name.startswith(_PENDING) and info.name <= self._journal
         ]
         records = {journal: self._read(journal) for journal in journals}
-        planned: set[int] = set()  # batches whose plan is in a journal
-        # By batch: the plan of a journal's batch may be in the journal of the batch before.
+        planned: set[int] = set()  # batches whose entry of offsets/ is in a journal that will be restored
+        # In the order of batches: the plan of a journal's batch may be in the journal of the batch before.
         for journal, record in sorted(records.items(), key=lambda entry: entry[1].again):
             if record.again not in planned and self._logs.read("offsets", record.again) is None:
                 log.warning(
-                    "an interrupted recovery of batch %d is not continued: offsets/ has no entry of the batch any more",
+                    "the removed log entries of batch %d are not restored: offsets/ has no entry of this batch, "
+                    "so the query has gone back to an earlier one",
                     record.again,
                 )
                 self._archive(record, journal)

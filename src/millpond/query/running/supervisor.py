@@ -45,7 +45,7 @@ _STUCK_BATCHES = 3.0
 
 The batch after the loss of a host opens state from the store: measured, up to ten times as long as others.
 """
-_FIRST_PAUSE_SECONDS = 2.0
+_FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 2.0, 60.0
 """Seconds between a start that failed and the next one; four times as long before each further one."""
 _WINDOW_SECONDS = 600.0
 """Seconds within which restarts are counted."""
@@ -261,10 +261,10 @@ class Supervisor:
         own = self._tasks[0].generation
         restart = Restart(self._restarts + 1, loss.reason, tuple(sorted(loss.hosts)))
         pause, last_failure = _FIRST_PAUSE_SECONDS, ""
+        # Only here: each try below counts, however long it takes. A start that always fails would be tried for ever.
+        while self._restarted and time.monotonic() - self._restarted[0] > _WINDOW_SECONDS:
+            self._restarted.popleft()
         while not self._query.stopping.is_set():
-            now = time.monotonic()
-            while self._restarted and now - self._restarted[0] > _WINDOW_SECONDS:
-                self._restarted.popleft()
             if len(self._restarted) >= self._limit and loss.reason == "run_failed":
                 log.warning("query %s is not started again: spark.millpond.restarts is used up", self._tasks[0].query)
                 return None
@@ -280,7 +280,7 @@ class Supervisor:
                     action="Start the query again: it repeats the batch.",
                     query=self._tasks[0].query,
                 )
-            self._restarted.append(now)
+            self._restarted.append(time.monotonic())
             log.warning(
                 "query %s: %s; the query is started again, and repeats the batch", self._tasks[0].query, restart
             )
@@ -293,19 +293,18 @@ class Supervisor:
                 self._restarts = restart.number
                 return running
             except Exception as error:
-                if _may_succeed_later(error):
-                    log.warning("query %s was not started again: %s", self._tasks[0].query, first_line(error))
-                    last_failure = f" The last start failed: {first_line(error)}."
-                    self._query.stopping.wait(pause)
-                    pause *= 4
-                    continue
-                if isinstance(error, MillpondError):
-                    raise
-                raise TransientError(
-                    f"A host was lost, and the query could not be started again: {first_line(error)}.",
-                    action="Start the query again: it repeats the last batch.",
-                    query=self._tasks[0].query,
-                ) from error
+                if not _may_succeed_later(error):
+                    if isinstance(error, MillpondError):
+                        raise
+                    raise TransientError(
+                        f"A host was lost, and the query could not be started again: {first_line(error)}.",
+                        action="Start the query again: it repeats the last batch.",
+                        query=self._tasks[0].query,
+                    ) from error
+                log.warning("query %s was not started again: %s", self._tasks[0].query, first_line(error))
+                last_failure = f" The last start failed: {first_line(error)}."
+            self._query.stopping.wait(pause)
+            pause = min(4 * pause, _LAST_PAUSE_SECONDS)
         return None
 
     def _stop(self) -> None:
@@ -315,9 +314,11 @@ class Supervisor:
 
 
 def _may_succeed_later(error: Exception) -> bool:
-    """Return whether a start that failed so may succeed when it is tried again."""
-    if isinstance(error, StreamingQueryException):  # a batch that the start repeats, for example if its source is away
-        return not any(lasting.code in str(error) for lasting in (FencedError, StateIncompatibleError))
+    """Return whether another start may succeed after a start has failed with this error."""
+    if isinstance(error, StreamingQueryException):
+        # The batch that the start repeats has failed, and Spark passes its error on as text. Most causes may pass, such
+        # as a source that does not answer.
+        return not any(f"[{lasting.code}]" in str(error) for lasting in (FencedError, StateIncompatibleError))
     return isinstance(error, TransientError)
 
 

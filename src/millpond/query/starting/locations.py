@@ -51,7 +51,7 @@ def runs_planned(spark: SparkSession, sink: str, path: str | None, batch: int) -
     Returns:
         True if the sink certainly runs it, False if the sink has it and skips it, None if the sink may do either.
     """
-    # Spark finds formats whatever their case; `foreachBatch` is no format.
+    # Spark ignores the case of formats. `foreachBatch` is a method of the writer, not a format.
     sink = sink if sink == "foreachBatch" else sink.lower()
     if sink in _SINKS_WITHOUT_LOG:
         return True
@@ -68,7 +68,7 @@ def runs_planned(spark: SparkSession, sink: str, path: str | None, batch: int) -
 def is_refused(sink: str, path: str | None, output_mode: str) -> bool:
     """Return whether Spark certainly refuses to start into this sink.
 
-    Only file sinks are checked: Spark would have to create others, which runs their own code.
+    Only file sinks are checked. Spark would have to create any other sink, which runs the sink's own code.
 
     Args:
         sink: the sink's format, or `foreach`/`foreachBatch`.
@@ -127,10 +127,10 @@ def named_checkpoint(spark: SparkSession, name: str | None, given: str | None) -
 
 
 def delete_when_stopped(query: StreamingQuery, spark: SparkSession, path: str, task: OperatorTask) -> None:
-    """Delete a temporary checkpoint and its state when the query has stopped, as Spark does.
+    """Delete a temporary checkpoint and its state when the query has stopped, as Spark does with the checkpoint.
 
-    Those of a failed query stay until the application ends, unless Spark's settings force their deletion. A failed
-    query's state in a store outside the checkpoint stays for good.
+    After a failure the checkpoint stays until the application ends, unless Spark's settings force its deletion. State
+    outside the checkpoint then stays for good, because the user may have moved the checkpoint to go on with it.
 
     Args:
         query: the running query.
@@ -141,13 +141,11 @@ def delete_when_stopped(query: StreamingQuery, spark: SparkSession, path: str, t
     forced = is_on(spark, "spark.sql.streaming.forceDeleteTempCheckpointLocation", False)
     # With `spark.millpond.state.location`, the state has a folder of its own, which is named after the query's id.
     state = None if task.location == qualified(spark, path) else open_filesystem(task.location)
-    if isinstance(state, LocalFiles):
-        delete_at_exit(spark, state.path)
 
     def delete(error: Exception | None) -> None:
         if error is not None and not forced:
             log.debug("the temporary checkpoint %s stays until the application ends: %s", path, error)
-            if state is not None and not isinstance(state, LocalFiles):
+            if state is not None:
                 log.warning("the state of a failed query without checkpointLocation is left at %s", state.url)
             return
         with suppress(MillpondError, OSError):  # commits to a checkpoint that is being deleted may fail
@@ -162,7 +160,7 @@ def delete_when_stopped(query: StreamingQuery, spark: SparkSession, path: str, t
 
 
 def _delete_all(files: FileSystem) -> None:
-    """Delete all objects of a location, and its folder on a disk; log failures."""
+    """Delete a location with all its objects. Best effort; failures in an object store are logged."""
     if isinstance(files, LocalFiles):
         shutil.rmtree(files.path, ignore_errors=True)
         return

@@ -19,8 +19,8 @@ class Attempt:
         batch: the batch.
         number: Spark's task attempt id.
         cancel: cuts the attempt off from its input, so that it fails and releases the lock.
-        waiting_since: `time.monotonic()` since which it has waited for more input; None while it opens the state or
-            works on what it has received, so that it goes on by itself.
+        waiting_since: `time.monotonic()` at which it began to wait for its next input; None while it does not wait for
+            input, for example while it opens the state.
     """
 
     batch: int
@@ -78,8 +78,9 @@ class AttemptLock:
         """Hold the lock if it is free and no attempt waits for it; yield whether it is held.
 
         Args:
-            batch: attempts at it wait until the lock is released, however long that takes. Earlier ones are refused as
-                overtaken, and later ones wait no longer than the timeout. Batch −1 is older than any batch.
+            batch: the batch that the holder counts as. Attempts at this batch wait without a limit. Attempts at an
+                earlier batch are refused as overtaken, attempts at a later one wait for the timeout. −1 is earlier than
+                any batch.
         """
         with self._changed:
             free = self._current is None and not self._waiting and not self.closed
@@ -115,10 +116,9 @@ class AttemptLock:
             if current.batch > attempt.batch:
                 raise TransientError(f"Batch {attempt.batch} was overtaken by batch {current.batch}.")
             now = time.monotonic()
-            # The timeout runs only while the holder waits for input. Each input that arrives starts it again.
+            # A holder at the same batch is cut off only after it has waited for one input as long as the timeout.
             if current.batch == attempt.batch:
-                since = current.waiting_since
-                deadline = max(deadline, (now if since is None else since) + self._input_timeout)
+                deadline = max(deadline, (current.waiting_since or now) + self._input_timeout)
             # Spark starts a batch only after the previous one, so an attempt at an earlier batch is abandoned.
             expired = now >= deadline
             if cut_off is not current and (expired or current.batch < attempt.batch):

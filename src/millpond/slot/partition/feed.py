@@ -19,7 +19,7 @@ class Feed:
     """An attempt's rows without their markers. At the end, `check` gets the marker's time.
 
     Args:
-        attempt: marked with `waiting_since` while the next batch has not arrived.
+        attempt: its `waiting_since` is set while the feed waits for the next batch of rows.
         batches: batches that the slot receives. Columns: hash, mark, a block reference in the local exchange, the
             operator's columns, and those of combined rows. A batch has references, rows or combined rows; its other
             columns are null.

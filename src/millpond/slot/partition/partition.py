@@ -107,7 +107,8 @@ class Partition:
     def open_ahead(self, version: int) -> None:
         """Open a version before the batch that reads it arrives. The batch waits until this is done.
 
-        Does nothing if an attempt holds the lock or waits for it: that attempt opens the version that it reads.
+        The call does nothing if an attempt holds the lock or waits for it, as that attempt opens the version that it
+        reads.
 
         Raises:
             MillpondError: the version cannot be opened. The batch will try again.

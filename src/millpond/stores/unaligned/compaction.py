@@ -25,7 +25,7 @@ from millpond.stores.runs.pace import Pace
 from millpond.stores.unaligned.segment import ENTRY, fill_index
 
 MAX_SEGMENT_ROWS = int(LOW_HALF)
-"""Number of rows that a segment can have: an index entry holds the first row of its window in 32 bits."""
+"""Maximum number of rows of a segment: an index entry holds the first row of its window in 32 bits."""
 
 
 class CompactionInput(NamedTuple):

@@ -247,8 +247,11 @@ class WindowLog:
         return len(self.segments) > _MAX_SEGMENTS and not self._compaction.running
 
     def compact(self, alive: LiveEntries) -> None:
-        """Begin to compact the oldest segments, as few as bring the amplification well below its maximum."""
-        total, kept = self.rows, 0
+        """Begin to compact the oldest segments.
+
+        It takes as few as bring the amplification well below its maximum, and no more than fit into one segment.
+        """
+        total, live = self.rows, 0
         goal = (1 + (self._maximum - 1) / 2) * self.live_rows
         inputs: list[CompactionInput] = []
         # Only the oldest segments: no older one is left for their lists of taken windows, so the result needs none.
@@ -258,8 +261,8 @@ class WindowLog:
                 break
             bits = [bits for bits, _ in alive[segment.seq]]
             rows = sum(count for _, count in alive[segment.seq])
-            kept += rows
-            if kept > MAX_SEGMENT_ROWS:
+            live += rows
+            if live > MAX_SEGMENT_ROWS:
                 break
             inputs.append(CompactionInput(segment.file, np.concatenate(bits) if bits else np.empty(0, np.uint8), rows))
             total -= segment.rows - rows
@@ -269,7 +272,7 @@ class WindowLog:
             assert oldest.ref is not None
             self.files.drop_copy(oldest.ref, oldest.file)
             inputs.pop(0)
-        # One segment without outdated rows would only be copied, and at the next index scan again.
+        # A single segment without outdated rows is left alone: each index scan would only copy it again.
         if len(inputs) > 1 or (inputs and inputs[0].rows < self.segments[0].rows):
             self._start_compaction(inputs)
 

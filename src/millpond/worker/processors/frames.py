@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+from pandas.api.types import infer_dtype
 from pyspark.errors import PySparkValueError
 from pyspark.sql.types import ArrayType, BinaryType, BooleanType, MapType, NullType, StructField, StructType
 
@@ -219,9 +220,8 @@ class FrameResults:
 
     def __init__(self, shown: StructType, conf: Any) -> None:
         self._schema = StructType([StructField("_0", shown)])
-        self._mutable = any(
-            isinstance(field.dataType, ArrayType | MapType | StructType | BinaryType) for field in shown.fields
-        )
+        self._nested = any(isinstance(field.dataType, ArrayType | MapType | StructType) for field in shown.fields)
+        self._binary = any(isinstance(field.dataType, BinaryType) for field in shown.fields)
         self._conf = conf
         self.items: list[_Frame | pa.RecordBatch] = []
         self.ends_by_key: list[tuple[int, Any]] = []
@@ -234,7 +234,7 @@ class FrameResults:
                 "Invalid return type. Please make sure that the UDF returns a "
                 "pandas.DataFrame when the specified return type is StructType."
             )
-        if self._mutable or not frame.shape[1]:  # the user may change a value in a frame before the next one
+        if self._nested or not frame.shape[1] or (self._binary and _holds_buffers(frame)):
             self.items.append(self._batch(frame, cast=True))
         else:  # copied, as the user may change the frame before the next one
             columns = [frame._get_column_array(position).copy() for position in range(frame.shape[1])]
@@ -244,7 +244,8 @@ class FrameResults:
     def empty(self) -> FrameResults:
         """Create an empty collection for the same output."""
         results = object.__new__(FrameResults)  # skips `__init__`, as there are many of them
-        results._schema, results._mutable, results._conf = self._schema, self._mutable, self._conf
+        results._schema, results._conf = self._schema, self._conf
+        results._nested, results._binary = self._nested, self._binary
         results.items, results.ends_by_key, results._rows = [], [], 0
         return results
 
@@ -322,6 +323,12 @@ class FrameResults:
             int_to_decimal_coercion_enabled=conf.int_to_decimal_coercion_enabled,
         )
         return pa.RecordBatch.from_struct_array(converted.column(0))
+
+
+def _holds_buffers(frame: pd.DataFrame) -> bool:
+    """Return whether a frame may hold objects that the user fills again for the next one, such as `bytearray`."""
+    columns = (frame.iloc[:, position] for position in range(frame.shape[1]))
+    return any(column.dtype == object and infer_dtype(column, skipna=True).startswith("mixed") for column in columns)
 
 
 def _runs_of_same_type(parts: list[_Frame | pa.RecordBatch]) -> Iterator[list[Any]]:

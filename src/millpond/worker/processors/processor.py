@@ -56,7 +56,8 @@ class RunningProcessor:
         self._handle: Handle | None = None
         conf = RunnerConf(processor.conf)
         self._zone = conf.timezone if processor.pandas else None
-        names = (processor.columns[position].name for position in self._spec.keys)  # the query's, not the state's
+        # The query's names: those of the state have no dots, and are unique whatever their case.
+        names = (processor.columns[position].name for position in self._spec.keys)
         types = (parse_type(field.type) for field in self._spec.key_fields)
         key = DataType("struct", fields=tuple(zip(names, types, strict=True)))
         self._key_codec = ValueCodec(key if self._zone is None else zoneless(key))

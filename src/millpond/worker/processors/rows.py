@@ -144,8 +144,10 @@ def _copied_row(row: Any) -> dict[str, Any]:
 def _copied(value: Any) -> Any:
     if isinstance(value, Row):
         return _copied_row(value)
-    if isinstance(value, list | tuple):
+    if isinstance(value, list):
         return [_copied(item) for item in value]
+    if isinstance(value, tuple):  # stays a tuple: Arrow reads one as the fields of a struct, or as an entry of a map
+        return tuple(_copied(item) for item in value)
     if isinstance(value, dict):
         return {key: _copied(item) for key, item in value.items()}
     return value.copy() if isinstance(value, bytearray | np.ndarray) else value

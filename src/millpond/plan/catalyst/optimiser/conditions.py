@@ -216,8 +216,8 @@ def no_rows(catalyst: Catalyst, like: Sequence[Node]) -> Node:
 def _simplified(catalyst: Catalyst, condition: Expression, node: Node, rules: Sequence[str]) -> Expression:
     """Simplify a condition over the columns of the node's children by optimiser rules."""
     alone = catalyst.filter(condition, no_rows(catalyst, node.children)).java
-    # Spark plans each batch, and so reads 'today' and '09:00' as times of its day. `SpecialDatetimeValues` has done so
-    # before the others; without ANSI mode they would make null of 'epoch', too.
+    # Not simplified here: Spark plans each batch by itself, and reads 'today' and '09:00' as times of that batch's day.
+    # 'epoch' stays as well: Spark replaces it before it simplifies; without ANSI mode these rules would make it null.
     if any(is_special_time(part) for part in condition.walk()) or not apply_rules(
         catalyst, _SPECIAL_TIMES, alone
     ).fastEquals(alone):
