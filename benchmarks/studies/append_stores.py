@@ -23,6 +23,7 @@ import numpy as np
 
 from millpond.files.formats.append_file import MappedBytes
 from millpond.files.locations.opening import open_filesystem
+from millpond.files.mapping import advise
 from millpond.layout import Column, Rows, TableSchema
 from millpond.stores.append_files import AppendFiles
 from millpond.stores.memory.budget import MemoryBudget
@@ -98,9 +99,7 @@ def drop_pages(table: UnalignedTable) -> None:
     for segment in table._segments.segments:
         data = segment.file.data
         if isinstance(data, MappedBytes) and segment.ref is not None:
-            mapping = data.view.obj
-            assert isinstance(mapping, mmap.mmap)
-            mapping.madvise(mmap.MADV_DONTNEED)
+            advise(memoryview(data.view.obj), mmap.MADV_DONTNEED)
             handle = os.open(data.place, os.O_RDONLY)
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(handle)

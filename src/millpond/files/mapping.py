@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import mmap
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +35,6 @@ def map_file(path: str) -> memoryview:
         raise OSError(error.errno or errno.ENOMEM, str(error), path) from error
 
 
-def disable_readahead(mapped: memoryview) -> None:
-    """Turn off the kernel's readahead for a mapping. Best effort: a refusal only costs speed."""
-    _madvise(address(np.frombuffer(mapped, np.uint8)), len(mapped), mmap.MADV_RANDOM)
+def advise(mapped: memoryview, advice: int) -> None:
+    """Give the kernel a hint for a whole mapping, such as `mmap.MADV_RANDOM`. A refusal only costs speed."""
+    _madvise(address(np.frombuffer(mapped, np.uint8)), len(mapped), advice)

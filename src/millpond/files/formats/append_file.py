@@ -12,6 +12,7 @@ that a part of the axis can be read alone. An append file may be embedded in ano
 
 from __future__ import annotations
 
+import mmap
 import struct
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -28,7 +29,7 @@ from millpond.files.backends.filesystem import Buffer, FileSystem
 from millpond.files.backends.retry import with_retries
 from millpond.files.formats.blocks import cut_blocks
 from millpond.files.formats.codec import damaged_error, decode_block, encode_blocks
-from millpond.files.mapping import disable_readahead, map_file
+from millpond.files.mapping import advise, map_file
 from millpond.files.refs import HashInterval
 from millpond.kernels.pointers import address
 from millpond.kernels.runs.readahead import request_range
@@ -145,7 +146,7 @@ class MappedBytes:
         if not mapped.size:
             raise damaged_error(path, "it is empty")
         # No readahead by the kernel: `prefetch` requests the pages that are needed.
-        disable_readahead(mapped.view)
+        advise(mapped.view, mmap.MADV_RANDOM)
         return mapped
 
     def get(self, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from millpond.files.formats.blocks import BlockTable, FilterPart, Numbers, Part, split_into_parts
 from millpond.files.formats.codec import FILTER, HEADER, RAW, ROWS, check_block, check_references, damaged_error
 from millpond.files.formats.run import read_directory
-from millpond.files.mapping import disable_readahead, map_file
+from millpond.files.mapping import advise, map_file
 from millpond.kernels.pointers import address
 from millpond.kernels.runs.bloom import LINE
 from millpond.kernels.runs.readahead import probably_cached, request_pages, request_range
@@ -71,7 +71,7 @@ class MappedSource:
         self._filter_at = filter_at
         self._reach = _REACH_ROWS * 8 * layout.width
         # No readahead by the kernel: a page fault of a probe reads one page, and `expect_…` requests further pages.
-        disable_readahead(self._view)
+        advise(self._view, mmap.MADV_RANDOM)
         self._checked = np.full(self.index.count, checked)
         self._checked_filters = np.full(len(directory.filter_offsets), checked)
         self._all_blocks = self._all_filters = checked
