@@ -124,10 +124,13 @@ def test_a_batch_waits_for_what_is_being_opened(counting, servers, monkeypatch):
     assert gate.opened == [(0, 0)]
 
 
+def with_timeout(task, seconds):
+    """The task with another limit of waiting for input."""
+    return msgspec.structs.replace(task, settings=msgspec.structs.replace(task.settings, attempt_timeout=seconds))
+
+
 def test_opening_ahead_does_not_cut_off_a_running_batch(counting, servers):
-    counting = msgspec.structs.replace(
-        counting, settings=msgspec.structs.replace(counting.settings, attempt_timeout=0.2)
-    )
+    counting = with_timeout(counting, 0.2)
     server, outputs = servers(), []
     gate = _Gate(grouped(0, [1], [5]), grouped(0, [2], [6]))
     batch = threading.Thread(
@@ -142,34 +145,10 @@ def test_opening_ahead_does_not_cut_off_a_running_batch(counting, servers):
     assert outputs == [{1: (1, 5), 2: (1, 6)}]
 
 
-def test_an_attempt_waits_however_long_opening_takes(counting, servers, monkeypatch):
-    counting = msgspec.structs.replace(
-        counting, settings=msgspec.structs.replace(counting.settings, attempt_timeout=0.1)
-    )
-    gate, server, outputs, cut = Gate(monkeypatch), servers(), {}, []
-
-    def attempt(number):
-        rows, cancel = iter([grouped(0, [1], [5])]), lambda: cut.append(number)
-        outputs[number] = table_of(server.run(RunBatch(counting, 0, 0, number), rows, cancel))
-
-    threads = [threading.Thread(target=server.open_ahead, args=([counting], [0], 0))]
-    threads += [threading.Thread(target=attempt, args=(number,)) for number in range(2)]
-    threads[0].start()
-    assert gate.reached.wait(60)
-    for thread in threads[1:]:
-        thread.start()
-    time.sleep(0.5)
-    gate.released.set()
-    for thread in threads:
-        thread.join(60)
-    assert outputs == {0: {1: (1, 5)}, 1: {1: (1, 5)}}
-    assert not cut
-
-
-def test_an_attempt_that_opens_its_partition_is_not_cut_off(counting, servers, monkeypatch):
-    counting = msgspec.structs.replace(
-        counting, settings=msgspec.structs.replace(counting.settings, attempt_timeout=0.1)
-    )
+@pytest.mark.parametrize("ahead", [True, False])
+def test_an_opening_is_not_cut_off(counting, servers, monkeypatch, ahead):
+    """Attempts at its batch wait as long as it takes, also if one of them is what opens the partition."""
+    counting = with_timeout(counting, 0.1)
     gate, server, outputs, cut = Gate(monkeypatch), servers(), {}, []
 
     def attempt(number):
@@ -177,9 +156,12 @@ def test_an_attempt_that_opens_its_partition_is_not_cut_off(counting, servers, m
         outputs[number] = table_of(server.run(RunBatch(counting, 0, 0, number), rows, cancel))
 
     threads = [threading.Thread(target=attempt, args=(number,)) for number in range(2)]
+    if ahead:
+        threads.insert(0, threading.Thread(target=server.open_ahead, args=([counting], [0], 0)))
     threads[0].start()
     assert gate.reached.wait(60)
-    threads[1].start()
+    for thread in threads[1:]:
+        thread.start()
     time.sleep(0.5)
     gate.released.set()
     for thread in threads:
@@ -303,9 +285,7 @@ def test_a_batch_is_answered_only_when_what_it_waits_for_is_durable(counting, se
 
 
 def test_an_attempt_whose_input_is_in_is_not_cut_off_by_another_reader_of_the_batch(counting, servers, monkeypatch):
-    counting = msgspec.structs.replace(
-        counting, settings=msgspec.structs.replace(counting.settings, attempt_timeout=0.1)
-    )
+    counting = with_timeout(counting, 0.1)
     server, sealing, abandoned = servers(), threading.Event(), []
     seal = Partition._seal
 
@@ -371,9 +351,7 @@ def test_two_live_attempts_take_turns_and_agree(counting, servers):
 
 
 def test_an_attempt_whose_input_keeps_coming_is_not_cut_off(counting, servers):
-    counting = msgspec.structs.replace(
-        counting, settings=msgspec.structs.replace(counting.settings, attempt_timeout=0.5)
-    )
+    counting = with_timeout(counting, 0.5)
     server, begun, cut, outputs = servers(), threading.Event(), [], []
 
     def rows():
@@ -396,9 +374,7 @@ def test_an_attempt_whose_input_keeps_coming_is_not_cut_off(counting, servers):
 @pytest.mark.parametrize("later", [0, 1])
 def test_an_attempt_that_was_given_up_is_cut_off(counting, servers, later):
     patience = 0.2 if later == 0 else 600.0
-    counting = msgspec.structs.replace(
-        counting, settings=msgspec.structs.replace(counting.settings, attempt_timeout=patience)
-    )
+    counting = with_timeout(counting, patience)
     server = servers()
     if later:
         run(server, counting, 0, grouped(0, [1], [1]))
