@@ -57,7 +57,7 @@ def options(
 @state.command("ls")
 def list_state(location: Location) -> None:
     """List operators, partitions, versions and sizes."""
-    from millpond.checkpoint.generation import newest_claim
+    from millpond.checkpoint.generation import deciding_claim
     from millpond.query.checkpoints.finding import find_state
     from millpond.state_reader.reader import StateReader, format_versions
     from millpond.time_slices import base_name
@@ -68,7 +68,7 @@ def list_state(location: Location) -> None:
     summary = format_versions(versions) if newest else no_version
     summary += f", damaged commits: {len(damage)} (`millpond state verify` names them)" if damage else ""
     partitions = counted(reader.partitions, "partition")
-    claimed = newest_claim(reader.files)
+    claimed = deciding_claim(reader.files)
     if claimed is not None and claimed.partitions != reader.partitions:
         partitions += f" ({claimed.partitions:,} from the next start on)"
     _out.print(f"{reader.files.url}: generation {reader.claim.number}, {partitions}, {summary}")
@@ -111,6 +111,7 @@ def show_state(
     """Print rows of an operator's state."""
     from millpond.query.checkpoints.finding import find_state
     from millpond.state_reader.reader import StateReader
+    from millpond.state_reader.values import plain_value
 
     reader = StateReader(find_state(location))
     chosen = reader.choose(version)
@@ -120,8 +121,8 @@ def show_state(
     for number in range(reader.partitions_at(chosen)) if partition is None else [partition]:
         for batch in reader.read(chosen_operator.index, number, chosen, name):
             table = table or Table(*batch.schema.names, title=f"operator {chosen_operator.index}, version {chosen}")
-            for row in batch.slice(0, rows_left).to_pylist():
-                table.add_row(*(_shown(value) for value in row.values()))
+            for row in range(min(rows_left, batch.num_rows)):
+                table.add_row(*(_shown(plain_value(column[row])) for column in batch.columns))
             rows_left -= min(rows_left, batch.num_rows)
             if not rows_left:
                 break
@@ -187,7 +188,7 @@ def rescale_state(
 
     The query must not be running: its run is fenced. (spark.millpond.partitions does the same at a start.)
     """
-    from millpond.checkpoint.generation import claim
+    from millpond.checkpoint.generation import RESCALE_RUN, claim
     from millpond.checkpoint.rescale import rescaled
     from millpond.query.checkpoints.finding import find_state
     from millpond.state_reader.reader import StateReader
@@ -225,7 +226,7 @@ def rescale_state(
     if not dry_run:
         claim(
             reader.files,
-            run="millpond state rescale",
+            run=RESCALE_RUN,
             partitions=partitions,
             key_groups=reader.claim.key_groups,
             minimum=reader.claim.number + 1,

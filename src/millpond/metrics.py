@@ -66,7 +66,7 @@ METRICS = (
     Metric("output_rows", "every", "rows that it wrote"),
     Metric("late_rows", "every", "rows that it dropped because they were late (Spark counts groups)", durable=True),
     Metric("state_rows", "every", "keys held", durable=True),
-    Metric("state_bytes", "every", "the state in memory and in files", "bytes"),
+    Metric("state_bytes", "every", "the state in memory and in files; of a shared file, the partition's part", "bytes"),
     Metric("cache_hits", "every", "keys that were looked up and were in memory", durable=True),
     Metric("cache_misses", "every", "keys that had to be looked up in files", durable=True),
     Metric(

@@ -2,17 +2,22 @@ import threading
 
 import pytest
 
+from millpond.checkpoint.formats.commit import commit_name
 from millpond.checkpoint.generation import (
+    RESCALE_RUN,
+    Base,
     base_name,
     check_fence,
     check_newest_base,
     claim,
     claim_name,
     claimed_generations,
+    deciding_claim,
     fenced_name,
     newest_claim,
     read_base,
     read_claim,
+    write_base,
 )
 from millpond.errors import FencedError, SettingError, StateDamagedError, TransientError
 from millpond.files.locations.counted import CountedFiles
@@ -181,6 +186,29 @@ def test_newest_claim_skips_a_torn_one():
     claim(files, run="r", partitions=5)
     files.put(claim_name(2), [b'{"number'])
     assert newest_claim(files).partitions == 5
+
+
+def test_only_runs_and_rescales_decide_the_number_of_partitions():
+    files = memory()
+
+    def decided() -> int | None:
+        claimed = deciding_claim(files)
+        return None if claimed is None else claimed.partitions
+
+    claim(files, run="refused", partitions=2, key_groups=64)
+    assert decided() is None
+    run, _ = begin(files, 0, partitions=3)
+    assert decided() == 3
+    files.put(commit_name(1, run.number, "slot", 0), [b"commit"])
+    claim(files, run="refused", partitions=4, key_groups=64)
+    write_base(files, Base(claim(files, run="failed", partitions=5, key_groups=64).number, 1, ()))
+    assert decided() == 3
+    claim(files, run=RESCALE_RUN, partitions=6, key_groups=64)
+    claim(files, run="refused", partitions=7, key_groups=64)
+    assert decided() == 6
+    last = claim(files, run="last", partitions=8, key_groups=64)
+    files.put(commit_name(2, last.number, "slot", 0), [b"commit"])
+    assert decided() == 8
 
 
 def test_newest_commits_need_their_base_or_a_newer_one():

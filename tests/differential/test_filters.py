@@ -62,6 +62,10 @@ def by_key(df: DataFrame, condition: str) -> DataFrame:
     return marked.groupBy(F.window("t", "1 minute"), "k").agg(F.count("*").alias("n"), F.sum("v")).where(condition)
 
 
+COUNTS = "select window, k, count(*) as n from marked group by window(t, '1 minute'), k"
+COUNTS_BY_PARITY = "select window, k % 2 as odd, count(*) as n from marked group by window(t, '1 minute'), k % 2"
+TWICE = "(select max(id * 2) from range(3) r where r.id = k)"
+
 QUERIES = {
     "one key": sql("select window, k, count(*) from marked group by window(t, '1 minute'), k having k = 1"),
     "some keys": lambda df, _: by_key(df, "k between 1 and 2 or k is null"),
@@ -124,6 +128,25 @@ QUERIES = {
     "a table": lambda df, s: by_key(df, "true").join(s.range(3).selectExpr("int(id) as k"), "k"),
     "a filtered table": lambda df, s: by_key(df, "true").join(
         s.range(3).selectExpr("int(id) as k").where("k = 1"), "k"
+    ),
+    "a lateral table": sql(
+        f"select * from ({COUNTS}) c, lateral (select id * 2 as m from range(3) r where r.id = c.k) where k < 2"
+    ),
+    "a lateral expression": sql(f"select * from ({COUNTS}) c, lateral (select c.n + 1 as more) where k = 1"),
+    "known to a subquery": sql(
+        f"select * from ({COUNTS_BY_PARITY}) c where exists (select 1 from range(1, 3) r where r.id = c.odd)"
+    ),
+    "among a subquery's rows": sql(
+        f"select * from ({COUNTS_BY_PARITY}) c where odd in (select id from range(3) r where r.id * 2 > c.odd)"
+    ),
+    "below a subquery's result": sql(
+        f"select * from ({COUNTS}) c where k <= (select max(id * 2) from range(3) r where r.id = c.k)"
+    ),
+    "grouped by a subquery": sql(
+        f"select window, {TWICE} as m, count(*) from marked group by window(t, '1 minute'), {TWICE} having m > 0"
+    ),
+    "a result above a subquery's": sql(
+        f"select * from ({COUNTS}) c where n > (select max(id * 2) from range(3) r where r.id = c.k)"
     ),
     "known to a table": lambda df, s: by_key(df, "true").join(s.range(2).selectExpr("int(id) as k"), "k", "left_semi"),
     "generated": lambda df, _: (

@@ -185,6 +185,14 @@ def test_columns_that_only_a_fields_use_needs_are_pruned(spark: SparkSession, tm
     assert all(out.values())
 
 
+def test_times_in_a_struct_are_pruned_where_other_fields_are_read(spark: SparkSession, tmp_path: Path) -> None:
+    """Without its event time, the join drops no late rows: Spark reads the fields without making the struct."""
+    query = sql("select both.lv, rk from (select struct(lt, lv) as both, rk from l join r on lk = rk and lv = rv)")
+    tables = [events(960 + number, minute) for number, minute in enumerate([0, 9, 1, 20, 2])]
+    out = compare(spark, tmp_path, query, "append", [tables[:3], tables[3:]], ddl=DDL)
+    assert all(out.values())
+
+
 def test_streams_without_a_common_key_meet_through_a_third(spark: SparkSession, tmp_path: Path) -> None:
     """Spark joins `l` and `m` first, which have one."""
 

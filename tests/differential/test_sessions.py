@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,6 +89,35 @@ def test_a_gap_that_changes_between_starts(spark: SparkSession, tmp_path: Path) 
     assert [next(gaps, None) for gaps in starts.values()] == [None, None]
 
 
+@pytest.mark.parametrize("mode", ["append", "complete"])
+def test_rows_count_in_the_order_of_their_times(spark: SparkSession, tmp_path: Path, mode: str) -> None:
+    """Also those of several batches: a row before the stored session counts before it, one after its start after it."""
+
+    def query(df: DataFrame, session: SparkSession) -> DataFrame:
+        sessions = marked(df, "60 seconds").groupBy("k", F.session_window("ts", "10 seconds"))
+        calls = [F.first("v"), F.last("v"), F.any_value("s"), F.last("s"), F.max_by("v", F.lit(1)), F.count("*")]
+        # In append mode such rows are kept until their session closes, and are not ordered.
+        return sessions.agg(*calls, *([F.expr("listagg(s, ' ')")] if mode == "complete" else []))
+
+    first = [(0, 20), (1, 20), (2, 20), (3, 20), (3, 30), (4, 20), (4, 38), (5, 38), (6, 20)]
+    second = [(0, 15), (1, 25), (2, 15), (2, 25), (3, 25), (4, 29), (5, 20), (6, 20)]
+    third = [(0, 5), (1, 12), (4, 12), (5, 29), (6, 20)]
+    rounds = [[seconds_of(first)], [seconds_of(second), seconds_of(third)], [seconds_of([(7, 500)])]]
+    found = compare(spark, tmp_path, query, mode, rounds, ddl=DDL)
+    assert len({row[0] for rows in found.values() for row in rows}) >= 7
+
+
+def seconds_of(rows: list[tuple[int, int]]) -> pa.Table:
+    """Rows of keys at seconds; no values are equal."""
+    columns = {
+        "ts": [START + dt.timedelta(seconds=second) for _, second in rows],
+        "k": [key for key, _ in rows],
+        "v": [1000 * len(rows) + number for number in range(len(rows))],
+        "s": [f"{len(rows)}.{number}" for number in range(len(rows))],
+    }
+    return pa.table({name: pa.array(columns[name], SCHEMA.field(name).type) for name in SCHEMA.names}, schema=SCHEMA)
+
+
 def before_1970(df: DataFrame, session: SparkSession) -> DataFrame:
     early = df.withColumn("ts", F.col("ts") - F.expr("interval 60 years"))
     return early.groupBy("k", F.session_window("ts", "2 seconds")).agg(*results())
@@ -132,8 +162,6 @@ def within_one(df: DataFrame, session: SparkSession) -> DataFrame:
 
 def one_row_a_key(seed: int, start: float) -> pa.Table:
     """Rows in which no key occurs twice: the order of a key's rows in a batch is not defined."""
-    import datetime as dt
-
     times = [START + dt.timedelta(seconds=start + 0.7 * ((seed * n) % 11)) for n in range(8)]
     columns = {
         "ts": pa.array([*times[:-1], None], SCHEMA.field("ts").type),

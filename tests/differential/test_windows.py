@@ -255,6 +255,13 @@ UNREAD: dict[str, tuple[Query, str, bool]] = {
         "append",
         False,
     ),
+    "in a struct": (
+        lambda df, _: (
+            marked(df).dropDuplicates(["k", "v"]).select("k", F.struct("ts", "v").alias("both")).select("k", "both.v")
+        ),
+        "append",
+        True,
+    ),
     "of one of two": (twice, "append", True),
     "under a count": (lambda df, _: marked(df).dropDuplicates(["k", "v"]).groupBy("k").count(), "update", True),
     "under a distinct": (

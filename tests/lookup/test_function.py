@@ -60,6 +60,42 @@ def batch(rng: np.random.Generator, count: int, keys: int) -> pa.RecordBatch:
     )
 
 
+def test_distinct_values_of_any_size(memory: Memory, request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a batch, and those of the cache, are not put into one Arrow column beyond its limit."""
+    concat = rows_module.concat_values
+
+    def bounded_concat(parts: Any, count: int) -> Any:
+        assert rows_module.bytes_of(parts) <= 20_000
+        return concat(parts, count)
+
+    for module in (rows_module, function):
+        monkeypatch.setattr(module, "MAX_BATCH_BYTES", 20_000)
+        monkeypatch.setattr(module, "concat_values", bounded_concat)
+    memory.rows = {(number, "ab"[number % 2]): {"name": f"{number} " * 200} for number in range(400)}
+    run = lookup(request)
+    for keys in (10, 10, 100, 10):
+        given = batch(np.random.default_rng(keys), 200, keys)
+        out = pa.Table.from_batches(run(iter([given])))
+        wanted = [(memory.rows.get((row["k"], row["s"])) or {"name": None})["name"] for row in given.to_pylist()]
+        assert out.column("name").to_pylist() == wanted
+
+
+def test_values_stay_cached_until_their_size_exceeds_the_limit(
+    memory: Memory, request: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(function, "MAX_BATCH_BYTES", 200_000)
+    memory.rows = {(number, "a"): {"name": "x" * 1000} for number in range(250)}
+    run = lookup(request, request=250)
+    asked = []
+    for first, last in [(0, 110)] * 4 + [(100, 150), (0, 150), (0, 250), (0, 110)]:
+        numbers = list(range(first, last))
+        rows = pa.record_batch({"k": numbers, "s": ["a"] * len(numbers), "n": pa.array(numbers, pa.int32())})
+        before = memory.asked.total()
+        list(run(iter([rows])))
+        asked.append(memory.asked.total() - before)
+    assert asked == [110, 0, 0, 0, 40, 0, 100, 110]
+
+
 @pytest.mark.parametrize("how", ["left", "inner"])
 @pytest.mark.parametrize("most", [0, 100, 1 << 20])
 def test_rows_are_joined(memory: Memory, request: Any, how: str, most: int) -> None:

@@ -1,10 +1,12 @@
 """Redis and PostgreSQL, real ones: their values come as they are, and errors are reported."""
 
 import datetime as dt
+import socket
 import sys
 import time
 from collections.abc import Iterator
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +14,7 @@ import pytest
 
 from millpond.errors import UsageError
 from millpond.lookup import Found, LookupTable, PostgresTable, RedisTable
+from millpond.lookup import postgres as postgres_module
 from tests.servers.postgres import PostgresServer
 from tests.servers.redis import RedisServer
 from tests.servers.wire import wire
@@ -492,7 +495,7 @@ class TestPostgres:
 
         monkeypatch.setattr(psycopg.Connection, "connect", connect)
         with pytest.raises(psycopg.OperationalError, match=r"cannot connect with …") as raised:
-            PostgresTable("postgresql://joe:top%2Fsecret@h/db", "things").connect(SCHEMA, 5)
+            PostgresTable("postgresql://joe:top%2Fsecret@127.0.0.1/db", "things").connect(SCHEMA, 5)
         assert "secret" not in str(raised.value) + str(raised.value.__cause__)
 
     def test_passwords_are_not_shown(self) -> None:
@@ -512,6 +515,50 @@ class TestPostgres:
                 connection.fetch(pa.record_batch({"id": [1]}))
             assert time.monotonic() - started < 5
             connection.close()
+
+    def test_a_server_that_does_not_answer_leaves_time_for_the_next(
+        self, postgres_server: PostgresServer, client: Any
+    ) -> None:
+        client.execute("CREATE TABLE things (id int PRIMARY KEY, n bigint)")
+        with socket.create_server(("127.0.0.1", 0)) as silent:  # its backlog accepts connections
+            port = silent.getsockname()[1]
+            before, after = "host=127.0.0.1 port=", f"host=127.0.0.1,127.0.0.1 port={port},"
+            conninfo = postgres_server.conninfo.replace(before, after)
+            started = time.monotonic()
+            PostgresTable(conninfo, "things").connect(SCHEMA, 5).close()
+            assert time.monotonic() - started < 5
+
+    @pytest.mark.parametrize(
+        ("timeout", "seconds", "shares"),
+        [
+            (12, [4, 4, 4], [4, 4, 4]),
+            (12, [0, 0, 12], [4, 6, 12]),  # two refuse at once
+            (1, [0.7, 0.7, 0.7], [2, 2, 2]),  # libpq's minimum
+            (12, [13, 2, 2], [4, 2, 2]),  # the first exceeds its time
+        ],
+    )
+    def test_addresses_share_the_time(
+        self, monkeypatch: pytest.MonkeyPatch, timeout: float, seconds: list[float], shares: list[int]
+    ) -> None:
+        import psycopg
+
+        now = 0.0
+        asked: list[tuple[str, int]] = []
+
+        def connect(conninfo: str, *, connect_timeout: int, **more: Any) -> None:
+            nonlocal now
+            now += seconds[len(asked)]
+            asked.append((conninfo.split()[0], connect_timeout))
+            if len(asked) == 1:
+                raise psycopg.OperationalError("FATAL: password authentication failed")
+            raise psycopg.errors.ConnectionTimeout("too late")
+
+        monkeypatch.setattr(postgres_module, "time", SimpleNamespace(monotonic=lambda: now))
+        monkeypatch.setattr(psycopg.Connection, "connect", connect)
+        # A retry does not help against the first error, whatever the others are.
+        with pytest.raises(UsageError, match="password authentication failed"):
+            PostgresTable("host=127.0.0.1,127.0.0.2,127.0.0.3", "things").connect(SCHEMA, timeout)
+        assert asked == [(f"host=127.0.0.{number}", share) for number, share in enumerate(shares, 1)]
 
     def test_a_lock_that_is_held(self, postgres_server: PostgresServer, client: Any) -> None:
         import psycopg

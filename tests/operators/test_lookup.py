@@ -14,6 +14,7 @@ import pytest
 from millpond.errors import TransientError, UsageError
 from millpond.lookup import fetch
 from millpond.lookup import rows as rows_module
+from millpond.operators.columns import decode
 from millpond.operators.lookups import fetchers, operator
 from millpond.operators.lookups.operator import LookupOperator
 from millpond.spec.kinds.enrich import EnrichSpec
@@ -164,6 +165,33 @@ def test_large_values_of_a_frequent_key(
     out = rig.batch(batch(spec, rows))
     assert as_rows(out) == joined(spec, rows, memory.rows)
     assert out.column("name").num_chunks == 8
+
+
+def test_distinct_values_of_any_size(
+    memory: Memory, rigs: list[Rig], request: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrow's 32-bit offsets hold neither the values of all keys of a piece, nor those that the cache has of them."""
+    limit = 20_000
+    monkeypatch.setattr(rows_module, "MAX_BATCH_BYTES", limit)
+    monkeypatch.setattr(decode, "LIMIT", limit)
+    concat = rows_module.concat_values
+
+    def bounded_concat(parts: Any, count: int) -> Any:
+        assert rows_module.bytes_of(parts) <= limit
+        return concat(parts, count)
+
+    monkeypatch.setattr(rows_module, "concat_values", bounded_concat)
+    spec = shape(memory, request, found=fields("name string"), request=10, on_error="side", concurrency=1)
+    memory.rows = {(number, "a"): {"name": f"{number} " * 400} for number in range(0, 100, 3)}
+    memory.broken = {(50, "a")}
+    rigs.append(rig := Rig(spec))
+    rows = [{"k": None if number % 7 == 0 else number % 100, "s": "a", "n": number} for number in range(150)]
+    for hits in (0, 92):
+        out = rig.batch(batch(spec, rows))
+        assert as_rows(out.select(["k", "s", "n", "name"])) == joined(spec, rows, memory.rows)
+        failed = [one["n"] for one in out.to_pylist() if one["_error"] is not None]
+        assert failed == [50]
+        assert rig.operator.extra_metrics["cache_hits"] == hits
 
 
 def test_a_key_on_its_way_is_not_asked_for_again(memory: Memory, rigs: list[Rig], request: Any) -> None:
@@ -426,7 +454,7 @@ class TestErrors:
         rigs.append(rig := Rig(spec))
         with monkeypatch.context() as hasty:
             hasty.setattr(fetch, "_GRACE_SECONDS", 0.1)
-            hasty.setattr(fetch, "_HANG_CHECK_SECONDS", 0.05)
+            hasty.setattr(fetch, "_CHECK_SECONDS", 0.05)
             with pytest.raises(TransientError, match=r"hangs: it was given 0.02 s to answer, and has not for 0.14 s"):
                 rig.batch(batch(spec, self.ROWS))
         rig.operator.close()
@@ -445,7 +473,7 @@ class TestErrors:
         hanging.clear()
         with monkeypatch.context() as hasty:
             hasty.setattr(fetch, "_GRACE_SECONDS", 0.1)
-            hasty.setattr(fetch, "_HANG_CHECK_SECONDS", 0.05)
+            hasty.setattr(fetch, "_CHECK_SECONDS", 0.05)
             with pytest.raises(TransientError, match="hangs"):
                 first.batch(batch(spec, self.ROWS))
             memory.gate = threading.Event()

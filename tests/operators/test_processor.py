@@ -323,7 +323,7 @@ def test_only_a_caller_that_is_gone_loses_a_call(monkeypatch: pytest.MonkeyPatch
         raise OSError(errno.ENOSPC, "No space left on device")
 
     def dies(*_: Any) -> Changes:
-        raise OSError("the connection was closed")
+        raise ConnectionError("the connection was closed")
 
     rig = Rig(shape(COUNT))
     with monkeypatch.context() as patch:

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from millpond.errors import ArithmeticOverflowError
 from millpond.files.formats.segment import decode_rows
 from millpond.layout import HashRange, RowLayout, TableSchema, Words
+from millpond.operators.columns import encode
 from millpond.operators.kinds.registry import open_operator, read_rows
 from millpond.operators.protocol import Times
 from millpond.operators.sessions.operator import SessionOperator
@@ -217,6 +218,158 @@ def test_sessions_equal_the_model(batches: list[tuple[list[Row], int, str]], bit
 @given(st.lists(batch_of(gaps=st.just(7)), min_size=1, max_size=7), st.sampled_from([1, 64]))
 def test_sessions_of_one_gap_equal_the_model(batches: list[tuple[list[Row], int, str]], bits: int) -> None:
     run(replace(session_spec(), gap=7_000), batches, bits)
+
+
+ORDERED = (
+    AggregateCall("first", (0,), "bigint"),
+    AggregateCall("last", (0,), "bigint"),
+    AggregateCall("collect_list", (0,), "array<bigint>"),
+)
+
+
+@dataclass
+class OrderedModel:
+    """Sessions by key with their values in order: as on Spark, whose merge sorts rows and stored sessions by start."""
+
+    complete: bool
+    sessions: dict[Any, list[tuple[int, int, list[int]]]] = field(default_factory=dict)
+
+    def batch(self, rows: list[Row], times: Times) -> Found:
+        for key, start, end, value in sorted(rows, key=lambda row: row[1:3]):
+            if end > times.late:
+                self.sessions.setdefault(normal(key), []).append((start, end, [value]))
+        out: Found = set()
+        for key, parts in self.sessions.items():
+            merged: list[tuple[int, int, list[int]]] = []
+            for start, end, values in sorted(parts, key=lambda part: part[0]):  # stored sessions come first
+                if merged and start <= merged[-1][1]:
+                    before = merged[-1]
+                    merged[-1] = (before[0], max(before[1], end), before[2] + values)
+                else:
+                    merged.append((start, end, values))
+            closed = [part for part in merged if self.complete or part[1] <= times.closed]
+            out |= {(key, start, end, values[0], values[-1], *values) for start, end, values in closed}
+            self.sessions[key] = merged if self.complete else [part for part in merged if part not in closed]
+        return out
+
+
+def found_in_order(batches: list[pa.RecordBatch]) -> Found:
+    result = set()
+    for batch in batches:
+        for key, window, first, last, listed in zip(*(c.to_pylist() for c in batch.columns), strict=True):
+            bounds = (round(window[bound].timestamp() * 1000) for bound in ("start", "end"))
+            result.add((normal(key), *bounds, first, last, *listed))
+    return result
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    *(st.lists(batch_of(), min_size=1, max_size=7), st.sampled_from([1, 64]), st.sampled_from(["append", "complete"])),
+    st.sampled_from([None, 8]),
+)
+def test_rows_and_sessions_count_in_the_order_of_their_starts(
+    batches: list[tuple[list[Row], int, str]], bits: int, mode: str, portion: int | None
+) -> None:
+    spec = session_spec(mode, calls=ORDERED)
+    model = OrderedModel(mode == "complete")
+    number = 0
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        if portion is not None:
+            patch.setattr(RmwTable, "portion_bytes", property(lambda _: portion))  # one key is merged at a time
+        rig = Rig(spec, folder)
+        times = Times()
+        for rows, step, what in batches:
+            if what == "restart":
+                rig.restart()
+            if what == "flush":
+                rig.table._flusher.backlog._flush_bytes = 0
+            times = Times(times.closed, times.closed + step)
+            numbered: list[Row] = []
+            for key, start, end, _ in rows:
+                number += 1
+                numbered.append((key, start, end, number))
+            got = found_in_order(rig.batch([record_batch(spec, numbered, bits)] if numbered else [], times))
+            assert got == model.batch(numbered, times)
+        rig.operator.close()
+
+
+def extended(key: str, sessions: int, late: set[int]) -> list[Row]:
+    """Rows of which each extends one of a key's sessions (`20 * n` to `20 * n + 5`), the late ones at its start."""
+    return [
+        (key, 20 * n - 3 if n in late else 20 * n + 3, 20 * n + 2 if n in late else 20 * n + 8, -n)
+        for n in range(1, sessions)
+    ]
+
+
+@pytest.mark.parametrize("mode", ["append", "complete"])
+@pytest.mark.parametrize("portion", [None, 8])
+def test_only_sessions_that_rows_extend_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, portion: int | None
+) -> None:
+    """Keys have several sessions; rows come in order, out of order, or join two sessions."""
+    if portion is not None:
+        monkeypatch.setattr(RmwTable, "portion_bytes", property(lambda _: portion))
+    spec = session_spec(mode, calls=ORDERED)
+    rig = Rig(spec, str(tmp_path))
+    model = OrderedModel(mode == "complete")
+    keys = [f"key number {key}" for key in range(40)]
+
+    def changed(rows: list[Row]) -> int:
+        rig.operator.begin(rig.version, Times())
+        rig.operator.process(record_batch(spec, rows, 64))
+        (delta,) = rig.operator.finish().values()
+        rig.version += 1
+        got = found_in_order([b for piece in rig.table.scan() for b in read_rows(spec, "main", piece)])
+        model.batch(rows, Times())
+        assert got == {
+            (key, start, end, values[0], values[-1], *values)
+            for key, sessions in model.sessions.items()
+            for start, end, values in sessions
+        }
+        return delta.rows
+
+    assert changed([(key, 20 * n, 20 * n + 5, n) for key in keys for n in range(30)]) == 1200
+    assert changed([row for key in keys for row in extended(key, 9, set())]) == 320
+    assert changed([row for key in keys[::2] for row in extended(key, 9, {2, 5})]) == 160
+    mixed = [row for number, key in enumerate(keys) for row in extended(key, 9, {3, 4} if number % 3 else set())]
+    assert changed(mixed) == 320
+    # A row that joins two sessions changes the one, and removes the other; the last session gets its ordinal.
+    joining: list[Row] = [(keys[0], 410, 419, 1), (keys[0], 403, 412, 2), (keys[0], 418, 425, 3)]
+    assert changed(joining) <= 4
+    rig.operator.close()
+
+
+def test_rows_of_a_whole_batch_count_in_the_order_of_their_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though a batch is worked on in portions; of equal starts, the row that ends first."""
+    monkeypatch.setattr(encode, "_MIN_ROWS", 3)
+    monkeypatch.setattr(RmwTable, "portion_keys", property(lambda _: 3))
+    spec = session_spec(calls=ORDERED)
+    for number, gap in enumerate([None, 9_000]):
+        rig = Rig(replace(spec, gap=gap), str(tmp_path / str(number)))
+        rows: list[Row] = [("a", 40 - n // 2, 49 - n // 2 + (n % 2 == 0 and gap is None), n) for n in range(20)]
+        ((_, _, _, first, last, *listed),) = found_in_order(
+            [*rig.batch([record_batch(rig.spec, rows, 64)], Times()), *rig.batch([], Times(0, 10**6))]
+        )
+        pairs = [(n, n + 1) if gap else (n + 1, n) for n in range(18, -1, -2)]
+        assert listed == [n for pair in pairs for n in pair]
+        assert (first, last) == (listed[0], listed[-1])
+        rig.operator.close()
+
+
+def test_order_of_rows_matters() -> None:
+    """Not to a list of texts that are sorted by themselves, nor where rows are kept."""
+
+    def in_order(function: str, **options: Any) -> bool:
+        call = AggregateCall(function, (1,), "string", options=options)
+        return session_spec(calls=(call,)).in_order
+
+    assert not in_order("listagg", order=[[False, False]])
+    assert in_order("listagg")
+    assert in_order("last")
+    assert not in_order("max")
+    assert not replace(session_spec(calls=ORDERED), pattern="append").in_order
 
 
 def test_a_window_beyond_the_last_timestamp_is_an_error(tmp_path: Path) -> None:

@@ -16,8 +16,10 @@ from millpond.conf import read_settings
 from millpond.errors import UnsupportedError
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import CLOCKS
+from millpond.plan.catalyst.optimiser.rules import apply_rules
 from millpond.plan.catalyst.optimiser.windows import needed_columns
 from millpond.plan.catalyst.python import worker_settings
+from millpond.plan.catalyst.session import STREAMING_CHECK
 from millpond.plan.changelog.changes import may_split_updates
 from millpond.plan.decide import decide
 from millpond.plan.explain import as_dict
@@ -32,6 +34,8 @@ from millpond.tasks.limits import MAX_BYTES, MAX_RECORDS, rows_per_batch
 
 Make = Callable[[DataFrame, SparkSession], DataFrame]
 ALL = read_settings({"spark.millpond.changes": "all"})
+EXCLUDED = "spark.sql.optimizer.excludedRules"
+RULES = "org.apache.spark.sql.catalyst.optimizer"
 
 
 @contextmanager
@@ -322,6 +326,73 @@ def test_stays_on_spark_with_a_reason(stream: DataFrame, spark: SparkSession, na
     assert operator.reason is not None
     assert operator.reason.code == code
     assert str(operator.reason).startswith(f"{code}: ")
+
+
+def joined(df: DataFrame, function: str) -> DataFrame:
+    """An aggregate over the left side of a left outer join."""
+    left, right = (df.withWatermark("ts", "1 minute").alias(name) for name in ("l", "r"))
+    near = "l.k = r.k and l.ts between r.ts - interval 1 minute and r.ts + interval 1 minute"
+    rows = left.join(right, F.expr(near), "left").select("l.ts", "l.v")
+    return rows.groupBy(F.window("ts", "1 minute")).agg(F.expr(function))
+
+
+def by_finer_groups(df: DataFrame, function: str) -> DataFrame:
+    """An aggregate over one by another key, too."""
+    window = F.window("ts", "1 minute").alias("w")
+    finer = df.withWatermark("ts", "1 minute").groupBy(window, "k").agg(F.count("*").alias("n"), F.sum("v").alias("t"))
+    return finer.groupBy("w").agg(F.expr(function))
+
+
+MERGED = {
+    "an outer join": (joined, "max(v)", "left outer join"),
+    "only keys are read": (by_finer_groups, "max(k)", "aggregate"),
+    "a sum of counts": (by_finer_groups, "sum(n)", "aggregate"),
+}
+
+
+@pytest.mark.parametrize("name", MERGED)
+def test_operators_that_spark_removes_stay_there(stream: DataFrame, name: str) -> None:
+    make, function, merged = MERGED[name]
+    reasons = [str(operator.reason) for operator in decide(make(stream, function), "append").operators]
+    assert len(reasons) == 2
+    assert all(reason.startswith("MP-MERGED: ") and reason.endswith(f": {merged}") for reason in reasons)
+
+
+@pytest.mark.parametrize(("make", "function"), [(joined, "sum(v)"), (by_finer_groups, "sum(t)")])
+def test_operators_that_spark_keeps_run_here(stream: DataFrame, make: Callable[..., DataFrame], function: str) -> None:
+    assert [operator.reason for operator in decide(make(stream, function), "append").operators] == [None, None]
+
+
+def test_operators_that_spark_would_remove_run_here_where_spark_refuses_the_query(stream: DataFrame) -> None:
+    rows = joined(stream, "max(v)")
+    assert [operator.reason for operator in decide(rows, "update").operators] == [None, None]
+    with setting(stream.sparkSession, STREAMING_CHECK, "false"):
+        reasons = [operator.reason for operator in decide(rows, "update").operators]
+        assert [reason and reason.code for reason in reasons] == ["MP-MERGED", "MP-MERGED"]
+
+
+def test_operators_run_here_where_sparks_optimiser_fails(stream: DataFrame) -> None:
+    """Spark computes a constant, which has no value, when it plans a batch."""
+    failing = by_finer_groups(stream, "max(n) as n").where("n > cast('x' as int)")
+    assert [operator.reason for operator in decide(failing, "append").operators] == [None, None]
+
+
+def test_rules_that_the_user_excludes_are_not_applied(stream: DataFrame) -> None:
+    left, right = (stream.withWatermark("ts", "1 minute").alias(name) for name in ("l", "r"))
+    rows = left.join(right, F.expr("l.k = r.k and l.ts = r.ts"), "left").where("r.v > 2").select("l.k", "l.ts")
+    with setting(stream.sparkSession, EXCLUDED, f" {RULES}.EliminateOuterJoin,{RULES}.ColumnPruning"):
+        (operator,) = decide(rows, "append").operators
+        assert operator.title == "left outer join"
+        (operator, _) = decide(joined(stream, "max(v)"), "append").operators
+        assert operator.reason is None
+
+
+@pytest.mark.parametrize("rule", ["analysis.EliminateSubqueryAliases", "optimizer.ReplaceDistinctWithAggregate"])
+def test_rules_that_cannot_be_excluded_are_applied(stream: DataFrame, rule: str) -> None:
+    catalyst, rule = Catalyst(stream.sparkSession), f"org.apache.spark.sql.catalyst.{rule}"
+    plan = catalyst.analyzed(stream.sparkSession.sql("select distinct k from events")).java
+    with setting(stream.sparkSession, EXCLUDED, rule):
+        assert not apply_rules(catalyst, [rule], plan).fastEquals(plan)
 
 
 @pytest.mark.parametrize("mode", ["append", "complete"])

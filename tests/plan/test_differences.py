@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pandas as pd
 import pytest
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from millpond.checkpoint.state_schema import OperatorSchema, StateSchema, plain
+from millpond.checkpoint.state_schema import plain
+from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.decide import decide
 from millpond.query.schema.differences import differences
+from millpond.query.schema.matching import state_schema_of
 
 Make = Callable[[DataFrame], DataFrame]
 
 
-def pinned(df: DataFrame, mode: str, changes: str = "upsert") -> dict[str, object]:
-    ours = decide(df, mode, changes).on_millpond
-    operators = [OperatorSchema(one.title, plain(one.spec.compatibility_spec), {}, one.functions) for one in ours]
-    assert operators
-    query: dict[str, object] = plain(StateSchema(1 << 15, tuple(operators)))
+def pinned(df: DataFrame, mode: str, changes: str = "upsert", map_groups: str = "batch") -> dict[str, object]:
+    decision = decide(df, mode, changes, map_groups=map_groups)
+    assert decision.on_millpond
+    query: dict[str, object] = plain(state_schema_of(decision, Catalyst(df.sparkSession)))
     return query
 
 
@@ -312,8 +314,9 @@ def test_modes_and_changes(stream: DataFrame) -> None:
     counts = by_k("count(1)")(stream)
     (line,) = differences(pinned(counts, "update"), pinned(counts, "complete"))
     assert line.endswith("the query runs in output mode complete; its checkpoint runs in output mode update")
-    (line,) = differences(pinned(counts, "update"), pinned(counts, "update", "all"))
+    line, places = differences(pinned(counts, "update"), pinned(counts, "update", "all"))
     assert "the query gives out also which rows are gone" in line
+    assert places.startswith("the query has operators whose rows change"), "what is above them is compared, too"
 
 
 def test_results_may_have_other_names_and_functions_be_called_with_nothing_else(stream: DataFrame) -> None:
@@ -381,4 +384,85 @@ def test_columns_of_both_sides_of_a_join_are_distinguished(stream: DataFrame) ->
     assert joined_as("l", "r", "r", "r") == joined_as("one", "two", "two", "two")
     assert differences(before, joined_as("l", "r", "l", "r")) == [
         title + "the query has 'aggregate by CAST(ts#2 AS DATE)'"
+    ]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        lambda rows, key: rows.groupBy(F.col(f"{key}.s")).agg(F.sum("v")),
+        lambda rows, key: rows.selectExpr(f"sum(v) over (partition by {key}.s order by v rows 2 preceding) as a"),
+        lambda rows, key: rows.selectExpr(
+            f"{key}.s", f"row_number() over (partition by {key}.s order by v) as r"
+        ).where("r <= 3"),
+        lambda rows, key: rows.selectExpr(f"sum(v) over (partition by v order by {key}.s rows 2 preceding) as a"),
+        lambda rows, key: rows.selectExpr(f"{key}.s", "row_number() over (partition by v order by v) as r").where(
+            "r <= 3"
+        ),
+        lambda rows, key: rows.select(F.col(f"{key}.s"), "v").dropDuplicates(["s"]),
+    ],
+    ids=["aggregate", "over", "rank", "over, order", "rank, kept", "deduplicate"],
+)
+def test_plain_keys_of_both_sides_of_a_join_are_distinguished(
+    stream: DataFrame, query: Callable[[DataFrame, str], DataFrame]
+) -> None:
+    table = stream.sparkSession.range(3).selectExpr("cast(id as int) as k", "string(id) as s")
+
+    def joined_as(left: str, right: str, key: str) -> dict[str, object]:
+        # At each start, Spark gives columns other numbers.
+        events = stream.selectExpr("k + 0 as k", "upper(s) as s", "v + 0 as v")
+        rows = events.alias(left).join(table.alias(right), F.expr(f"{left}.k = {right}.k"))
+        return pinned(query(rows, key), "update")
+
+    before, now = joined_as("l", "r", "l"), joined_as("l", "r", "r")
+    assert joined_as("one", "two", "one") == before
+    assert joined_as("one", "two", "two") == now
+    (line,) = differences(before, now)
+    assert "s#2" in line.partition("; its checkpoint")[0]
+
+
+def test_columns_of_the_users_functions_are_compared(stream: DataFrame) -> None:
+    """Slots keep them, and know the functions neither by name nor by code: these may change."""
+
+    @F.pandas_udf("double")  # type: ignore[call-overload]
+    def mean(x: pd.Series) -> float:
+        return float(x.mean())
+
+    @F.pandas_udf("double")  # type: ignore[call-overload]
+    def ratio(x: pd.Series, y: pd.Series) -> float:
+        return float(x.sum() / y.sum())
+
+    def computed(*functions: Column) -> dict[str, object]:
+        rows = stream.selectExpr("*", "v + 0 as w", "d + 0 as e").withWatermark("ts", "1 minute")
+        return pinned(rows.groupBy(F.window("ts", "1 minute"), "k").agg(*functions), "append")
+
+    def changed(before: dict[str, object], *functions: Column) -> list[str]:
+        return [line.removeprefix("aggregate by window, k: ") for line in differences(before, computed(*functions))]
+
+    before = computed(ratio("v", "w"), F.sum("d"))
+    assert computed(ratio("v", "w"), F.sum("d")) == before
+    assert changed(before, ratio("v", "w").alias("r"), mean("w"), F.sum("d")) == []
+    of_columns = "the query computes your functions of ({}); its checkpoint computes your functions of (v, w)"
+    assert changed(before, ratio("w", "v"), F.sum("d")) == [of_columns.format("w, v")]
+    assert changed(before, ratio("v", F.col("w") + F.col("v")), F.sum("d")) == [of_columns.format("v, (w + v)")]
+    other_sum = ["the query computes sum(e); its checkpoint computes sum(d)"]
+    assert changed(before, ratio("v", "w"), F.sum("e")) == other_sum
+    known = [{**one, "functions": one["functions"][:1]} for one in before["operators"]]  # type: ignore[attr-defined]
+    nameless = {**before, "operators": known}
+    assert changed(nameless, ratio("w", "v"), F.sum("d")) == [], "what is not known is no difference"
+    assert changed(nameless, ratio("v", "w"), F.sum("e")) == other_sum
+
+
+def test_columns_of_mapped_groups_are_compared(stream: DataFrame) -> None:
+    def mapped(*columns: str) -> dict[str, object]:
+        rows = stream.selectExpr("k + 0 as k", "ts", *columns).withWatermark("ts", "1 minute")
+        groups = rows.groupBy(F.window("ts", "1 minute"), "k")
+        return pinned(groups.applyInPandas(lambda group: group[["k"]], "k int"), "append", map_groups="window")
+
+    before = mapped("v", "v + 1 as w")
+    assert mapped("v", "v + 1 as w") == before
+    assert mapped("v", "v + 2 as w") == before
+    assert differences(before, mapped("v as w", "v + 1 as v")) == [
+        "applyInPandas by window, k: the query computes your functions of (k, ts, w, v); "
+        "its checkpoint computes your functions of (k, ts, v, w)"
     ]

@@ -19,6 +19,7 @@ from millpond.query.checkpoints.fork import check_fork, fork
 from millpond.query.checkpoints.ownership import Ownership
 from millpond.query.logs.query_logs import QueryLogs
 from tests.query.test_forks import Query, somewhere
+from tests.servers.hdfs import configured
 
 _numbers = itertools.count()
 
@@ -118,8 +119,32 @@ def test_a_copy_is_told_however_its_state_is_written() -> None:
         ("file:///a/b/", "/a/b", True),
         ("file:/a/b", "file:///a/c/../b", True),
         ("file:/a/b", "/a/c", False),
+        ("file:////a/b", "/a/b", True),
+        ("//a//b", "/a/b", True),
         ("hdfs:/a", "hdfs://a", False),
+        ("webhdfs://h/a", "webhdfs://H:9870//a/", True),
+        ("webhdfs://one:1,two:2/a", "webhdfs://two:2,one:1/a", True),
+        ("webhdfs://h/a", "webhdfs://h/A", False),
+        ("webhdfs://h/a", "webhdfs://h:9871/a", False),
     ],
 )
 def test_places_are_told_apart(url: str, other: str, same: bool) -> None:
     assert same_place(url, other) is same
+
+
+@pytest.mark.parametrize(
+    ("url", "same"),
+    [
+        ("hdfs://h/a", True),
+        ("hdfs://h:8020//a", True),
+        ("hdfs:///a/", True),
+        ("hdfs:/a", True),
+        ("webhdfs://h/a", True),
+        ("hdfs://h:8021/a", False),
+        ("hdfs://g/a", False),
+        ("hdfs://h/a/b", False),
+    ],
+)
+def test_places_on_hdfs_are_told_apart_by_its_configuration(url: str, same: bool, tmp_path: Path) -> None:
+    with configured(tmp_path, {"fs.defaultFS": "hdfs://h:8020"}):
+        assert same_place("hdfs://h:8020/a", url) is same

@@ -635,6 +635,22 @@ def test_a_failed_start_does_not_decide_the_number_of_partitions(job: Job, spark
     assert len(json.loads(claim.read_text().splitlines()[0])["ranges"]) == 3
 
 
+def test_a_failed_start_does_not_change_the_number_of_partitions(job: Job, spark: SparkSession) -> None:
+    job.write([1, 2, 2])
+    job.aggregate()
+    spark.conf.set("spark.millpond.partitions", "3")
+    try:
+        fails(job, job.stream().groupBy("key").agg(F.count("*"), F.sum("amount")), format="nowhere")
+    finally:
+        spark.conf.unset("spark.millpond.partitions")
+    job.write([2, 3])
+    job.aggregate()
+    assert job.emitted == {batch: job.expected(batch) for batch in range(2)}
+    claims = sorted((job.checkpoint / "millpond/generations").glob("*[0-9].json"))
+    partitions = [len(json.loads(claim.read_text().splitlines()[0])["ranges"]) for claim in claims]
+    assert partitions[-2:] == [3, 2]
+
+
 def test_a_batch_that_is_only_set_aside_counts_as_committed(job: Job) -> None:
     """Killed while batch 0 was being replayed: its entry is in the journal."""
     job.write([1, 2])

@@ -23,9 +23,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import millpond
+from millpond.checkpoint.generation import Restart
 from millpond.errors import SettingError, StateIncompatibleError, UnsupportedError, UsageError
 from millpond.plan.decide import decide
 from millpond.plan.decision.decision import Decision
+from millpond.query.launch import Launch
 from millpond.query.writer import StreamWriter
 from millpond.slot.process.messages import QueryStatus
 from tests.differential.data import batch, write
@@ -180,6 +182,48 @@ def test_session_settings_are_put_back(session: SparkSession, counts: DataFrame)
     with pytest.raises(AnalysisException):
         millpond.writeStream(counts).format("parquet").outputMode("update").start("/nowhere")
     assert session.conf.getAll == before
+
+
+def test_another_start_has_the_settings_of_the_first(
+    session: SparkSession, counts: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a lost host: the user may have changed the session's settings since."""
+    names = ("spark.sql.session.timeZone", "spark.test.before", "spark.test.after", "spark.executor.memory")
+    launches: list[Launch] = []
+    seen: list[list[str | None]] = []
+    supervise = Launch.supervise
+
+    def noted(launch: Launch) -> Any:
+        launches.append(launch)
+        return supervise(launch)
+
+    def note(df: DataFrame, number: int) -> None:
+        seen.append([df.sparkSession.conf.get(name, None) for name in names])
+
+    monkeypatch.setattr(Launch, "supervise", noted)
+    session.conf.set(names[0], "Europe/Paris")
+    session.conf.set(names[1], "first")
+    writer = millpond.writeStream(counts).outputMode("update").foreachBatch(note)
+    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    query.processAllAvailable()
+    query.stop()
+    session.conf.set(names[0], "Asia/Tokyo")
+    session.conf.unset(names[1])
+    session.conf.set(names[2], "second")
+    # As `getOrCreate` does it with a session that is there already; `spark.conf` refuses it.
+    session._jsparkSession.sessionState().conf().setConfString(names[3], "7g")
+    before, batches = session.conf.getAll, len(seen)
+    write(tmp_path / "in", 2, batch(2, 30))
+    (launch,) = launches
+    again = launch.run(Restart(1, "run_failed", ("host",)), launch.tasks[0].generation)
+    again.processAllAvailable()
+    assert [active.runId for active in session.streams.active] == [again.runId]
+    again.stop()
+    assert session.conf.getAll == before
+    assert len(seen) == batches + 1
+    assert seen == [seen[0]] * len(seen)
+    assert seen[0][:3] == ["Europe/Paris", "first", None]
+    assert seen[0][3] != "7g"
 
 
 @pytest.mark.parametrize("native", [False, True])
@@ -458,6 +502,7 @@ def test_a_temporary_checkpoint_is_announced_and_goes_with_its_query(
     (said,) = [record.args for record in caplog.records if "no checkpointLocation" in record.msg]
     assert isinstance(said, tuple)
     folder = Path(str(said[0]))
+    assert said[1] == "there, too"
     assert folder.exists()
     with pytest.raises(StreamingQueryException) if fails else nullcontext():
         query.awaitTermination()
@@ -467,10 +512,14 @@ def test_a_temporary_checkpoint_is_announced_and_goes_with_its_query(
     assert folder.exists() == stays
 
 
-def test_the_state_of_a_temporary_checkpoint_goes_with_it(counts: DataFrame, settings: Any, tmp_path: Path) -> None:
+def test_the_state_of_a_temporary_checkpoint_goes_with_it(
+    counts: DataFrame, settings: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     states = tmp_path / "states"
     settings.set("spark.millpond.state.location", str(states))
-    once(millpond.writeStream(counts).format("noop")).start().awaitTermination()
+    with caplog.at_level(logging.WARNING, "millpond"):
+        once(millpond.writeStream(counts).format("noop")).start().awaitTermination()
+    assert f"its state in a folder at {states}; neither is kept" in caplog.text
     for thread in threading.enumerate():
         if thread.name == "millpond-temporary":
             thread.join(60)

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import pickle
 import threading
 import time
 from pathlib import Path
@@ -17,8 +18,12 @@ from millpond.slot.partition.attempt_lock import AttemptLock
 from millpond.slot.partition.partition import Partition
 from millpond.slot.partition.partitions import PartitionServer
 from millpond.slot.process.messages import RunBatch
+from millpond.spec.kinds.enrich import EnrichSpec
+from millpond.spec.operators import Field
+from tests.lookup.tables import Memory, MemoryTable
+from tests.support.waiting import wait_until
 
-from .conftest import TIME, begin, grouped, table_of
+from .conftest import GROUPED, TIME, begin, grouped, table_of
 
 
 @pytest.fixture
@@ -124,6 +129,36 @@ def test_a_batch_waits_for_what_is_being_opened(counting, servers, monkeypatch):
     assert gate.opened == [(0, 0)]
 
 
+def test_a_stop_does_not_wait_for_lookups(counting, servers):
+    memory = Memory("stopped")
+    memory.gate.clear()
+    spec = EnrichSpec(
+        GROUPED.keys + GROUPED.inputs,
+        (0,),
+        ("id",),
+        (Field("name", "string"),),
+        timeout_ms=60_000,
+        table=pickle.dumps(MemoryTable("stopped")),
+        name="stopped",
+    )
+    task, server, errors = msgspec.structs.replace(counting, spec=spec), servers(), []
+
+    def look_up():
+        try:
+            run(server, task, 0, grouped(0, [1], [1]))
+        except TransientError as error:
+            errors.append(str(error))
+
+    batch = threading.Thread(target=look_up)
+    batch.start()
+    wait_until(lambda: memory.requests == 1)
+    server.drain(task.key, 10)
+    batch.join(5)
+    assert not batch.is_alive()
+    assert ["its query has stopped" in error for error in errors] == [True]
+    memory.gate.set()
+
+
 def with_timeout(task, seconds):
     """The task with another limit of waiting for input."""
     return msgspec.structs.replace(task, settings=msgspec.structs.replace(task.settings, attempt_timeout=seconds))
@@ -222,14 +257,15 @@ def test_an_attempt_that_dies_in_mid_input_leaves_nothing_behind(counting, serve
     assert run(server, counting, 2, grouped(0, [2], [2]))[0] == {2: (1, 2)}
 
 
-def test_a_batch_is_not_applied_twice_where_its_tables_cannot_be_closed(counting, servers, monkeypatch):
-    """A full disk fails the seal, and then the operator's `close`."""
+@pytest.mark.parametrize("arguments", [(errno.ENOSPC,), ()])
+def test_a_batch_is_not_applied_twice_where_its_tables_cannot_be_closed(counting, servers, monkeypatch, arguments):
+    """A full disk fails the seal, and then the operator's `close`. Errors of Arrow may have no number."""
     server = servers()
     run(server, counting, 0, grouped(0, [1], [1]))
     (partition,) = server._query(counting.key).partitions.values()
 
     def fail(*args):
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(*arguments, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(SealedFiles, "write", fail)

@@ -30,6 +30,7 @@ from millpond.files.locations.opening import join_url, open_filesystem
 from millpond.files.refs import RunRef, TableManifest
 from millpond.operators.kinds.registry import state_tables
 from millpond.query.checkpoints.ownership import Ownership
+from millpond.query.progress.reader import ProgressReader
 from millpond.query.schema.comparison import write_or_check_schema
 from millpond.spec.kinds.enrich import EnrichSpec
 from millpond.spec.kinds.group_state import STATE, GroupStateSpec
@@ -102,6 +103,36 @@ def test_values_and_names_are_shown_as_they_are(
     code, lines = state("show", checkpoint)
     assert code == 0
     assert all(any(value in line for line in lines) for value in ["[bold]k", *odd])
+
+
+def test_times_beyond_pythons_years_are_shown(
+    checkpoint: Path, state: Callable[..., tuple], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    micros = pa.array([253_402_300_800_000_000, -62_135_596_800_000_001, (1 << 63) - 1, 0], pa.int64())
+    times = micros.cast(pa.timestamp("us", tz="UTC"))
+    dates = pa.array([2_932_897, -719_163, -(1 << 31), 0], pa.int32()).cast(pa.date32())
+    offsets = pa.array([0, 1, 2, 3, 4], pa.int32())
+    inside = pa.StructArray.from_arrays(
+        [pa.ListArray.from_arrays(offsets, dates), pa.MapArray.from_arrays(offsets, pa.array(list("abcd")), times)],
+        ["d", "m"],
+    )
+    columns = [times, times.cast(pa.timestamp("us")), dates, inside]
+    batch = pa.RecordBatch.from_arrays(columns, names=["t", "n", "d", "s"])
+    monkeypatch.setattr(StateReader, "read", lambda *_, **__: iter([batch]))
+    code, lines = state("show", checkpoint, "--partition", 0)
+    assert code == 0
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
+    assert [row[0] for row in rows] == [
+        "+10000-01-01 00:00:00+00:00",
+        "+0000-12-31 23:59:59.999999+00:00",
+        "+294247-01-10 04:00:54.775807+00:00",
+        "1970-01-01 00:00:00+00:00",
+    ]
+    assert [row[1] for row in rows] == [row[0].removesuffix("+00:00") for row in rows]
+    assert [row[2] for row in rows] == ["+10000-01-01", "+0000-12-31", "-5877641-06-23", "1970-01-01"]
+    assert [row[3] for row in rows] == [
+        f'{{"d": ["{row[2]}"], "m": [["{letter}", "{row[0]}"]]}}' for letter, row in zip("abcd", rows, strict=True)
+    ]
 
 
 def alter(file: Path) -> str:
@@ -437,11 +468,15 @@ def test_what_partitions_share_is_counted_once(checkpoint: Path, state: Callable
         lines = state(*arguments)[1]
         return [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
 
-    before = rows("ls", checkpoint)
+    def file_bytes() -> int:
+        return ProgressReader(str(checkpoint)).read().batches[-1].operators[0].file_bytes
+
+    before, size = rows("ls", checkpoint), file_bytes()
     files = open_filesystem(join_url(str(checkpoint), "millpond"))
     generation = claim(files, run="test", partitions=PARTITIONS + 1)
     Recovery(files, generation, 1).write_base([BATCHES])
     assert rows("ls", checkpoint) == before
+    assert file_bytes() == size > 0
     rescaled = rows("rescale", checkpoint, "--partitions", PARTITIONS, "--dry-run")
     assert [row[2] for row in rescaled] == ["0, 1", "1, 2"]
     assert [row[6:8] for row in rescaled] == [["3", "3"], ["3", "3"]]

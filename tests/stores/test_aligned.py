@@ -212,6 +212,31 @@ def test_opening_reads_directories_only(tmp_path: Path) -> None:
     again.close()
 
 
+def test_a_shared_delta_counts_by_parts(tmp_path: Path) -> None:
+    """After a rescale, each of several partitions has a part of a delta, which may be of several segments."""
+    append_files = AppendFiles(open_filesystem(str(tmp_path / "store")), str(tmp_path))
+    store = WindowTables(WORDS.schema, append_files, MemoryBudget(64 << 20), Immediate())
+    store.begin(0)
+    for seed in range(2):
+        store.append(random_rows(50_000, WORDS, seed), np.zeros(50_000, np.int64))
+        store.tables[0].freeze(spool=True)
+    (delta,) = store.seal().values()
+    size = store.stats()["bytes"]
+    data = b"".join(bytes(piece) for piece in delta.pieces)
+    append_files._files.put("commit", [data])
+    store.close()
+    halves = ((0, (1 << 63) - 1), (1 << 63, (1 << 64) - 1))
+    for parts in ((None,), halves):
+        total = 0
+        for visible in parts:
+            again = WindowTables(WORDS.schema, append_files, MemoryBudget(64 << 20), Immediate())
+            again.open(0, TableManifest(), [ByteRange("commit", 0, len(data), visible)])
+            total += again.stats()["bytes"]
+            again.close()
+        assert size <= total < 1.05 * size
+    append_files.close()
+
+
 @pytest.mark.parametrize("where", ["file", "memory"])
 def test_damage_is_found(tmp_path: Path, where: str) -> None:
     files = open_filesystem(str(tmp_path / "store") if where == "file" else f"memory:{tmp_path}")

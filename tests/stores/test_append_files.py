@@ -93,7 +93,7 @@ def test_the_files_within_an_object_share_one_mapping_without_a_descriptor(tmp_p
 
 
 def test_a_file_that_cannot_be_mapped_has_an_errno(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without one, a slot takes the error for a lost connection."""
+    """Arrow's error has none if the mapping fails."""
     with pytest.raises(FileNotFoundError, match="nothing"):
         map_file(str(tmp_path / "nothing"))
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,12 +19,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millpond.errors import StateDamagedError, TransientError
+from millpond.files.formats.blocks import rows_per_block, sort_rows
 from millpond.files.formats.segment import decode_rows
 from millpond.files.locations.opening import open_filesystem
-from millpond.files.refs import TableManifest
+from millpond.files.refs import TableManifest, range_of
 from millpond.files.tiers.local_copies import CachedSource
-from millpond.kernels.ordered.order import MATCHED
-from millpond.layout import HASH, META, NEVER, Column, HashRange, RowLayout, Rows
+from millpond.kernels.ordered.order import MARK, MATCHED
+from millpond.layout import HASH, LAST_HASH, META, NEVER, Column, HashRange, RowLayout, Rows
 from millpond.stores import delta_backlog
 from millpond.stores.memory.budget import MemoryBudget
 from millpond.stores.ordered import parts as parts_module
@@ -32,14 +34,14 @@ from millpond.stores.ordered.expiry_index import ExpiryIndexBuilder
 from millpond.stores.ordered.files import PartFiles
 from millpond.stores.ordered.layout import OrderedLayout, empty_rows, matched_names, ordered_schema
 from millpond.stores.ordered.merge import Input, TimeInterval, merge_parts
-from millpond.stores.ordered.parts import BEGINNING, Part
+from millpond.stores.ordered.parts import BEGINNING, Part, row_addresses
 from millpond.stores.ordered.table import OrderedTable
 from millpond.stores.ordered.time_buckets import TimeBuckets
 from millpond.stores.runs.run import Run
 from millpond.stores.runs.run_store import RunStore
 from millpond.stores.table_resources import TableResources
 from tests.operators.join_rig import Immediate
-from tests.support.rows import Entry, Value, decode, encode
+from tests.support.rows import Entry, Value, decode, encode, random_rows
 
 SECOND = 1_000_000
 LATE = 570_000_000_000 * SECOND
@@ -641,4 +643,163 @@ def test_deltas_with_matches_are_loaded_within_the_budget(tmp_path: Path) -> Non
     assert peak < 4 << 20
     matched = [rows.words[:, META] & np.uint64(MATCHED) != 0 for rows in rig.table.scan()]
     assert np.concatenate(matched).sum() == len(deltas)
+    rig.close()
+
+
+def test_names_of_matched_rows_are_written_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Marks of rows in files are as many as the state has rows: their names are not held in memory together."""
+    names: list[int] = []
+    write = RunStore.write
+
+    def counting(store: RunStore, rows: Any, layout: RowLayout) -> Run:
+        pieces = [rows] if isinstance(rows, Rows) else list(rows)
+        names.append(sum(int(np.count_nonzero(piece.words[:, META] & np.uint64(MARK))) for piece in pieces))
+        return write(store, pieces, layout)
+
+    monkeypatch.setattr(RunStore, "write", counting)
+    monkeypatch.setattr(parts_module, "_BLOCKS_PER_STEP", 3)
+    rig = Rig(tmp_path, marked=True, remote=False)
+    for version in range(9):
+        table = rig.table
+        table.begin(version)
+        if version == 0:
+            words = np.zeros((20_000, rig.layout.rows.width), np.uint64)
+            words[:, HASH] = np.arange(len(words), dtype=np.uint64) << np.uint64(48)
+            table.append(Rows(words, np.empty(0, np.uint8)), np.full(len(words), SECOND))
+        if version == 4:
+            (part,) = table.parts
+            assert part.run is not None
+            rows_at, _ = row_addresses(part.blocks(), rig.layout.stride)
+            chosen = np.arange(0, part.count, 5)
+            table.mark(part, rows_at[chosen], chosen, np.ones(len(chosen), np.uint8), once=False)
+        rig.log.append(b"".join(bytes(piece) for piece in table.seal().pieces))
+        rig.manifests.append(table.manifest())
+        rig.version += 1
+    files = sum(ref.marks for ref in rig.manifests[-1].runs)
+    assert files > 1
+    written = [count for count in names if count][-files:]
+    assert sum(written) == 4000
+    # Two temporaries, and the rows that are read at a time.
+    piece = 2 * MemoryBudget(4 << 20).piece // rig.layout.stride
+    assert max(written) < piece + parts_module._BLOCKS_PER_STEP * rows_per_block(rig.layout.rows)
+    rig.reopen()
+    matched = [rows.words[:, META] & np.uint64(MATCHED) != 0 for rows in rig.table.scan()]
+    assert np.concatenate(matched).sum() == 4000
+    rig.close()
+
+
+@pytest.mark.parametrize("end", ["done", "failed", "closed"])
+def test_batches_go_on_while_names_of_matched_rows_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """A write may hang during an outage of the store; the file that is read stays open until it is done."""
+    writing, gate = threading.Event(), threading.Event()
+    written: list[Run] = []
+    write = RunStore.write
+
+    def hanging(store: RunStore, rows: Any, layout: RowLayout) -> Run:
+        if isinstance(rows, Rows) and (rows.words[:, META] & np.uint64(MARK)).all():
+            writing.set()
+            assert gate.wait(60)
+            if end == "failed" and written:
+                raise TransientError("The store does not answer.")
+            written.append(write(store, rows, layout))
+            return written[-1]
+        return write(store, rows, layout)
+
+    dropped: list[Run] = []
+    closed: list[Run] = []
+    close = Run.close
+
+    def record_close(run: Run) -> None:
+        closed.extend([run] if run in written else [])
+        close(run)
+
+    monkeypatch.setattr(Run, "close", record_close)
+    monkeypatch.setattr(RunStore, "write", hanging)
+    monkeypatch.setattr(RunStore, "drop", lambda _, run: dropped.append(run))
+    monkeypatch.setattr(parts_module, "_BLOCKS_PER_STEP", 3)
+    rig = Rig(tmp_path, marked=True, remote=False)
+
+    def run_batch(rows: int = 0, mark: int = 0, until: int = BEGINNING) -> Part | None:
+        table = rig.table
+        table.begin(rig.version)
+        part = table.parts[0] if table.parts else None
+        if rows:
+            words = np.zeros((rows, rig.layout.rows.width), np.uint64)
+            words[:, HASH] = np.arange(rows, dtype=np.uint64) << np.uint64(48)
+            table.append(Rows(words, np.empty(0, np.uint8)), np.full(rows, SECOND))
+        if mark:
+            assert part is not None
+            assert part.run is not None
+            rows_at, _ = row_addresses(part.blocks(), rig.layout.stride)
+            chosen = np.arange(0, part.count, mark)
+            table.mark(part, rows_at[chosen], chosen, np.ones(len(chosen), np.uint8), once=False)
+        table.expire(until)
+        rig.log.append(b"".join(bytes(piece) for piece in table.seal().pieces))
+        rig.manifests.append(table.manifest())
+        rig.version += 1
+        return part
+
+    with ThreadPoolExecutor(1) as background:
+        try:
+            files = rig.table._files
+            assert files is not None
+            files._background = background
+            run_batch(rows=20_000)
+            for _ in range(3):
+                run_batch()
+            flushed = rig.manifests[-1].flushed
+            part = run_batch(mark=5)
+            while not writing.is_set():  # the names of 4,000 rows
+                run_batch()
+                assert rig.version < 20
+                writing.wait(0.1)
+            assert not any(ref.marks for ref in rig.manifests[-1].runs)
+            assert rig.manifests[-1].flushed < rig.version - 1
+            assert flushed <= rig.manifests[-1].flushed
+            run_batch(until=2 * SECOND)  # the part expires
+            run_batch()
+            assert part is not None
+            assert part.run is not None
+            assert part not in rig.table.parts
+            assert part.run not in dropped
+            if end == "closed":
+                rig.table.close()
+        finally:
+            gate.set()
+        names = files._names
+        assert names is not None
+        if end != "done":
+            assert isinstance(names.exception(60), TransientError)
+            assert len(written) == 1
+            assert closed == written
+            return
+        assert names.result(60) == written
+        assert {run.ref.name for run in written if run.ref} <= {
+            ref.name for ref in rig.table.manifest().runs if ref.pending
+        }
+        run_batch()
+        assert part.run in dropped
+        assert len(written) > 1
+        assert [run.rows for run in written] == [ref.rows for ref in rig.manifests[-1].runs if ref.marks]
+        assert sum(run.rows for run in written) == 4000
+        assert not closed
+    rig.close()
+
+
+def test_a_shared_file_counts_by_parts(tmp_path: Path) -> None:
+    """After a rescale, each of several partitions has a part of one file."""
+    rig = Rig(tmp_path, marked=False, remote=False)
+    layout = rig.layout.rows
+    ref = rig.stores[0].write([sort_rows(random_rows(50_000, layout, 1), layout)], layout).ref
+    assert ref is not None
+    total = 0
+    for visible in ((0, (1 << 62) - 1), (1 << 62, LAST_HASH)):
+        resources = TableResources(MemoryBudget(4 << 20), Immediate())
+        manifest = TableManifest((msgspec.structs.replace(ref, visible=visible),), 1)
+        table = OrderedTable.open(rig.schema, manifest, rig.stores[0], resources, range_of(visible))
+        total += table.stats()["bytes"]
+        table.close()
+    assert ref.bytes * 0.99 < total < ref.bytes * 1.05
     rig.close()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import get_args
 from unittest.mock import Mock
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -15,7 +16,7 @@ from millpond.errors import SettingError, TransientError, UsageError
 from millpond.files.formats.blocks import sort_rows
 from millpond.files.formats.segment import decode_rows
 from millpond.files.locations.opening import open_filesystem
-from millpond.files.refs import TableManifest
+from millpond.files.refs import TableManifest, interval_of
 from millpond.kernels.hot_table.state import DIRTY
 from millpond.layout import HashRange, RowLayout, Rows
 from millpond.stores.memory.budget import MemoryBudget
@@ -181,6 +182,25 @@ def test_a_state_of_twenty_times_the_budget_stays_within_it(pools, tmp_path) -> 
     assert table.stats()["keys"] == size
     assert (counts(shape, table.scan(), size) == truth).all()
     table.close()
+    store.close()
+
+
+def test_a_shared_file_counts_by_parts(pools, tmp_path) -> None:
+    """After a rescale, each of several partitions has a part of one file."""
+    store = RunStore(open_filesystem(f"file://{tmp_path}/store"), str(tmp_path / "local"), disk=1 << 30, memory=1 << 20)
+    ref = store.write([sort_rows(random_rows(100_000, NUMBERS, 1), NUMBERS)], NUMBERS).ref
+    assert ref is not None
+    sizes = []
+    for range_ in (HashRange(0, 1 << 62), HashRange(1 << 62, 1 << 63), HashRange(1 << 63)):
+        shared = msgspec.structs.replace(ref, visible=interval_of(range_))
+        manifest = TableManifest((shared,), 1, 1)
+        resources = TableResources(MemoryBudget(_SMALL), pools[0], writers=pools[1])
+        table = RmwTable.open(NUMBERS.schema, fresh(NUMBERS), manifest, store, resources, range_)
+        stats = table.stats()
+        sizes.append(stats["bytes"] - stats["hot_bytes"])
+        table.close()
+    assert ref.bytes * 0.99 < sum(sizes) < ref.bytes * 1.05
+    assert sizes[2] > 1.9 * sizes[0]
     store.close()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import Mock
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -661,3 +662,26 @@ def test_what_has_come_and_gone_is_covered_once(source: tuple, tmp_path: Path) -
     table.append(appended(np.resize(kept, 200_000), 2, 8192), np.full(200_000, 5))
     seal()
     assert reopened(files, tmp_path, deltas, 8 << 20) == (200_000, 200_000)
+
+
+def test_a_shared_segment_counts_by_parts(source: tuple[AppendFiles, UnalignedTable], tmp_path: Path) -> None:
+    """After a rescale, each of several partitions has a part of one segment."""
+    files, table = source
+    keys = np.random.default_rng(3).integers(0, 1 << 62, 20_000, np.uint64)
+    table.begin(0)
+    table.append(appended(keys, 1, 0), np.full(len(keys), 5))
+    table._freeze()
+    table.seal()
+    table.begin(1)
+    table.seal()
+    (ref,) = table.manifest().runs
+    sizes = []
+    for visible in ((0, (1 << 62) - 1), (1 << 62, (1 << 64) - 1)):
+        shared = TableManifest((msgspec.structs.replace(ref, visible=visible),), 1)
+        resources = TableResources(MemoryBudget(64 << 20), Immediate())
+        part = UnalignedTable(WIDE.schema, files, resources, shared, directory=str(tmp_path), writable=False)
+        stats = part.stats()
+        sizes.append(stats["bytes"] - stats["hot_bytes"])
+        part.close()
+    assert 0 <= sum(sizes) - ref.bytes <= 1
+    assert 2 * sizes[0] < sizes[1]

@@ -37,6 +37,8 @@ class OperatorSchema(msgspec.Struct, frozen=True):
             from start to start.
         aliased: whether the names of keys are aliases, which may change from start to start; the operator's name then
             contains the grouping expressions.
+        computed: SQL of what Spark's analyser computes below the operator for it: windows of event time, grouping sets,
+            expressions of a `Window` node. The spec has only the names of the columns.
     """
 
     name: str
@@ -46,6 +48,7 @@ class OperatorSchema(msgspec.Struct, frozen=True):
     fields: int = 0
     columns: tuple[str, ...] = ()
     aliased: bool = False
+    computed: tuple[str, ...] = ()
 
 
 class BetweenSchema(msgspec.Struct, frozen=True):

@@ -31,7 +31,7 @@ def map_file(path: str) -> memoryview:
             first = file.read_buffer(1)
             return memoryview(pa.foreign_buffer(first.address, size, first)).cast("B")
     except OSError as error:
-        # Arrow gives no errno if the mapping fails. A slot takes an error without one for a lost connection.
+        # Arrow gives no errno if the mapping fails, which is for lack of memory or because of too many mappings.
         raise OSError(error.errno or errno.ENOMEM, str(error), path) from error
 
 

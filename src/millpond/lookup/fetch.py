@@ -7,7 +7,7 @@ import pickle
 import random
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -35,8 +35,8 @@ _FIRST_PAUSE_SECONDS, _BACKOFF_FACTOR, _MAX_PAUSE_SECONDS = 0.1, 3.0, 10.0
 _JITTER_FACTORS = 0.75, 1.25
 """Random factors of a pause, lower and upper bound, so that slots do not retry at the same moment."""
 
-_HANG_CHECK_SECONDS = 0.5
-"""Seconds between two checks for hanging requests."""
+_CHECK_SECONDS = 0.1
+"""Seconds between two looks at what may end a wait: hanging requests, and the end of the query."""
 
 _GRACE_SECONDS = 30.0
 """Seconds beyond its time-outs after which a request counts as hanging."""
@@ -141,17 +141,23 @@ class Fetcher:
         """Cast key columns to the spec's types: Spark gives times in the session's time zone, which may change."""
         return [column.cast(dtype) for column, dtype in zip(columns, self._key_types, strict=True)]
 
-    def wait(self, answer: Future[Answer]) -> Answer:
+    def wait(self, answer: Future[Answer], is_closed: Callable[[], bool] = lambda: False) -> Answer:
         """Wait for an answer.
+
+        Args:
+            answer: the answer.
+            is_closed: returns whether nothing needs the answer any more.
 
         Raises:
             UsageError: a retry cannot help.
-            TransientError: the table exceeds its time-out without failing.
+            TransientError: the table exceeds its time-out without failing, or nothing needs the answer.
         """
         while not answer.done():
-            wait([answer], _HANG_CHECK_SECONDS)
+            wait([answer], _CHECK_SECONDS)
             if answer.done():  # though another request hangs
                 break
+            if is_closed():
+                raise TransientError(f"The lookup in '{self._spec.name}' was cut short: its query has stopped.")
             if self.hangs:
                 raise TransientError(
                     f"The table '{self._spec.name}' hangs: it was given {self._spec.timeout_ms / 1000:g} s to answer, "

@@ -11,8 +11,18 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from millpond.layout import MAX_BATCH_BYTES
 from millpond.lookup.fetch import FAILED, Fetcher, looked_up_schema
-from millpond.lookup.rows import Values, all_values, concat_values, distinct_keys, join_in_parts, raise_if_failed
+from millpond.lookup.rows import (
+    KeyedValues,
+    Values,
+    all_values,
+    bytes_of,
+    concat_values,
+    distinct_keys,
+    join_in_parts,
+    raise_if_failed,
+)
 from millpond.spec.kinds.enrich import EnrichSpec
 
 _MAX_CACHED_KEYS = 10_000
@@ -85,30 +95,34 @@ class _Worker:
         # Cast before the comparison with cached keys, which may come from a query with another time zone.
         columns = self.fetcher.cast_keys(batch.column(index).take(firsts) for index in spec.keys)
         keys = pa.RecordBatch.from_arrays(columns, names=list(spec.named))
-        values = self._look_up(keys)
-        raise_if_failed(spec, values, keys)
-        yield from join_in_parts(spec, batch.columns, unique.numbers, values)
+        parts = self._look_up(keys)
+        raise_if_failed(spec, parts, keys)
+        yield from join_in_parts(spec, batch.columns, unique.numbers, parts, keys.num_rows)
 
-    def _look_up(self, keys: pa.RecordBatch) -> Values:
+    def _look_up(self, keys: pa.RecordBatch) -> list[KeyedValues]:
         # Before the requests, so that no value is used for longer than its time to live.
         now = time.monotonic()
         places = self._cache_positions(keys, now)
         missing = np.flatnonzero(places < 0)
         requests = [missing[start : start + self._spec.request] for start in range(0, len(missing), self._spec.request)]
         answers = [self.fetcher.fetch(keys.take(pa.array(chunk))) for chunk in requests]
-        parts = []
+        parts = [
+            (chunk, all_values(self.fetcher.wait(answer))) for chunk, answer in zip(requests, answers, strict=True)
+        ]
+        requested_bytes = bytes_of(parts)
         cached = np.flatnonzero(places >= 0)
         if len(cached):
             assert self._cache is not None
-            parts.append((cached, _take(self._cache.values, places[cached])))
-        for chunk, answer in zip(requests, answers, strict=True):
-            parts.append((chunk, all_values(self.fetcher.wait(answer))))
+            parts.append((cached, self._cache.values.take(places[cached])))
         if not parts:
             columns = looked_up_schema(self._spec)
-            return Values(pa.RecordBatch.from_pylist([], columns), np.empty(0, np.uint8), {})
-        values = concat_values(parts, keys.num_rows)
-        self._update_cache(keys, values, places, now)
-        return values
+            nothing = Values(pa.RecordBatch.from_pylist([], columns), np.empty(0, np.uint8), {})
+            return [(np.empty(0, np.int64), nothing)]
+        if self._has_room(requested_bytes):
+            self._update_cache(keys, parts, places, now)
+        else:
+            self._cache = None
+        return parts
 
     def _cache_positions(self, keys: pa.RecordBatch, now: float) -> NDArray[np.int64]:
         """Return the position of each key in the cache; -1 if it is not cached or has expired."""
@@ -122,13 +136,21 @@ class _Worker:
         positions[numbers[valid]] = valid
         return positions[numbers[count:]]
 
-    def _update_cache(self, keys: pa.RecordBatch, values: Values, places: NDArray[np.int64], now: float) -> None:
+    def _has_room(self, requested_bytes: int) -> bool:
+        """Return whether requested values fit into the cache. Without any, its size stays as it is."""
+        cached_bytes = 0 if self._cache is None else self._cache.values.columns.nbytes
+        return not requested_bytes or requested_bytes + cached_bytes <= MAX_BATCH_BYTES
+
+    def _update_cache(
+        self, keys: pa.RecordBatch, parts: list[KeyedValues], places: NDArray[np.int64], now: float
+    ) -> None:
         """Update the cache with a batch's keys, and evict the oldest beyond the limit."""
         ttl = self._spec.ttl_ms
         if ttl == 0 or not self._max_keys:
             return
-        until = np.full(keys.num_rows, np.inf if ttl < 0 else now + ttl / 1000)
         cached = self._cache
+        until = np.full(keys.num_rows, np.inf if ttl < 0 else now + ttl / 1000)
+        values = concat_values(parts, keys.num_rows)
         if cached is not None:
             hits = places >= 0
             # A hit does not prolong a key's life: the value is as old as its request.
@@ -136,14 +158,9 @@ class _Worker:
             # In the order of their last use, so that the cut below evicts the oldest.
             older = np.setdiff1d(np.arange(cached.keys.num_rows), places)
             keys = pa.concat_batches([cached.keys.take(pa.array(older)), keys])
-            remaining = _take(cached.values, older)
+            remaining = cached.values.take(older)
             parts = [(np.arange(len(older)), remaining), (np.arange(len(values.states)) + len(older), values)]
             values = concat_values(parts, keys.num_rows)
             until = np.concatenate([cached.until[older], until])
         kept = np.flatnonzero((values.states != FAILED) & (until > now))[-self._max_keys :]
-        self._cache = _CachedKeys(keys.take(pa.array(kept)), _take(values, kept), until[kept])
-
-
-def _take(values: Values, places: NDArray[np.int64]) -> Values:
-    """Take the values of keys that did not fail."""
-    return Values(values.columns.take(pa.array(places)), values.states[places], {})
+        self._cache = _CachedKeys(keys.take(pa.array(kept)), values.take(kept), until[kept])

@@ -79,29 +79,11 @@ class PostgresTable:
                 action="Install millpond[postgres] there.",
             ) from error
 
-        parts = parse_conninfo(self.conninfo, self.table) or {}
-
-        class DeadlineConnection(psycopg.Connection[Any]):
-            """A connection that fails when the server has not answered by `deadline`."""
-
-            deadline = time.monotonic() + timeout
-
-            def wait(self, gen: Any, *_: Any, **__: Any) -> Any:
-                return super().wait(_with_deadline(gen, self.deadline), interval=0.05)
-
         try:
-            client = DeadlineConnection.connect(
-                self.conninfo,
-                autocommit=True,
-                # Prepared statements fail once a column's type changes ("cached plan must not change result type").
-                prepare_threshold=None,
-                connect_timeout=max(2, round(timeout)),
-                # The server ends the statement as well, instead of working on for a client that has given up.
-                options=f"{_options(parts)} -c statement_timeout={max(1, round(timeout * 1000))}",
-            )
+            client = self._connect(timeout)
         except psycopg.OperationalError as error:
             redact_error(error, secret_values(self.conninfo))
-            if "FATAL" in str(error) and any(fragment in str(error) for fragment in _PERMANENT_ERRORS):
+            if _is_permanent(error):
                 raise self._refusal(error) from error
             raise
         except psycopg.ProgrammingError as error:
@@ -114,12 +96,53 @@ class PostgresTable:
             raise
         return connection
 
+    def _connect(self, timeout: float) -> Any:
+        """Connect to the first address that answers. The addresses share the time-out, with at least 2 s for each.
+
+        Raises:
+            OperationalError: no address answers. The error is that of the last address, or a permanent one.
+        """
+        import psycopg
+        from psycopg.conninfo import conninfo_attempts, conninfo_to_dict, make_conninfo
+
+        class DeadlineConnection(psycopg.Connection[Any]):
+            """A connection that fails when the server has not answered by `deadline`."""
+
+            deadline = time.monotonic() + timeout
+
+            def wait(self, gen: Any, *_: Any, **__: Any) -> Any:
+                return super().wait(_with_deadline(gen, self.deadline), interval=0.05)
+
+        parts = parse_conninfo(self.conninfo, self.table) or {}
+        # psycopg itself would give each address the whole time.
+        attempts = conninfo_attempts(conninfo_to_dict(self.conninfo))
+        errors: list[psycopg.OperationalError] = []
+        for number, attempt in enumerate(attempts):
+            share = (DeadlineConnection.deadline - time.monotonic()) / (len(attempts) - number)
+            try:
+                return DeadlineConnection.connect(
+                    make_conninfo("", **attempt),
+                    autocommit=True,
+                    # Prepared statements fail once a column's type changes ("cached plan must not change result type").
+                    prepare_threshold=None,
+                    connect_timeout=max(2, round(share)),  # libpq's minimum
+                    # The server ends the statement as well, instead of working on for a client that has given up.
+                    options=f"{_options(parts)} -c statement_timeout={max(1, round(timeout * 1000))}",
+                )
+            except psycopg.OperationalError as error:
+                errors.append(error)
+        raise next(filter(_is_permanent, errors), errors[-1])
+
     def _refusal(self, error: Exception) -> UsageError:
         redact_error(error, secret_values(self.conninfo))
         return UsageError(
             f"'{self.name}' refuses the request: {str(error).strip().splitlines()[0]}.",
             action="Mend the connection's parameters, the table's name, the columns, or the user's rights.",
         )
+
+
+def _is_permanent(error: Exception) -> bool:
+    return "FATAL" in str(error) and any(fragment in str(error) for fragment in _PERMANENT_ERRORS)
 
 
 def _options(parts: Mapping[str, str]) -> str:

@@ -64,6 +64,19 @@ class Values(NamedTuple):
     states: States
     failures: dict[int, Failure]
 
+    def take(self, places: NDArray[np.int64]) -> Values:
+        """Return the values of the keys at some positions."""
+        failures = {
+            row: self.failures[place]
+            for row, place in enumerate(places.tolist() if self.failures else ())
+            if place in self.failures
+        }
+        return Values(self.columns.take(pa.array(places)), self.states[places], failures)
+
+
+KeyedValues = tuple[NDArray[np.int64], Values]
+"""Indices of some of the keys, and their values."""
+
 
 def all_values(answer: Answer) -> Values:
     """Return the values of all keys of an answer."""
@@ -90,11 +103,16 @@ def _is_identity(places: NDArray[np.int64], count: int) -> bool:
     return len(places) == count and bool((places == np.arange(count)).all())
 
 
-def concat_values(parts: Sequence[tuple[NDArray[np.int64], Values]], count: int) -> Values:
+def bytes_of(parts: Sequence[KeyedValues]) -> int:
+    """Return the bytes of the looked-up columns."""
+    return sum(values.columns.nbytes for _, values in parts)
+
+
+def concat_values(parts: Sequence[KeyedValues], count: int) -> Values:
     """Concatenate the values of disjoint sets of keys, in the order of the keys.
 
     Args:
-        parts: pairs of key indices and their values; together they cover all keys.
+        parts: the values of all keys; at most `MAX_BATCH_BYTES`, since offsets in Arrow columns have 32 bits.
         count: number of keys.
     """
     filled = [part for part in parts if len(part[0])] or parts[:1]
@@ -108,33 +126,72 @@ def concat_values(parts: Sequence[tuple[NDArray[np.int64], Values]], count: int)
     return Values(columns.take(pa.array(order)), states, failures)
 
 
-def raise_if_failed(spec: EnrichSpec, values: Values, keys: pa.RecordBatch) -> None:
+def raise_if_failed(spec: EnrichSpec, parts: Sequence[KeyedValues], keys: pa.RecordBatch) -> None:
     """Raise if a key failed and the join's `on_error` is `fail`.
 
     Args:
         spec: the lookup join.
-        values: values of the keys.
+        parts: values of the keys.
         keys: the keys.
 
     Raises:
         MillpondError: a key could not be looked up.
     """
-    if values.failures and spec.on_error == "fail":
-        position = min(values.failures)
-        raise lookup_error(spec, values.failures[position], keys.slice(position, 1), len(values.failures))
+    failures = {int(numbers[row]): why for numbers, values in parts for row, why in values.failures.items()}
+    if failures and spec.on_error == "fail":
+        position = min(failures)
+        raise lookup_error(spec, failures[position], keys.slice(position, 1), len(failures))
 
 
 def join_in_parts(
-    spec: EnrichSpec, columns: Sequence[pa.Array], numbers: NDArray[np.int64], values: Values
+    spec: EnrichSpec,
+    columns: Sequence[pa.Array],
+    numbers: NDArray[np.int64],
+    parts: Sequence[KeyedValues],
+    keys: int,
 ) -> Iterator[pa.RecordBatch]:
     """Join rows with the values of their keys (see `join_values`).
 
-    Rows are divided into halves while their looked-up values may exceed `MAX_BATCH_BYTES`; a single row stays whole.
+    Rows are divided into halves while the distinct values of their keys, or their looked-up columns, may exceed
+    `MAX_BATCH_BYTES`; a single row stays whole.
+
+    Args:
+        spec: the lookup join.
+        columns: the rows' columns.
+        numbers: by row, the index of its key; -1 if the key is null.
+        parts: the values of all keys.
+        keys: number of keys.
     """
-    count = len(numbers)
-    if count > 1 and _max_joined_bytes(numbers, values) > MAX_BATCH_BYTES:
-        for part in (slice(0, count // 2), slice(count // 2, count)):
-            yield from join_in_parts(spec, [column[part] for column in columns], numbers[part], values)
+    if len(numbers) > 1 and bytes_of(parts) > MAX_BATCH_BYTES:
+        for half in _halves(len(numbers)):
+            few, own_numbers, own_keys = _restrict(parts, numbers[half], keys)
+            yield from join_in_parts(spec, [column[half] for column in columns], own_numbers, few, own_keys)
+        return
+    yield from _join_in_halves(spec, columns, numbers, concat_values(parts, keys))
+
+
+def _restrict(
+    parts: Sequence[KeyedValues], numbers: NDArray[np.int64], keys: int
+) -> tuple[list[KeyedValues], NDArray[np.int64], int]:
+    """Return the values of the keys of some rows, the rows' indices of these keys, and the number of the keys."""
+    used = np.unique(numbers[numbers >= 0])
+    places = np.full(keys + 1, -1)  # the last one is found by the index -1 of a null key
+    places[used] = np.arange(len(used))
+    kept = [np.flatnonzero(places[positions] >= 0) for positions, _ in parts]
+    few = [(places[own[which]], values.take(which)) for which, (own, values) in zip(kept, parts, strict=True)]
+    return few, places[numbers], len(used)
+
+
+def _halves(count: int) -> tuple[slice, slice]:
+    return slice(0, count // 2), slice(count // 2, count)
+
+
+def _join_in_halves(
+    spec: EnrichSpec, columns: Sequence[pa.Array], numbers: NDArray[np.int64], values: Values
+) -> Iterator[pa.RecordBatch]:
+    if len(numbers) > 1 and _max_joined_bytes(numbers, values) > MAX_BATCH_BYTES:
+        for half in _halves(len(numbers)):
+            yield from _join_in_halves(spec, [column[half] for column in columns], numbers[half], values)
         return
     yield join_values(spec, columns, numbers, values)
 

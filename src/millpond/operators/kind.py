@@ -24,12 +24,14 @@ class Opening:
         existing: the names of the tables that the state has.
         owns_global: for an aggregate without keys, whether the partition's range holds `spec.GLOBAL_HASH`.
         memory: the partition's even share of the slot's memory, in bytes.
+        is_closed: returns whether the partition is being closed, so that a long wait has to end.
     """
 
     make_table: MakeTable
     existing: Collection[str] = ()
     owns_global: bool = True
     memory: int = 64 << 20
+    is_closed: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
@@ -18,7 +19,9 @@ from millpond.plan.decision.decision import Decided, Decision
 from millpond.plan.decision.reader import OperatorReader
 from millpond.plan.lookahead.keys import find_stages, missing_stages
 from millpond.plan.lookahead.stages import with_stage_projections, without_stages
+from millpond.plan.merged_in_spark import merged_in_spark
 from millpond.plan.reading.ranking import Limits, limits_of
+from millpond.plan.reading.reasons import Reason
 from millpond.plan.reconcile import reconciled, with_indexes
 from millpond.plan.wrong_in_spark import wrong_in_spark
 from millpond.spec.operators import Pattern
@@ -56,19 +59,20 @@ def decide(
     mode = output_mode.lower()
     # After inlining, only expressions are left that Spark evaluates once for several readers.
     shared = any(node.kind == "WithCTE" for node in analyzed.walk())
-    root = _decided(catalyst, analyzed, analyzed, mode, pattern, map_groups, shared=shared)
+    optimized = cache(lambda: catalyst.optimized(analyzed))
+    root = _decided(catalyst, analyzed, analyzed, optimized, mode, pattern, map_groups, shared=shared)
     all_changes = changes == "all" and mode == "update" and shows_changes(root, analyzed)
 
     def with_output(root: Decided) -> Decided:
         return with_indexes(with_changelog_output(root) if all_changes else root)
 
-    wrong = wrong_in_spark(catalyst, analyzed, mode, maps_windows=map_groups == "window")
+    wrong = wrong_in_spark(catalyst, analyzed, optimized, mode, maps_windows=map_groups == "window")
     decision = Decision(with_output(root), mode, analyzed, all_changes, wrong=wrong)
     # Without stages, with a common table expression, or without operators here, there is nothing to prefetch.
     if marked is analyzed or shared or not decision.on_millpond:
         return decision
     plan = with_stage_projections(catalyst, marked)
-    staged = with_output(_decided(catalyst, analyzed, plan, mode, pattern, map_groups, stages=True))
+    staged = with_output(_decided(catalyst, analyzed, plan, optimized, mode, pattern, map_groups, stages=True))
     # Stages must not change the decision: the plan with them must give the same operators.
     if [(operator.title, operator.spec) for operator in staged.operators()] != [
         (operator.title, operator.spec) for operator in decision.operators
@@ -86,6 +90,7 @@ def _decided(
     catalyst: Catalyst,
     analyzed: Node,
     plan: Node,
+    optimized: Callable[[], Node],
     mode: str,
     pattern: Pattern,
     map_groups: str,
@@ -106,4 +111,8 @@ def _decided(
             operator, children = with_changelog_inputs(operator, children, mode, unstable)
         return Decided(node, children, operator)
 
-    return reconciled(visit(plan, MappingProxyType({})), mode, pattern)
+    root = visit(plan, MappingProxyType({}))
+    # In a shared common table expression, all operators stay on Spark.
+    if not shared and (merged := merged_in_spark(catalyst, analyzed, plan, optimized, mode)):
+        root = root.with_ours(lambda operator: operator.left_to_spark(Reason("MP-MERGED", merged)))
+    return reconciled(root, mode, pattern)

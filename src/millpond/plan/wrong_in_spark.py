@@ -24,20 +24,21 @@ _PRESERVED = {"LeftOuter": (LEFT,), "RightOuter": (RIGHT,), "FullOuter": (LEFT, 
 
 
 def wrong_in_spark(
-    catalyst: Catalyst, analyzed: Node, output_mode: str, *, maps_windows: bool
+    catalyst: Catalyst, analyzed: Node, optimized: Callable[[], Node], output_mode: str, *, maps_windows: bool
 ) -> tuple[WrongShape, ...]:
     """Find the shapes of a query for which Spark returns wrong rows.
 
     Args:
         catalyst: of the query's session.
         analyzed: the plan as the user wrote it; Spark may refuse it.
+        optimized: returns it after Spark's optimiser.
         output_mode: `append`, `update` or `complete`.
         maps_windows: whether `applyInPandas` and `applyInArrow` are called with whole closed windows.
     """
     # Optimising takes about 100 ms; the analysed plan is enough to rule out most queries.
     if not any(node.joins_streams or _marks_struct(node) for node in analyzed.walk()):
         return ()
-    query = _Query(catalyst, catalyst.optimized(analyzed), output_mode, maps_windows)
+    query = _Query(catalyst, optimized(), output_mode, maps_windows)
     wrong = (
         WrongShape(code, describe(node), detail, shape.certain, shape.loss, shape.advice)
         for code, shape in SHAPES.items()

@@ -6,6 +6,7 @@ then, so a launch keeps copies of its calls and settings.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,7 +23,8 @@ from millpond.metrics import COMPACTION_METRICS, HINT_METRICS, HOST_METRICS, OBJ
 from millpond.plan.catalyst.cluster.pings import ExecutorPings
 from millpond.plan.catalyst.exchange.forms import ExchangeForms
 from millpond.plan.catalyst.jvm import Catalyst
-from millpond.plan.catalyst.session import qualified, settings_of
+from millpond.plan.catalyst.nodes import Node
+from millpond.plan.catalyst.session import copied_session, qualified, settings_of
 from millpond.plan.decision.decision import Decision
 from millpond.plan.exchange.combining import Combination, Combinations
 from millpond.plan.exchange.map_side import MapSides
@@ -39,7 +41,9 @@ from millpond.query.running.session_settings import (
     first_store_count,
     running_settings,
     settings_of_user,
+    settings_since,
     starting_settings,
+    unchanged_settings,
 )
 from millpond.query.running.supervisor import Supervisor
 from millpond.query.starting.locations import CheckpointLocation, delete_when_stopped, runs_planned
@@ -99,7 +103,7 @@ class Launch:
             self.checkpoint.path,
             needs_sync(self.decision),
             self.sink,
-            self._rewrite,
+            functools.partial(self._rewrite, self.df),
             Combinations(self.decision.root, lambda: self.settings.combine != "off" and self._forms() is not None),
             self._session_settings,
             lambda batch: runs_planned(self.spark, self.sink, self.path, batch),
@@ -125,7 +129,11 @@ class Launch:
         """Start the query once, after lost hosts as `restart` of the generation `replaced`; raise as `Start.run`."""
         with endpoint_of(self.settings) as endpoint:
             try:
-                query = self._start.run(self._start_rewritten, restart, replaced)
+                if restart is None:
+                    query = self._start.run(self._start_rewritten)
+                else:
+                    start_again = functools.partial(self._start_rewritten, given=self._initial_settings)
+                    query = self._start_as_before().run(start_again, restart, replaced)
             except BaseException:
                 if forms := self._forms():
                     remove_forms(forms, self.tasks)
@@ -140,7 +148,20 @@ class Launch:
             watch_forms(query, self.spark, forms, self.tasks, always=self.settings.combine == "on")
         return query
 
-    def _rewrite(self, tasks: list[OperatorTask], stores: int | None, combined: Mapping[int, Combination]) -> DataFrame:
+    def _start_as_before(self) -> Start:
+        """Return the start in a copy of the session with its settings at the first start.
+
+        A query runs with the settings of its start, whatever the user sets later. Rewriting the plan, comparing it with
+        the checkpoint's and repeating batches depend on them, too.
+        """
+        with unchanged_settings():
+            session = copied_session(self.spark, settings_since(self.spark, self._initial_settings))
+        df = DataFrame(self.df._jdf, session)
+        return dataclasses.replace(self._start, spark=session, rewrite=functools.partial(self._rewrite, df))
+
+    def _rewrite(
+        self, df: DataFrame, tasks: list[OperatorTask], stores: int | None, combined: Mapping[int, Combination]
+    ) -> DataFrame:
         # Recorded here, as a start may rewrite the query several times; the last tasks are those that run.
         self.tasks[:] = tasks
         first = tasks[0]
@@ -156,7 +177,7 @@ class Launch:
         metrics += COMPACTION_METRICS if self.settings.compaction == "remote" else ()
         metrics += HOST_METRICS if located is not None else ()
         return rewrite_plan(
-            self.df,
+            df,
             self.decision,
             first.partitions,
             stages,
@@ -166,7 +187,11 @@ class Launch:
             stores or first_store_count(self._initial_settings | self._session_settings),
         )
 
-    def _start_rewritten(self, frame: DataFrame) -> StreamingQuery:
+    def _start_rewritten(self, frame: DataFrame, given: Mapping[str, str] | None = None) -> StreamingQuery:
+        """Start Spark's query; with `given`, which are the session's settings at the first start, start it again."""
+        if given is not None:
+            # From the copy to the user's session: its `streams` and listeners have to know the query.
+            frame = Catalyst(self.spark).dataframe(Node(frame._jdf.queryExecution().analyzed()))
         writer = DataStreamWriter(frame)
         for name, args, kwargs in self.calls:
             if name == "foreachBatch" and self._coverage is not None:
@@ -179,5 +204,5 @@ class Launch:
             getattr(writer, name)(*args, **kwargs)
         # Set last: the user may have set none, or a base folder by a setting.
         writer.option("checkpointLocation", self.checkpoint.path)
-        with starting_settings(self.spark, self._session_settings):
+        with starting_settings(self.spark, self._session_settings, given):
             return self.start_writer(writer)

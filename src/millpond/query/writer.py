@@ -178,9 +178,8 @@ class StreamWriter(DataStreamWriter):  # type: ignore[misc]
             check_writer(self._spark, self._option)
             check_name(self._spark, self._argument("queryName"))
             sink, path = self._sink(), self._path or self._option("path")
-            checkpoint = choose_checkpoint(
-                self._spark, sink, self._argument("queryName"), self._option("checkpointLocation")
-            )
+            name, given = self._argument("queryName"), self._option("checkpointLocation")
+            checkpoint = choose_checkpoint(self._spark, sink, name, given, settings.state_location)
         if checkpoint is None or is_refused(sink, path, decision.output_mode):
             return launch(self)  # Spark raises its own error, and an active run of the query goes on
         # Not held while a query starts: that calls listeners, or changes the settings.

@@ -15,7 +15,7 @@ class TableResources:
 
     Attributes:
         budget: the memory.
-        background: runs merges and compactions.
+        background: runs merges and compactions, and writes the names of matched rows.
         writers: writes rows that leave memory; must not wait behind merges. `background` if not given.
         readers: reads the state of hinted keys. Without it, hints are ignored.
         remote_compactor: submits merges and compactions to remote workers. Without it, all run in this process.

@@ -59,7 +59,7 @@ def find_cluster(url: str) -> Cluster:
     addresses = _addresses(url, scheme, authority, "https" if secure else "http", conf)
     return Cluster(
         tuple(f"{'https' if secure else 'http'}://{address}" for address in addresses),
-        f"/{path.strip('/')}".rstrip("/"),
+        "".join(f"/{part}" for part in path.split("/") if part),  # HDFS refuses empty parts
         _user(),
         _seconds(conf, "dfs.webhdfs.socket.connect-timeout", 5.0),
         _seconds(conf, "dfs.webhdfs.socket.read-timeout", 30.0),

@@ -329,6 +329,12 @@ class AppendFile:
         end = max(begin, int(np.searchsorted(section.first, np.uint64(self.visible.hi - 1), "right")))
         return int(section.starts[end] - section.starts[begin])
 
+    @property
+    def bytes(self) -> int:
+        """Bytes of the file; of a file that partitions share, those of `rows`, roughly."""
+        size = self.data.size - self.begin
+        return size if self.visible.whole else size * self.rows // max(1, self.sections[0].rows)
+
     def ranges(self, section: Section, blocks: Sequence[int] | NDArray[np.int64]) -> list[tuple[int, int]]:
         """Return the (offset, length) ranges of some blocks in `data`."""
         numbers = np.asarray(blocks, np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import Any
 
 from millpond.errors import SettingError
@@ -73,16 +74,25 @@ def join_url(url: str, name: str) -> str:
 
 
 def same_place(url: str, other: str) -> bool:
-    """Return whether two URLs mean the same location. `s3`, `s3a` and `s3n` are one scheme; symlinks are followed."""
+    """Return whether two URLs mean the same location.
+
+    `s3`, `s3a` and `s3n` are one scheme, symlinks are followed, and HDFS locations are equal if namenodes and path are.
+    """
     return _place(url) == _place(other)
 
 
 def _place(url: str) -> str:
+    from millpond.files.backends.hadoop_conf import SCHEMES, find_cluster
+
     scheme, colon, rest = url.partition(":")
     if on_disk(url):
         return f"file:{os.path.realpath(_local_path(url, rest) if scheme == 'file' else url)}"
     if scheme == "memory":
         return f"memory:{rest.strip('/')}"
+    if scheme in SCHEMES:
+        with suppress(SettingError):  # not configured here: the URL's text is all there is to compare
+            cluster = find_cluster(url)
+            return f"{','.join(sorted(cluster.namenodes)).lower()}{cluster.path}"
     return ("s3" if scheme in ("s3a", "s3n") else scheme) + colon + rest.rstrip("/")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -65,9 +65,10 @@ def open_operator(
     *,
     owns_global: bool = True,
     memory: int = 64 << 20,
+    is_closed: Callable[[], bool] = lambda: False,
 ) -> Operator:
     """Open an operator on one partition; arguments as of `Opening`."""
-    return KINDS[type(spec)].load()(spec, Opening(make_table, existing, owns_global, memory))
+    return KINDS[type(spec)].load()(spec, Opening(make_table, existing, owns_global, memory, is_closed))
 
 
 def state_tables(spec: OperatorSpec) -> Mapping[str, StateTable]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from millpond.layout import INLINE, LENGTH, Column, Ints, Rows
 from millpond.lookup.fetch import ABSENT, FAILED, PRESENT, looked_up_schema
-from millpond.lookup.rows import Values
-from millpond.operators.columns.decode import nested_column
+from millpond.lookup.rows import KeyedValues, Values
+from millpond.operators.columns.decode import OversizeError, nested_column
 from millpond.operators.columns.encode import ALL, strings
 from millpond.operators.columns.nested import pack
 from millpond.operators.protocol import MakeTable
@@ -55,7 +54,7 @@ class Cache:
         """Encode keys for the cache."""
         return self._keyed.encode_columns(hashes, columns)
 
-    def find(self, keys: Rows, stamp: int, now: int) -> tuple[NDArray[np.int64], Values]:
+    def find(self, keys: Rows, stamp: int, now: int) -> list[KeyedValues]:
         """Find keys in the cache.
 
         Args:
@@ -64,7 +63,7 @@ class Cache:
             now: the time in milliseconds (monotonic).
 
         Returns:
-            The positions of the keys that the cache has, and the results of these.
+            The positions of the keys that the cache has with their results; at least one pair.
         """
         ids = self._table.find(keys, stamp)
         known = np.flatnonzero(ids >= 0)
@@ -74,11 +73,23 @@ class Cache:
         if not good.all():
             known, until, rows = known[good], until[good], rows.take(good)
         if not len(known):
-            return known, Values(pa.RecordBatch.from_pylist([], self._columns), np.empty(0, np.uint8), {})
-        values = nested_column(rows, self._value, ALL, self._type)
-        columns = pa.RecordBatch.from_arrays(values.flatten(), schema=self._columns)
+            return [(known, Values(pa.RecordBatch.from_pylist([], self._columns), np.empty(0, np.uint8), {}))]
         # The lowest bit separates keys that the table has from absent ones.
-        return known, Values(columns, np.where(until & 1, PRESENT, ABSENT).astype(np.uint8), {})
+        states = np.where(until & 1, PRESENT, ABSENT).astype(np.uint8)
+        pieces = self._decode(rows)
+        cuts = np.cumsum([piece.num_rows for piece in pieces])[:-1]
+        parts = zip(np.split(known, cuts), pieces, np.split(states, cuts), strict=True)
+        return [(positions, Values(piece, own, {})) for positions, piece, own in parts]
+
+    def _decode(self, rows: Rows) -> list[pa.RecordBatch]:
+        """Decode the values of rows, in several batches where one would exceed Arrow's 32-bit offsets."""
+        try:
+            values = nested_column(rows, self._value, ALL, self._type)
+        except OversizeError:
+            if rows.count == 1:
+                raise
+            return [piece for half in rows.halves() for piece in self._decode(half)]
+        return [pa.RecordBatch.from_arrays(values.flatten(), schema=self._columns)]
 
     def add(self, keys: Rows, values: Values, stamp: int, requested_at: int) -> None:
         """Add results of keys, except those whose lookup failed.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from millpond.layout import HashRange, Ints
 from millpond.lookup.fetch import FAILED
 from millpond.lookup.rows import (
-    Values,
+    KeyedValues,
     all_values,
-    concat_values,
     distinct_keys,
     join_in_parts,
     raise_if_failed,
@@ -63,7 +62,7 @@ class _KeyLookup(NamedTuple):
     hashes: Ints
     keys: list[pa.Array]
     numbers: NDArray[np.int64]
-    cached: tuple[NDArray[np.int64], Values]
+    cached: list[KeyedValues]
     requested: list[_RequestedKeys]
     missing: NDArray[np.int64]
 
@@ -83,14 +82,14 @@ class _Piece(NamedTuple):
     columns: list[pa.Array]
     numbers: NDArray[np.int64]
     keys: pa.RecordBatch
-    cached: tuple[NDArray[np.int64], Values]
+    cached: list[KeyedValues]
     requested: list[_RequestedKeys]
     bytes: int
 
 
 def open_lookup(spec: EnrichSpec, opening: Opening) -> LookupOperator:
     """Open a lookup join."""
-    return LookupOperator(spec, opening.make_table, opening.memory // 16)
+    return LookupOperator(spec, opening.make_table, opening.memory // 16, opening.is_closed)
 
 
 class LookupOperator:
@@ -100,14 +99,16 @@ class LookupOperator:
         spec: the lookup join.
         make_table: opens the cache.
         memory: bytes of waiting rows, and bytes of output rows, that are kept in memory.
+        is_closed: see `Opening`.
 
     Raises:
         UsageError: the table cannot be loaded here.
     """
 
-    def __init__(self, spec: EnrichSpec, make_table: MakeTable, memory: int) -> None:
+    def __init__(self, spec: EnrichSpec, make_table: MakeTable, memory: int, is_closed: Callable[[], bool]) -> None:
         self.spec = spec
         self._memory = memory
+        self._is_closed = is_closed
         self._cache = Cache(spec, make_table)
         try:
             self._fetcher = acquire(spec)
@@ -170,8 +171,9 @@ class LookupOperator:
     def _look_up(self, batch: pa.RecordBatch) -> None:
         columns = batch.columns[1:]
         lookup = self._find(hashes_of(batch), [columns[position] for position in self.spec.keys], self._version)
-        self._counts["cache_hits"] += len(lookup.cached[0])
-        self._counts["cache_misses"] += len(lookup.hashes) - len(lookup.cached[0])
+        hits = sum(len(positions) for positions, _ in lookup.cached)
+        self._counts["cache_hits"] += hits
+        self._counts["cache_misses"] += len(lookup.hashes) - hits
         requested = lookup.requested + self._request(lookup, self._version)
         keys = pa.RecordBatch.from_arrays(lookup.keys, names=list(self.spec.named))
         self._waiting.append(_Piece(columns, lookup.numbers, keys, lookup.cached, requested, batch.nbytes))
@@ -183,10 +185,11 @@ class LookupOperator:
         hashes, keys = hashes[firsts], _take_columns(columns, firsts)
         cached = self._cache.find(self._cache.encode_keys(hashes, keys), stamp, _milliseconds(time.monotonic()))
         absent = np.ones(len(hashes), np.bool_)
-        absent[cached[0]] = False
+        for positions, _ in cached:
+            absent[positions] = False
         requested: list[_RequestedKeys] = []
-        if len(cached[0]) < len(hashes) and len(self._requests):
-            missing = np.flatnonzero(absent)
+        missing = np.flatnonzero(absent)
+        if len(missing) and len(self._requests):
             for which, request, places in self._requests.find(hashes[missing], _take_columns(keys, missing)):
                 requested.append((missing[which], request, places))
                 absent[missing[which]] = False
@@ -228,13 +231,13 @@ class LookupOperator:
 
     def _emit(self, piece: _Piece) -> None:
         """Wait for the requests of a piece, and emit it."""
-        parts = [piece.cached] + [
-            (which, values_at(self._fetcher.wait(request.answer), places)) for which, request, places in piece.requested
+        parts = piece.cached + [
+            (which, values_at(self._fetcher.wait(request.answer, self._is_closed), places))
+            for which, request, places in piece.requested
         ]
-        values = concat_values(parts, piece.keys.num_rows)
-        self._counts["failed_keys"] += int(np.count_nonzero(values.states == FAILED))
-        raise_if_failed(self.spec, values, piece.keys)
-        for joined in join_in_parts(self.spec, piece.columns, piece.numbers, values):
+        self._counts["failed_keys"] += sum(int(np.count_nonzero(values.states == FAILED)) for _, values in parts)
+        raise_if_failed(self.spec, parts, piece.keys)
+        for joined in join_in_parts(self.spec, piece.columns, piece.numbers, parts, piece.keys.num_rows):
             self._output.add(joined)
 
     def finish(self) -> dict[str, TableDelta]:

@@ -75,7 +75,8 @@ class Caller(Protocol):
             The changes.
 
         Raises:
-            OSError: without `errno`, the caller is gone; otherwise `take` or `answer` raised it.
+            ConnectionError: the caller is gone.
+            OSError: `take` or `answer` raised it.
         """
 
 

@@ -227,11 +227,9 @@ class ProcessorOperator:
             self._fetched_bytes = 0
             try:
                 changes = self._call_user(phase, tables, partial(self._fetch_state, phase, part))
-            except OSError as error:
-                # Without errno: the process that ran the user's code is gone, so the error can only name the keys of
-                # the call. Errors of this slot's disk have an errno.
-                if error.errno is None:
-                    self.lost = _describe_keys(phase, tables[KEYS])
+            except ConnectionError:
+                # The process that ran the user's code is gone, so the error can only name the keys of the call.
+                self.lost = _describe_keys(phase, tables[KEYS])
                 raise
             self._write(part, keys, tables, changes)
             self._adapt_call_size(

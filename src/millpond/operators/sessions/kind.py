@@ -16,9 +16,18 @@ from millpond.spec.kinds.session import SessionSpec
 
 def _load() -> Callable[[SessionSpec, Opening], Operator]:
     from millpond.operators.sessions.buffered import BufferedSessions
+    from millpond.operators.sessions.in_order import OrderedSessions
     from millpond.operators.sessions.operator import SessionOperator
 
-    return lambda spec, opening: (BufferedSessions if spec.keeps_rows else SessionOperator)(spec, opening.make_table)
+    def open_sessions(spec: SessionSpec, opening: Opening) -> Operator:
+        operator_class = SessionOperator
+        if spec.keeps_rows:
+            operator_class = BufferedSessions
+        elif spec.in_order:
+            operator_class = OrderedSessions
+        return operator_class(spec, opening.make_table)
+
+    return open_sessions
 
 
 def _tables(spec: SessionSpec) -> dict[str, StateTable]:

@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from millpond.files.formats.segment import decode_rows as decode_segment
 from millpond.files.formats.segment import encode_rows
 from millpond.kernels.event_time import sessions as kernels
 from millpond.layout import HashRange, Ints, Rows, Words
-from millpond.operators.columns.encode import ALL, is_true, numbers, operand, plain, portions
+from millpond.operators.columns.encode import ALL, Mask, is_true, numbers, operand, plain, portions
 from millpond.operators.columns.offsets import bounds_of
 from millpond.operators.functions.accumulators import BLOCK
 from millpond.operators.protocol import MAIN, MAX_OUTPUT_ROWS, NO_EXTRA_METRICS, MakeTable, Times
-from millpond.operators.sessions.pieces import Pieces, own_windows
+from millpond.operators.sessions.pieces import MAX_MERGED_SESSIONS, Pieces, merged_together, own_windows
 from millpond.operators.sessions.tables import main_table
 from millpond.operators.tables.keyed import decode_rows
 from millpond.operators.tables.partial_rows import partial_rows
@@ -33,13 +34,11 @@ from millpond.stores.memory.spooled import spool_pieces
 from millpond.stores.rmw.expiry import Expiry
 
 if TYPE_CHECKING:
-    from millpond.stores.protocol import Table, TableDelta
+    from millpond.stores.protocol import Table, TableDelta, Writable
 
 Fold = Callable[[Ints, int, int], None]
 
 _LONG = DataType("bigint")
-
-_MAX_MERGED_SESSIONS = 8192  # maximum sessions, of keys with several, that are merged together
 
 
 class SessionOperator:
@@ -116,7 +115,7 @@ class SessionOperator:
     def adopt(self, batch: pa.RecordBatch) -> None:
         """Adopt sessions: `__hash`, the keys, start and end in microseconds, and the state columns of all calls."""
         first = 1 + len(self._key_types)
-        for portion in portions(batch, self._table.portion_bytes, _MAX_MERGED_SESSIONS):
+        for portion in portions(batch, self._table.portion_bytes, MAX_MERGED_SESSIONS):
             places = self._main.keys[:-1]
             rows = partial_rows(portion, self._main, self._key_types, places, self._calls, skipped=2)
             for number in (0, 1):
@@ -143,7 +142,7 @@ class SessionOperator:
         elif self._closed_early and reached:
             self._closed_early = False
             for rows in self._closed_rows():
-                for piece in rows.pieces(_MAX_MERGED_SESSIONS):
+                for piece in rows.pieces(MAX_MERGED_SESSIONS):
                     self._put_back(piece)
             self._closed = []
 
@@ -158,9 +157,11 @@ class SessionOperator:
         stored = self._table.words[rows, self._session + 3].view(np.int64)
 
         def fold(rows: Ints, low: int, high: int) -> None:
-            source = closed.take(pieces.order[low:high])
+            bounds = pieces.rows[low : high + 1]
+            source = closed.take(pieces.order[bounds[0] : bounds[-1]])
+            spread = np.repeat(rows, np.diff(bounds))
             for call in self._calls:
-                call.combine(self._table, rows, source)
+                call.combine(self._table, spread, source)
 
         self._merge(heads, stored, pieces, fold)
 
@@ -177,8 +178,7 @@ class SessionOperator:
         which = np.arange(count)
         for chosen in self._blocks(which):
             ids[chosen] = rows = self._find(heads, stamps, chosen)
-            known = (self._table.words, rows, chosen, self._session, pieces.keys, pieces.starts, pieces.ends)
-            kernels.classify(*known, stored, simple)
+            self._classify(rows, chosen, pieces, stored, simple)
         simple_keys = count
         if not simple.all():
             which = np.argsort(simple == 0, kind="stable")
@@ -195,11 +195,29 @@ class SessionOperator:
             self._update(rows, pieces.rows[start : stop + 1])
         if simple_keys < count:
             merged_keys = which[simple_keys:]
+            pieces = pieces.between(slice(simple_keys, count))
+            self._merge_rows(heads.take(merged_keys), stored[merged_keys], pieces, starts, ends)
 
-            def fold(rows: Ints, low: int, high: int) -> None:
-                self._update(rows, pieces.rows[low : high + 1])
+    def _classify(self, rows: Ints, keys: Ints, pieces: Pieces, stored: Ints, simple: Mask) -> None:
+        """Find the keys whose stored session, if they have one, is extended by the batch's rows (see `classify`)."""
+        times = (pieces.keys, pieces.starts, pieces.ends)
+        kernels.classify(self._table.words, rows, keys, self._session, *times, stored, simple)
 
-            self._merge(heads.take(merged_keys), stored[merged_keys], pieces, fold, simple_keys)
+    def _merge_rows(self, heads: Rows, stored: Ints, pieces: Pieces, starts: Ints, ends: Ints) -> None:
+        """Merge the stored sessions of keys with the batch's rows.
+
+        Args:
+            heads: as for `_merge_keys`.
+            stored: as for `_merge_keys`.
+            pieces: the pieces of the keys.
+            starts: the starts of the batch's rows, in microseconds.
+            ends: their ends.
+        """
+
+        def fold(rows: Ints, low: int, high: int) -> None:
+            self._update(rows, pieces.rows[low : high + 1])
+
+        self._merge(heads, stored, pieces, fold)
 
     def _blocks(self, keys: Ints) -> Iterator[Ints]:
         """Yield keys, which are in hash order, in blocks.
@@ -242,33 +260,32 @@ class SessionOperator:
 
     def _update(self, rows: Ints, bounds: Ints) -> None:
         """Fold the rows of pieces into table rows; `bounds` has the piece's first rows, and the end of the last."""
+        self._update_in(self._table, rows, bounds)
+
+    def _update_in(self, target: Writable, rows: Ints, bounds: Ints) -> None:
+        """Fold the rows of pieces into rows of `target` (see `_update`)."""
         spread = np.repeat(rows, np.diff(bounds))
         for start in range(0, len(spread), BLOCK):
             for call in self._calls:
-                call.update(self._table, spread[start : start + BLOCK], int(bounds[0]) + start)
+                call.update(target, spread[start : start + BLOCK], int(bounds[0]) + start)
 
     # Keys with several sessions
 
-    def _merge(self, heads: Rows, stored: Ints, pieces: Pieces, fold: Fold, first: int = 0) -> None:
-        """Merge the stored sessions of keys with the pieces of the keys from `first` on, and fold these in.
+    def _merge(self, heads: Rows, stored: Ints, pieces: Pieces, fold: Fold) -> None:
+        """Merge the stored sessions of keys with the pieces of the keys, and fold these in.
 
         Args:
             heads: as for `_merge_keys`.
             stored: as for `_merge_keys`.
             pieces: the pieces.
             fold: folds the pieces between two numbers into the given rows.
-            first: the first key in `pieces`.
         """
-        keys = pieces.keys[first:]
-        ends = bounds_of(stored + np.diff(keys))
-        start = 0
-        while start < len(stored):
-            stop = max(start + 1, int(np.searchsorted(ends, ends[start] + _MAX_MERGED_SESSIONS, "right")) - 1)
-            low, high = int(keys[start]), int(keys[stop])
-            part = heads.take(slice(start, stop))
+        keys = pieces.keys
+        for part in merged_together(stored, keys):
+            low, high = int(keys[part.start]), int(keys[part.stop])
             times = pieces.starts[low:high], pieces.ends[low:high]
-            fold(self._merge_keys(part, stored[start:stop], keys[start : stop + 1] - low, *times), low, high)
-            start = stop
+            first_pieces = keys[part.start : part.stop + 1] - low
+            fold(self._merge_keys(heads.take(part), stored[part], first_pieces, *times), low, high)
 
     def _merge_keys(self, heads: Rows, stored: Ints, first: Ints, starts: Ints, ends: Ints) -> Ints:
         """Merge sessions.
@@ -286,9 +303,7 @@ class SessionOperator:
         table, offset = self._table, self._session
         stamp = int(self._stamps(ends.max(initial=self._times.closed * 1000, keepdims=True))[0])
         bounds = bounds_of(stored)
-        which = np.repeat(np.arange(len(stored)), stored)
-        numbered = self._ordinal_keys(heads, which, np.arange(bounds[-1]) - bounds[which])
-        old = table.upsert(numbered, stamp, "created").rows
+        old = self._find_sessions(heads, bounds, stamp)
         old_starts, old_ends = (table.words[old, offset + i].view(np.int64) for i in (0, 1))
         of_stored, stays = np.empty(len(old), np.int64), np.empty(len(old), np.uint8)
         of_piece, sizes = np.empty(len(starts), np.int64), np.empty(len(stored), np.int64)
@@ -316,6 +331,18 @@ class SessionOperator:
         self._mark_changed(rows[changed != 0], rows)
         return rows[of_piece]
 
+    def _find_sessions(self, heads: Rows, bounds: Ints, stamp: int) -> Ints:
+        """Return the row ids of the stored sessions of keys.
+
+        Args:
+            heads: key rows of the keys' first sessions.
+            bounds: offsets of each key's sessions in the result, with the end of the last.
+            stamp: access time of the rows.
+        """
+        which = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+        numbered = self._ordinal_keys(heads, which, np.arange(bounds[-1]) - bounds[which])
+        return self._table.upsert(numbered, stamp, "created").rows
+
     def _ordinal_keys(self, heads: Rows, which: Ints, ordinals: Ints) -> Rows:
         words = np.empty((len(which), heads.words.shape[1]), np.uint64)
         kernels.number_rows(heads.words, which, ordinals, self._ordinal, words)
@@ -332,7 +359,7 @@ class SessionOperator:
         """Take out the sessions that the watermark has passed, and yield them."""
         table = self._table
         # Closed sessions that wait to be taken out: memory holds their keys until then.
-        max_waiting = max(_MAX_MERGED_SESSIONS, table.portion_bytes // (8 * self._layout.key_stop))
+        max_waiting = max(MAX_MERGED_SESSIONS, table.portion_bytes // (8 * self._layout.key_stop))
         done = False
         while not done:
             epoch = table.row_id_epoch
@@ -342,15 +369,10 @@ class SessionOperator:
             done = True
             with closing(expiry.due(self._times.closed)) as due:
                 for ids in due:
-                    rows = table.copy(ids)
-                    alone = np.empty(len(ids), np.uint8)
-                    # A session beside others is only marked: to remove it at once would leave a gap in the ordinals.
-                    waiting += kernels.mark_closed(table.words, ids, self._session, self._ordinal, alone)
-                    table.remove(ids[alone == 1])
-                    marked_ids = ids[alone == 0]
-                    self._mark_changed(marked_ids, marked_ids)
-                    marked.append(marked_ids)
-                    marked_keys.append(Rows(rows.words[alone == 0, : self._layout.key_stop], rows.heap))
+                    rows, is_marked = self._take(ids)
+                    marked.append(ids[is_marked])
+                    waiting += len(marked[-1])
+                    marked_keys.append(Rows(rows.words[is_marked, : self._layout.key_stop], rows.heap))
                     yield rows
                     if waiting >= max_waiting:
                         # Renumbering changes the table, which must not happen while `due` runs; so the search begins
@@ -359,6 +381,23 @@ class SessionOperator:
                         break
             if waiting:
                 self._remove_closed(marked_keys, np.concatenate(marked) if table.row_id_epoch == epoch else None)
+
+    def _take(self, ids: Ints) -> tuple[Rows, NDArray[np.bool_]]:
+        """Take sessions out of the table.
+
+        A session beside others is only marked as closed: to remove it at once would leave a gap in the ordinals.
+
+        Returns:
+            Copies of the sessions, and for each whether it is only marked.
+        """
+        table = self._table
+        copies = table.copy(ids)
+        alone = np.empty(len(ids), np.uint8)
+        kernels.mark_closed(table.words, ids, self._session, self._ordinal, alone)
+        table.remove(ids[alone == 1])
+        marked = ids[alone == 0]
+        self._mark_changed(marked, marked)
+        return copies, alone == 0
 
     def _remove_closed(self, closed_keys: Sequence[Rows], marked: Ints | None) -> None:
         """Remove sessions that are marked as closed.

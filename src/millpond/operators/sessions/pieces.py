@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from millpond.errors import ArithmeticOverflowError
 from millpond.files.formats.blocks import kernel_layout
@@ -13,7 +14,10 @@ from millpond.kernels.event_time.sessions import arrange
 from millpond.kernels.pointers import address
 from millpond.kernels.runs.sort import order_by_hash
 from millpond.layout import HASH, Ints, RowLayout, Rows
-from millpond.operators.columns.offsets import spans
+from millpond.operators.columns.offsets import bounds_of, spans
+
+MAX_MERGED_SESSIONS = 8192
+"""Maximum sessions, of keys with several, that are merged together."""
 
 _LATEST = np.iinfo(np.int64).max
 
@@ -62,6 +66,70 @@ class Pieces(NamedTuple):
         members, rows = spans(self.rows, pieces)
         return Pieces(self.order[members], rows, self.starts[pieces], self.ends[pieces], keys)
 
+    def between(self, keys: slice) -> Pieces:
+        """Return the pieces of consecutive keys; positions in `order` stay."""
+        return self._replace(keys=self.keys[keys.start : keys.stop + 1])
+
+    def find_later(self, session_keys: Ints, session_starts: Ints) -> NDArray[np.bool_]:
+        """Find the sessions that start after the start of a piece that meets them.
+
+        Args:
+            session_keys: the key of each session, counted from the first in `keys`.
+            session_starts: the starts of the sessions, in microseconds.
+        """
+        low, high = self.keys[[0, -1]]
+        piece_keys = np.repeat(np.arange(len(self.keys) - 1), np.diff(self.keys))
+        begun, ended = (
+            _count_earlier(piece_keys, times[low:high], session_keys, session_starts, or_equal=False)
+            for times in (self.starts, self.ends)
+        )
+        return begun > ended
+
+    def cut(self, session_keys: Ints, session_starts: Ints, starts: Ints, ends: Ints) -> Pieces:
+        """Return the pieces, cut before the first row at or after the start of each session.
+
+        A piece of rows that start at 10, 20 and 30 is cut by a session that starts at 15 into a piece of the row at 10
+        and one of the others.
+
+        Args:
+            session_keys: the key of each session, counted from the first in `keys`.
+            session_starts: the starts of the sessions, in microseconds.
+            starts: the starts of all rows, by position.
+            ends: the ends of all rows, by position.
+        """
+        piece_rows = self.rows[self.keys[0] : self.keys[-1] + 1]
+        low, high = piece_rows[[0, -1]]
+        order = self.order[low:high]  # by key, then by start
+        row_keys = np.repeat(np.arange(len(self.keys) - 1), np.diff(self.rows[self.keys]))
+        passed = _count_earlier(session_keys, session_starts, row_keys, starts[order], or_equal=True)
+        is_first = np.diff(passed, prepend=-1) != 0
+        is_first[piece_rows[:-1] - low] = True
+        first = np.flatnonzero(is_first)
+        return Pieces(
+            self.order,
+            np.append(first, high - low) + low,
+            starts[order[first]],
+            np.maximum.reduceat(ends[order], first),
+            np.searchsorted(row_keys[first], np.arange(len(self.keys))),
+        )
+
+
+def _count_earlier(keys: Ints, times: Ints, of_keys: Ints, until: Ints, *, or_equal: bool) -> Ints:
+    """Count the times of earlier keys, and those of its own key before each of other times.
+
+    Args:
+        keys: the key of each time.
+        times: the times.
+        of_keys: the key of each of the other times.
+        until: the other times.
+        or_equal: whether a time that equals the other one counts.
+    """
+    is_other = np.arange(len(times) + len(until)) >= len(times)
+    order = np.lexsort((is_other == or_equal, np.concatenate([times, until]), np.concatenate([keys, of_keys])))
+    counts = np.empty(len(order), np.int64)
+    counts[order] = np.cumsum(~is_other[order])
+    return counts[len(times) :]
+
 
 def own_windows(bounds: Sequence[Ints], gap: int | None) -> tuple[Ints, Ints]:
     """Return the start and the end of each row's own window, in microseconds.
@@ -84,3 +152,23 @@ def own_windows(bounds: Sequence[Ints], gap: int | None) -> tuple[Ints, Ints]:
             action="Filter such times out before the session windows.",
         )
     return starts, starts + gap
+
+
+def merged_together(stored: Ints, keys: Ints) -> Iterator[slice]:
+    """Yield keys in parts with few stored sessions and pieces, or of a single key.
+
+    Args:
+        stored: the number of stored sessions of each key.
+        keys: the first piece of each key, with the end of the last.
+    """
+    return parts_within(stored + np.diff(keys), MAX_MERGED_SESSIONS)
+
+
+def parts_within(sizes: Ints, limit: int) -> Iterator[slice]:
+    """Yield consecutive parts whose sizes add up to at most `limit`, or of a single member."""
+    ends = bounds_of(sizes)
+    start = 0
+    while start < len(sizes):
+        stop = max(start + 1, int(np.searchsorted(ends, ends[start] + limit, "right")) - 1)
+        yield slice(start, stop)
+        start = stop

@@ -13,6 +13,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
 from py4j.java_gateway import JavaClass, get_field
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
@@ -127,11 +128,11 @@ class Expression(_Tree):
     @property
     def name(self) -> str:
         """The name of a named expression; otherwise its SQL text (see `sql`)."""
-        return self.label(_NO_NUMBERS)
+        return str(self.java.name()) if self.kind in ("Alias", "AttributeReference") else self.sql()
 
     def label(self, numbers: Mapping[int, int]) -> str:
-        """Return the name of a named expression; otherwise its SQL text (see `sql`)."""
-        return str(self.java.name()) if self.kind in ("Alias", "AttributeReference") else self.sql(numbers)
+        """Return the name of an alias; otherwise the SQL text, which distinguishes columns of one name (see `sql`)."""
+        return str(self.java.name()) if self.kind == "Alias" else self.sql(numbers)
 
     def sql(self, numbers: Mapping[int, int] = _NO_NUMBERS) -> str:
         """Return the expression as SQL; its columns are without the names of tables, views and aliases.
@@ -145,7 +146,19 @@ class Expression(_Tree):
         return str(self._renamed(numbers).java.sql())
 
     def _renamed(self, numbers: Mapping[int, int]) -> Expression:
-        """Return the expression over columns without qualifiers, and with numbers; itself if nothing changes."""
+        """Return the expression over columns without qualifiers, and with numbers; itself if nothing changes.
+
+        Spark shows timestamps in the session's time zone, and variables of functions (`x -> x + 1`) without names.
+        """
+        if self.kind == "Literal" and self.type == "timestamp" and self.java.value() is not None:
+            return self._shown_as(f"TIMESTAMP '{np.datetime64(self.java.value(), 'us')}Z'")
+        if self.kind == "NamedLambdaVariable":
+            return self._shown_as(f"x{-numbers.get(self.expr_id, 0)}")
+        if self.kind == "LambdaFunction":
+            bound = sum(number < 0 for number in numbers.values())
+            own = [variable.expr_id for variable in self.children[1:]]
+            # Negative, as columns have positive numbers.
+            numbers = {**numbers, **{variable: -(bound + place) for place, variable in enumerate(own, 1)}}
         if self.kind == "AttributeReference":
             number = numbers.get(self.expr_id) if numbers else None
             if number is None and self.java.qualifier().isEmpty():

@@ -14,6 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from millpond.errors import UsageError
 
+STREAMING_CHECK = "spark.sql.streaming.unsupportedOperationCheck"
+"""Setting: whether Spark checks that it supports a streaming query."""
 _SEPARATOR = "\x1e\n"
 
 _Arguments = ParamSpec("_Arguments")
@@ -55,12 +57,26 @@ def in_session(
     return run
 
 
-def copied_session(spark: SparkSession, settings: Mapping[str, str]) -> SparkSession:
-    """Return a copy of a session with `settings`; the session's streaming listeners do not see what runs in it."""
+def copied_session(spark: SparkSession, settings: Mapping[str, str | None]) -> SparkSession:
+    """Return a copy of a session with `settings` (None: not set).
+
+    The session's streaming listeners do not see what runs in the copy.
+    """
     copy = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
-    for name, value in settings.items():
-        copy.conf.set(name, value)
+    change_settings(copy, settings)
     return copy
+
+
+def change_settings(spark: SparkSession, values: Mapping[str, str | None]) -> None:
+    """Change settings of a session; None: not set."""
+    # `spark.conf` refuses settings of the application, such as those of executors. `getOrCreate` puts these into a
+    # session that is there already, so they have to be restored like others.
+    conf = spark._jsparkSession.sessionState().conf()
+    for name, value in values.items():
+        if value is None:
+            conf.unsetConf(name)
+        else:
+            conf.setConfString(name, value)
 
 
 def session_id(spark: SparkSession) -> str:

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField
 
 from millpond.plan.catalyst.jvm import Catalyst
-from millpond.plan.catalyst.nodes import SESSION_WINDOW, WATERMARK_DELAY, Expression, Node
+from millpond.plan.catalyst.nodes import SESSION_WINDOW, WATERMARK_DELAY, Expression, Node, items
 from millpond.plan.catalyst.text import subquery
 from millpond.plan.reading.functions import read_function
 from millpond.plan.reading.reading import (
@@ -128,6 +128,43 @@ def read_groupings(
     times = (grouping for _, grouping in groupings if WATERMARK_DELAY in grouping.metadata)
     if reading.session is not None and any(SESSION_WINDOW not in grouping.metadata for grouping in times):
         raise Unsupported(Reason("MP-EVENT-TIME", "sessions beside other event times"))
+
+
+_GROUPING_ID = "spark_grouping_id"
+"""Spark's grouping column after those of grouping sets. From its highest bit on, it marks columns that a set lacks."""
+
+
+def grouping_sets(node: Node) -> str | None:
+    """Describe the grouping sets of an `Aggregate` (`ROLLUP`, `CUBE`, `GROUPING SETS`); None if it has none."""
+    groupings = node.list("groupingExpressions")
+    number = next((place for place, grouping in enumerate(groupings) if grouping.name == _GROUPING_ID), None)
+    if number is None:
+        return None
+    for expand in node.walk():
+        output = [column.expr_id for column in expand.output] if expand.kind == "Expand" else []
+        if groupings[number].expr_id not in output:
+            continue
+        rows = items(expand.java.projections())
+        places = [output.index(grouping.expr_id) for grouping in groupings[: number + 1]]
+        aliases = _aliases(expand)
+        names = []
+        for grouping, place in zip(groupings, places[:number], strict=False):
+            values = (Expression(row.apply(place)) for row in rows)
+            column = next((value for value in values if value.kind != "Literal"), grouping)  # a column may be in no set
+            names.append(aliases.get(column.expr_id, column).sql(node.column_numbers))
+        sets = []
+        for row in rows:
+            bits = f"{int(str(row.apply(places[number]).toString())):0{number}b}"
+            sets.append(", ".join(name for name, lacks in zip(names, bits, strict=True) if lacks == "0"))
+        return f"grouping sets ({', '.join(f'({keys})' for keys in sets)})"
+    return None
+
+
+def _aliases(node: Node) -> dict[int, Expression]:
+    """Return what projections below a node compute, by the identity of the result."""
+    projects = (below for below in node.walk() if below.kind == "Project")
+    results = (result for project in projects for result in project.list("projectList") if result.kind == "Alias")
+    return {result.expr_id: result.children[0] for result in results}
 
 
 def project_input(

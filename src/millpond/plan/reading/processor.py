@@ -80,7 +80,7 @@ class ProcessorReading(Reading):
 def processor_title(node: Node) -> str:
     """Return the operator's title."""
     name = "transformWithStateInPandas" if _uses_pandas(node) else "transformWithState"
-    keys = ", ".join(key.name for key in node.children[0].output[: _grouping_count(node)])
+    keys = ", ".join(key.label(node.column_numbers) for key in node.children[0].output[: _grouping_count(node)])
     return f"{name} by {keys}"
 
 
@@ -191,7 +191,8 @@ def _read_initial(node: Node, keys: tuple[int, ...]) -> InitialReading:
 
 def group_state_title(node: Node) -> str:
     """Return the operator's title."""
-    return f"applyInPandasWithState by {', '.join(key.name for key in node.list('groupingAttributes'))}"
+    keys = ", ".join(key.label(node.column_numbers) for key in node.list("groupingAttributes"))
+    return f"applyInPandasWithState by {keys}"
 
 
 def read_group_state(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, GroupStateSpec]:

@@ -191,6 +191,30 @@ def _read_rows(node: Node, needed: Needed) -> tuple[Reading, tuple[Field, ...], 
     return reading, tuple(column.field for column in reading.inputs), tuple(keys), tuple(order)
 
 
+def computed_columns(node: Node) -> list[str]:
+    """Describe the columns that Spark's analyser computes below a `Window`: it gives expressions names like `_w0`."""
+    (below,) = node.children
+    while below.kind in ("Window", "Filter"):  # windows over several keys or orders share one projection
+        (below,) = below.children
+    results = below.list("projectList") if below.kind == "Project" else []
+    computed = {result.expr_id: result.children[0] for result in results if result.kind == "Alias"}
+    clauses = {
+        "PARTITION BY": node.list("partitionSpec"),
+        "ORDER BY": node.list("orderSpec"),
+        "a function of": _functions(node),
+    }
+    return [
+        f"{clause} {computed[part.expr_id].sql(node.column_numbers)}"
+        for clause, expressions in clauses.items()
+        for expression in expressions
+        for part in expression.walk()
+        if part.kind == "AttributeReference"
+        and part.expr_id in computed
+        # PySpark draws a seed for each call of `rand`.
+        and computed[part.expr_id].deterministic
+    ]
+
+
 def partitioned_by(node: Node) -> list[Expression]:
     """Return the partitioning columns of a window, without constants: Spark keeps them, but they separate no rows."""
     return [key for key in node.list("partitionSpec") if not key.foldable]

@@ -7,11 +7,11 @@ that overlap or touch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from millpond.plan.catalyst.nodes import TIME_WINDOW, Expression, Node
+from millpond.plan.catalyst.nodes import SESSION_WINDOW, TIME_WINDOW, Expression, Node, items
 from millpond.spec.kinds.session import SessionSpec
 from millpond.spec.operators import AggregateCall, Field, Windows
 
@@ -121,29 +121,69 @@ def windows_of(node: Node, column: Expression) -> Windows | None:
         node: a node with the column in its input.
         column: a window of event time.
     """
-    if column.kind == "GetStructField":
+    source = None if column.kind == "GetStructField" else next(_sources_of(node, column.expr_id), None)
+    read = None if source is None else _windows(source)
+    return None if read is None else read[0]
+
+
+def describe_windows(node: Node, column: Expression, *, lengths: bool) -> str | None:
+    """Describe a column's windows of event time, or sessions, by their time; None for other columns.
+
+    The gap of sessions may change between starts, so it is left out. So is a time that is not deterministic: PySpark
+    draws a seed for each call of `rand`.
+
+    Args:
+        node: a node with the column in its input.
+        column: a column.
+        lengths: whether to describe lengths, slides and starts of windows, too.
+    """
+    if not column.metadata.keys() & {TIME_WINDOW, SESSION_WINDOW}:
         return None
-    column_id = column.expr_id
-    for below in node.walk():
-        source = None
-        if below.kind in ("Project", "Aggregate"):
-            results = below.list("projectList" if below.kind == "Project" else "aggregateExpressions")
-            source = next(
-                (result.children[0] for result in results if result.kind == "Alias" and result.expr_id == column_id),
-                None,
-            )
-        elif below.kind == "Expand":
-            position = next(
-                (position for position, output in enumerate(below.output) if output.expr_id == column_id), None
-            )
-            source = None if position is None else below.rows("projections")[0][position]
-        if source is None:
+    texts = []
+    for source in _sources_of(node, column.expr_id):
+        read = _windows(source) if SESSION_WINDOW not in column.metadata else None
+        if source.kind != "CreateNamedStruct" or (read is None and SESSION_WINDOW not in column.metadata):
             continue
-        if source.kind != "AttributeReference":
-            windows = _windows(source)
-            return None if windows is None else windows[0]
-        column_id = source.expr_id
-    return None
+        title = "sessions" if read is None else read[0].description if lengths else "windows"
+        time = source.children[1] if read is None else read[1]
+        while time.kind == "PreciseTimestampConversion":
+            (time,) = time.children
+        texts.append(f"{title} of {time.sql(node.column_numbers)}" if time.deterministic else title)
+    return " and ".join(dict.fromkeys(texts)) or None
+
+
+def _sources_of(node: Node, column_id: int) -> Iterator[Expression]:
+    """Yield the expressions that compute a column of a node or below: several, if it comes from a union."""
+    columns = [column_id] * len(node.children)
+    source = _source_in(node, column_id)
+    if source is not None and source.kind != "AttributeReference":
+        yield source
+        return
+    if source is not None:
+        columns = [source.expr_id] * len(node.children)
+    elif node.kind == "Union":
+        position = next((place for place, output in enumerate(node.output) if output.expr_id == column_id), None)
+        if position is not None:
+            columns = [child.output[position].expr_id for child in node.children]
+    for child, column in zip(node.children, columns, strict=True):
+        yield from _sources_of(child, column)
+
+
+def _source_in(node: Node, column_id: int) -> Expression | None:
+    """Return what a node computes as a column; None if it computes no such column."""
+    if node.kind in ("Project", "Aggregate"):
+        results = node.list("projectList" if node.kind == "Project" else "aggregateExpressions")
+        return next(
+            (result.children[0] for result in results if result.kind == "Alias" and result.expr_id == column_id), None
+        )
+    if node.kind != "Expand":
+        return None
+    position = next((place for place, output in enumerate(node.output) if output.expr_id == column_id), None)
+    if position is None:
+        return None
+    values = (Expression(row.apply(position)) for row in items(node.java.projections()))
+    # Grouping sets without the column have a null there.
+    return next((value for value in values if value.kind != "Literal"), None)
 
 
 def _corrects(addition: Expression) -> bool:

@@ -42,7 +42,7 @@ class OperatorProgress:
         late_rows: the rows of these that it dropped as late.
         state_rows: keys in its state after the batch.
         memory_bytes: bytes of its state in memory.
-        file_bytes: bytes of its state in files, deltas included.
+        file_bytes: bytes of its state in files, deltas included; what partitions share counts once.
         cache_hits: keys that were in memory.
         cache_misses: keys that had to be looked up in files.
         prefetched: the metrics of hints (`millpond.metrics.HINT_METRICS`); empty without hints, or if an older version
@@ -242,14 +242,16 @@ def _operator_progress(operator: StateOperator, manifests: Sequence[PartitionMan
         return {name: int(reducer(name)(values)) for name, values in values_by_name.items() if values}
 
     tables = [table for manifest in manifests for table in manifest.tables.values()]
+    # After a rescale, partitions share files and deltas.
+    runs = {run.name: run.bytes for table in tables for run in table.runs.runs if not run.pending}
+    deltas = {(delta.commit, delta.offset): delta.length for table in tables for delta in table.deltas}
     return OperatorProgress(
         title=operator.title,
         rows=sum(manifest.input_rows for manifest in manifests),
         late_rows=total("late_rows"),
         state_rows=total("state_rows"),
         memory_bytes=total("memory_bytes"),
-        file_bytes=sum(run.bytes for table in tables for run in table.runs.runs if not run.pending)
-        + sum(delta.length for table in tables for delta in table.deltas),
+        file_bytes=sum(runs.values()) + sum(deltas.values()),
         cache_hits=total("cache_hits"),
         cache_misses=total("cache_misses"),
         prefetched=metrics(HINT_METRICS) if any(LOOKAHEAD in manifest.metrics for manifest in manifests) else {},

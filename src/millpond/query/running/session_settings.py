@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from millpond.conf import Settings
 from millpond.errors import TransientError
-from millpond.plan.catalyst.session import settings_of
+from millpond.plan.catalyst.session import STREAMING_CHECK, change_settings, settings_of
 from millpond.spec.kinds.union import OperatorSpec
 from millpond.spec.types import leaves, parse_type
 
@@ -32,7 +32,7 @@ _NO_DATA_BATCH_SETTINGS = {
 """Settings for Spark's operator that watches the watermark (see `Catalyst.watermark_batch_source`)."""
 
 PLANNING_SETTINGS = {
-    "spark.sql.streaming.unsupportedOperationCheck",
+    STREAMING_CHECK,
     "spark.sql.adaptive.streaming.stateless.enabled",
     *_NO_DATA_BATCH_SETTINGS,
 }
@@ -137,7 +137,7 @@ def running_settings(settings: Settings, specs: Sequence[OperatorSpec], given: M
     rows = min(settings.batch_rows, _MAX_VARIABLE_LENGTH_ROWS) if of_any_length or sketches else settings.batch_rows
     return {
         # Spark checked the query that the user wrote; the rewritten one looks stateless and would be judged as such.
-        "spark.sql.streaming.unsupportedOperationCheck": "false",
+        STREAMING_CHECK: "false",
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(rows),
         _MAX_BYTES_PER_BATCH: given.get(_MAX_BYTES_PER_BATCH, _UNLIMITED),
         # As for Spark's own stateful queries: re-planning between stages takes longer than a small batch's stages.
@@ -182,13 +182,43 @@ def wait_for_other_starts() -> None:
     _SETTINGS_LOCK.wait_for_writer()
 
 
+def settings_since(spark: SparkSession, given: Mapping[str, str]) -> dict[str, str | None]:
+    """Return the settings to change in a session so that it has the settings `given` and no others.
+
+    Args:
+        spark: the session.
+        given: the settings that it had earlier.
+
+    Returns:
+        The earlier values of the settings that differ; None: not set.
+    """
+    present = settings_of(spark)
+    return {name: given.get(name) for name in present.keys() | given if given.get(name) != present.get(name)}
+
+
 @contextmanager
-def starting_settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
-    """Change a session's settings while a query starts, and restore the old ones; raise as `unchanged_settings`."""
+def starting_settings(
+    spark: SparkSession, wanted: Mapping[str, str], given: Mapping[str, str] | None = None
+) -> Iterator[None]:
+    """Change a session's settings while a query starts, and restore the old ones; raise as `unchanged_settings`.
+
+    Args:
+        spark: the session.
+        wanted: the settings to change.
+        given: the values of all others, for a query that is started again; by default they stay as they are.
+    """
     with _SETTINGS_LOCK.write_lock():
+        changes: dict[str, str | None] = {} if given is None else settings_since(spark, given)
         before = settings_of(spark)
-        with changed_settings(spark, wanted, {name: before.get(name) for name in wanted}):
+        changes |= wanted
+        try:
+            change_settings(spark, changes)
             yield
+        finally:
+            present = settings_of(spark)
+            # What another thread has set meanwhile stays.
+            unchanged = {name for name, value in changes.items() if present.get(name) == value}
+            change_settings(spark, {name: before.get(name) for name in unchanged})
 
 
 @contextmanager
@@ -197,15 +227,7 @@ def changed_settings(
 ) -> Iterator[None]:
     """Change a session's settings within this context, then restore `before`; None: not set."""
     try:
-        _set(spark, wanted)
+        change_settings(spark, wanted)
         yield
     finally:
-        _set(spark, before)
-
-
-def _set(spark: SparkSession, values: Mapping[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
-            spark.conf.unset(name)
-        else:
-            spark.conf.set(name, value)
+        change_settings(spark, before)

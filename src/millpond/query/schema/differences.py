@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
+from itertools import chain, repeat
 from typing import Any
 
 import msgspec
@@ -69,6 +70,7 @@ def _operator(before: Plain, now: Plain) -> Iterator[str]:
         return
     unknown = before["spec"].keys() - {"type", *old.__struct_fields__}
     lines = [*_traits(old.traits, new.traits), *_calls(old, new, before, now)]
+    lines += _computed(before.get("computed", []), now.get("computed", []))
     if not lines and before["name"] != now["name"]:
         lines = [f"the query has '{now['name']}'"]
     if not lines and (unknown or _lasting(old) != _lasting(new) or before.get("tables") != now.get("tables")):
@@ -207,10 +209,9 @@ class _Call:
 
     @classmethod
     def all(cls, spec: OperatorSpec, pinned: Plain) -> list[_Call]:
-        """Return the functions of an operator, with their texts from its schema if these are complete."""
-        texts = pinned.get("functions") or []
-        known = texts if len(texts) == len(spec.calls) else [None] * len(spec.calls)
-        return [cls(call, spec.arguments, text) for call, text in zip(spec.calls, known, strict=True)]
+        """Return the functions of an operator, with their texts from its schema as far as these go."""
+        texts = chain(pinned.get("functions") or [], repeat(None))
+        return [cls(call, spec.arguments, text) for call, text in zip(spec.calls, texts, strict=False)]
 
     @property
     def new(self) -> str:

@@ -29,7 +29,7 @@ from millpond.key_groups import KEY_GROUPS
 from millpond.operators.kinds.registry import state_tables
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.changelog.between import between_schemas
-from millpond.plan.decision.decision import Decision
+from millpond.plan.decision.decision import Decision, computed_below
 from millpond.plan.state_column_names import state_column_names
 from millpond.query.logs.query_logs import QueryLogs, is_rolled_back
 from millpond.query.schema.comparison import (
@@ -56,6 +56,11 @@ def state_schema_of(decision: Decision, catalyst: Catalyst) -> StateSchema:
     """
     columns = state_column_names(decision.root)
     aggregates = {one.operator.index for one in decision.root.walk() if one.operator and one.node.kind == "Aggregate"}
+    computed = {
+        decided.operator.index: computed_below(decided.node, decided.operator)
+        for decided in decision.root.walk()
+        if decided.operator is not None and decided.operator.index is not None
+    }
     operators = tuple(
         OperatorSchema(
             name=operator.title,
@@ -64,6 +69,7 @@ def state_schema_of(decision: Decision, catalyst: Catalyst) -> StateSchema:
             functions=operator.functions,
             columns=columns.get(index, ()),
             aliased=index in aggregates,
+            computed=computed[index],
         )
         for index, operator in enumerate(decision.on_millpond)
         if operator.spec is not None

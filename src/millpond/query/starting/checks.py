@@ -14,7 +14,7 @@ from millpond.conf import OnWrongInSpark
 from millpond.errors import SettingError, UnsupportedError, UsageError, WrongInSparkError
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Node
-from millpond.plan.catalyst.session import is_on
+from millpond.plan.catalyst.session import STREAMING_CHECK, is_on
 from millpond.plan.catalyst.versions import TESTED, is_tested
 from millpond.plan.decision.decision import Decided, Decision, Operator
 from millpond.plan.decision.reader import ALLOW_MULTIPLE
@@ -22,8 +22,6 @@ from millpond.plan.reading.processor import is_asynchronous
 from millpond.plan.reading.user_functions import USER_AGGREGATE
 
 log = logging.getLogger("millpond")
-
-_CHECK = "spark.sql.streaming.unsupportedOperationCheck"
 
 _warned: set[str] = set()  # applications that were warned that failed tasks are not retried
 
@@ -66,7 +64,7 @@ def check_stream(df: DataFrame, decision: Decision) -> None:
     Where Millpond runs them, it allows more than Spark: DISTINCT in aggregates, top-N, aggregates over each key's last
     rows, and operators above others that produce a changelog.
     """
-    if not is_on(df.sparkSession, _CHECK, True):
+    if not is_on(df.sparkSession, STREAMING_CHECK, True):
         return
     catalyst = Catalyst(df.sparkSession)
     if is_on(df.sparkSession, ALLOW_MULTIPLE, True):
@@ -140,7 +138,7 @@ def unsupported_anywhere(df: DataFrame, decision: Decision) -> list[Operator]:
     on_spark = [
         decided for decided in decision.root.walk() if decided.operator is not None and decided.operator.spec is None
     ]
-    checked = is_on(df.sparkSession, _CHECK, True)
+    checked = is_on(df.sparkSession, STREAMING_CHECK, True)
     mode = decision.output_mode
     if not on_spark or (checked and _passes_spark_check(catalyst, decision.root, decision.analyzed, mode)):
         return []

@@ -91,7 +91,9 @@ class CheckpointLocation:
     temporary: bool = False
 
 
-def choose_checkpoint(spark: SparkSession, sink: str, name: str | None, given: str | None) -> CheckpointLocation | None:
+def choose_checkpoint(
+    spark: SparkSession, sink: str, name: str | None, given: str | None, state: str | None
+) -> CheckpointLocation | None:
     """Choose the checkpoint location of a query.
 
     Args:
@@ -99,6 +101,7 @@ def choose_checkpoint(spark: SparkSession, sink: str, name: str | None, given: s
         sink: the sink's format, or `foreach`/`foreachBatch`.
         name: the query's name.
         given: the option `checkpointLocation`.
+        state: the setting `spark.millpond.state.location`.
 
     Returns:
         The location, or None where Spark refuses to start without one.
@@ -110,8 +113,9 @@ def choose_checkpoint(spark: SparkSession, sink: str, name: str | None, given: s
         return None
     temporary = tempfile.mkdtemp(prefix="temporary-millpond-")
     log.warning(
-        "no checkpointLocation: the query's progress and state are kept in %s and will not survive the query",
+        "no checkpointLocation: the query's progress is kept in %s, and its state %s; neither is kept after a stop",
         temporary,
+        "there, too" if state is None else f"in a folder at {state}",
     )
     # A query that fails keeps its checkpoint for a look at it, as Spark does; this is the last chance to delete it.
     delete_at_exit(spark, temporary)

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millpond.checkpoint.forks.parents import open_state
-from millpond.checkpoint.generation import Restart, check_overtaken, claim, newest_claim
+from millpond.checkpoint.generation import Restart, check_overtaken, claim, deciding_claim
 from millpond.checkpoint.recovery import Recovery
 from millpond.checkpoint.state_schema import QUERY_FILE, overwrite_schema
 from millpond.conf import Settings
@@ -345,9 +345,8 @@ class _Startup:
     def _partitions(self) -> int:
         if self.settings.partitions is not None:
             return self.settings.partitions
-        claimed = newest_claim(self.files)
         # As in Spark, `spark.sql.shuffle.partitions` applies only until the first batch is planned.
-        if claimed is not None and self.query_logs.last_planned >= 0:
+        if self.query_logs.last_planned >= 0 and (claimed := deciding_claim(self.files)) is not None:
             return claimed.partitions
         return first_partitions(self.spark, self.settings)
 

@@ -273,7 +273,7 @@ class Partition:
                 self._discard()  # the tables contain half a batch
             except Exception:  # the batch's own error says whether the batch is repeated
                 traceback.print_exc(file=sys.stderr)
-            lost = isinstance(error, OSError) and error.errno is None  # no errno: the connection of its input is gone
+            lost = isinstance(error, ConnectionError)  # the connection of its input is gone
             if self._attempt_lock.closed and isinstance(error, Exception) and not lost:
                 raise query_stopped_error() from error  # it failed because its tables and files were closed
             raise
@@ -405,6 +405,7 @@ class Partition:
                     manifest.tables,
                     owns_global=owns_global,
                     memory=self._memory,
+                    is_closed=lambda: self._attempt_lock.closed,
                 )
                 tables.load()
             except BaseException:

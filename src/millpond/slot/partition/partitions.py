@@ -176,9 +176,9 @@ class PartitionServer:
             raise error.at(
                 query=run.task.query, operator=str(run.task.operator), partition=run.partition, version=run.batch
             ) from None
+        except ConnectionError:  # of the attempt's input
+            raise
         except OSError as error:
-            if error.errno is None:  # the connection of the attempt's input is gone
-                raise
             raise TransientError(
                 f"The host's disk cannot be used: {reason(error)}.",
                 action=remedy(error, str(self._directory), "point TMPDIR to another local disk and start again"),

@@ -14,7 +14,7 @@ from threading import Thread
 from typing import TypeVar
 
 from millpond.errors import FencedError, TransientError
-from millpond.slot.process.connection import Connection, PeerGone, PeerSilent
+from millpond.slot.process.connection import Connection, PeerSilent
 from millpond.slot.process.identity import NO_THREADS, Process, identify, owner
 from millpond.slot.process.lifecycle import SlotDirectory
 from millpond.slot.process.messages import (
@@ -294,7 +294,7 @@ def _ask_all(directory: SlotDirectory, message: Drain | Status, answer: type[_A]
             try:
                 asked[name] = Connection(directory.connect(name, silence), silence)
                 asked[name].send(message)
-            except (ConnectionError, FileNotFoundError, PeerGone):
+            except (ConnectionError, FileNotFoundError):
                 continue  # the slot has just exited, after finishing its commits
         answers: list[_A] = []
         fenced: FencedError | None = None

@@ -54,7 +54,7 @@ class PeerSilent(OSError):
     """The other end sent no frame, not even a heartbeat, for too long."""
 
 
-class PeerGone(OSError):
+class PeerGone(ConnectionError):
     """The other end closed the connection or died."""
 
 

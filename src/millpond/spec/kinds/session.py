@@ -18,6 +18,7 @@ from millpond.spec.calls import (
     with_requested_pattern,
 )
 from millpond.spec.functions import (
+    FUNCTIONS,
     KEY_COLUMNS,
     MAX_KEY_COLUMNS,
     SESSION_DISTINCT,
@@ -137,6 +138,17 @@ class SessionSpec(Spec, frozen=True, tag="session"):
             return False
         # When sessions merge, distinct inputs of both must be compared: that needs the rows.
         return needs_rows(self.calls, self.pattern) or any(map(is_distinct, self.calls))
+
+    @property
+    def in_order(self) -> bool:
+        """Whether rows have to be folded in the order of their times; rows that are kept are not ordered."""
+        return not self.keeps_rows and any(
+            FUNCTIONS[call.function].ordered and not self._sorts_values(call) for call in self.calls
+        )
+
+    def _sorts_values(self, call: AggregateCall) -> bool:
+        """Whether the function sorts its values by themselves; by other columns, the order of rows decides ties."""
+        return "order" in call.options and not self.inputs[call.inputs[0]].type.startswith("struct")
 
     @property
     def extra_metrics(self) -> tuple[str, ...]:

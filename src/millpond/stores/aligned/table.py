@@ -79,8 +79,8 @@ class AlignedTable:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all segments."""
-        return sum(ref.bytes for ref, _ in self._merged) + sum(file.data.size for file in self._segments)
+        """Bytes of all sealed segments; of a shared file, the partition's share."""
+        return sum(file.bytes for file in self.files)
 
     @property
     def memory(self) -> int:

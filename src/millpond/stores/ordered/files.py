@@ -23,8 +23,11 @@ from millpond.stores.runs.compactor import Writer
 from millpond.stores.runs.merge import piece_rows
 from millpond.stores.runs.pace import Pace
 from millpond.stores.runs.pick import MAX_LAYERS, Extent, pick
-from millpond.stores.runs.run import Run, discard_result
+from millpond.stores.runs.run import Run, close_runs, discard_result
 from millpond.stores.table_resources import TableResources
+
+_MARK_WORDS = 1 << 13
+"""Words of marks that are unpacked at a time: half a million rows, each of which takes up to nine bytes."""
 
 
 class PartFiles:
@@ -68,9 +71,11 @@ class PartFiles:
         self.flushed = flushed
         self.matched_files: list[Part] = []
         self._flushing: int | None = None
-        self._matched_write: Future[Run] | None = None
+        self._names: Future[list[Run]] | None = None  # the running write of the names of matched rows
+        self._names_inputs: Sequence[Input] = ()
+        self._names_outputs: list[Run] = []  # files of names that have been written so far
         self._merge = BackgroundMerge[Input, list[Run]]()
-        self._dropped: list[Part] = []  # inputs of the running merge that have been dropped since it began
+        self._dropped: list[Part] = []  # no longer part of the state, but still read in the background
         self._outputs: list[Run] = []  # files of the running merge that this process has written so far
 
     @property
@@ -107,8 +112,9 @@ class PartFiles:
         Pending files are not part of the state; the manifest names them so that the garbage collection keeps them.
         """
         refs = [msgspec.structs.replace(file.ref, marks=True) for file in self.matched_files if file.ref is not None]
-        # Copied: the thread that merges adds to the list.
+        # Copied: the thread that merges adds to these lists.
         pending = [run.ref for run in list(self._outputs)] if self._merge.running else []
+        pending += [run.ref for run in list(self._names_outputs)]
         for part in parts:
             if part.ref is not None and part.upto <= self.flushed:
                 refs.append(part.ref)
@@ -133,14 +139,14 @@ class PartFiles:
         self._dropped += dropped
         if (done := self._merge.take()) is not None:
             parts = self._adopt(parts, *done)
-        # Inputs of a running merge are dropped when its result is adopted, or after it has failed.
-        merging = [source.part for source in self._merge.inputs]
+        # Files that are read in the background are dropped afterwards.
+        in_use = [source.part for source in (*self._merge.inputs, *self._names_inputs)]
         for part in self._dropped:
             if part.file is not None:
                 discard_result(part.file)
-            if part.run is not None and part not in merging:
+            if part.run is not None and part not in in_use:
                 self._store.drop(part.run)
-        self._dropped = [part for part in self._dropped if part in merging]
+        self._dropped = [part for part in self._dropped if part in in_use]
         if not self._merge.running:
             self._begin_merge(parts, buckets, expired)
         return parts
@@ -152,19 +158,22 @@ class PartFiles:
             return
         # Parts that later batches added are not covered by this flush.
         covered = [part for part in parts if part.upto <= self._flushing]
-        if self._matched_write is None:
+        if self._names is None:
             # Some parts are not in files yet.
             if any(part.run is None and part.count for part in covered):
                 return
             # Marks on rows in files are so far in deltas or older notes only, so they must be written before deltas are
             # covered.
-            notes = list(self._unflagged_names(covered))
-            if notes:
-                self._matched_write = self._writers.submit(self._store.write, notes, self._layout.rows)
+            inputs = [Input(part) for part in covered if part.marks is not None and part.run is not None]
+            if not inputs:
+                self._finish_flush([])
                 return
-            self._finish_flush([])
-        elif self._matched_write.done():
-            self._finish_flush([Part.of_run(self._layout, self._matched_write.result(), self._flushing)])
+            outputs: list[Run] = []
+            self._names_inputs, self._names_outputs = inputs, outputs
+            # Not by the writers: rows that leave memory must not wait until files are read.
+            self._names = self._background.submit(self._write_names, inputs, outputs)
+        if self._names.done():
+            self._finish_flush([Part.of_run(self._layout, run, self._flushing) for run in self._names.result()])
 
     def _finish_flush(self, matched_files: list[Part]) -> None:
         assert self._flushing is not None
@@ -172,18 +181,42 @@ class PartFiles:
         for old in self.matched_files:
             if old.run is not None:
                 self._store.drop(old.run)
-        self.matched_files, self._matched_write = matched_files, None
+        self.matched_files, self._names, self._names_inputs, self._names_outputs = matched_files, None, (), []
         self.flushed, self._flushing = self._flushing, None
         self.backlog.cover(self.flushed)
 
-    def _unflagged_names(self, parts: Sequence[Part]) -> Iterator[Rows]:
-        """Yield the names of the matched rows in files that do not carry the flag themselves, in order."""
-        names = [
-            matched_names(rows, self._layout)
-            for part in parts
-            if part.marks is not None and part.run is not None
-            for rows in part.rows_at_positions(_set_bits(part.marks))
-        ]
+    def _write_names(self, inputs: Sequence[Input], outputs: list[Run]) -> list[Run]:
+        """Write the names of the matched rows in files that do not carry the flag themselves. Runs in the background.
+
+        Args:
+            inputs: the files, and copies of their marks.
+            outputs: receives each file of names when it is written.
+
+        Returns:
+            `outputs`. If a write fails, or the table is closed meanwhile, they are closed.
+        """
+        try:
+            # A quarter of all rows may have such names, so those of one file are in memory at a time.
+            for names in self._pace.throttle(self._unflagged_names(inputs)):
+                run = self._store.write(names, self._layout.rows)
+                outputs.append(run)
+        except BaseException:
+            close_runs(outputs)
+            raise
+        return outputs
+
+    def _unflagged_names(self, inputs: Sequence[Input]) -> Iterator[Rows]:
+        """Yield these names in pieces of about two temporaries, each in order."""
+        names: list[Rows] = []
+        size = 0
+        for source in inputs:
+            assert source.marks is not None
+            for rows in chain.from_iterable(map(source.part.rows_at_positions, _set_bits(source.marks))):
+                names.append(matched_names(rows, self._layout))
+                size += names[-1].words.nbytes
+                if size >= 2 * self._piece:
+                    yield sorted_rows(names, self._layout)
+                    names, size = [], 0
         if names:
             yield sorted_rows(names, self._layout)
 
@@ -254,11 +287,8 @@ class PartFiles:
         old = [source.part for source in inputs]
         merged_parts = [Part.of_run(self._layout, run, max(part.upto for part in old)) for run in runs]
         for source in inputs:
-            # Before the input is dropped: its newly matched rows are read to name them.
             self._carry_over(source, merged_parts)
-            assert source.part.run is not None
-            self._store.drop(source.part.run)
-        self._dropped = [part for part in self._dropped if part not in old]
+        self._dropped += [part for part in old if part not in self._dropped]
         return [part for part in parts if part not in old] + merged_parts
 
     def _carry_over(self, source: Input, outputs: Sequence[Part]) -> None:
@@ -268,7 +298,7 @@ class PartFiles:
             return
         # Bits set since the merge copied them.
         since = _set_bits(marks if source.marks is None else marks & ~source.marks)
-        for rows in source.part.rows_at_positions(since):
+        for rows in chain.from_iterable(map(source.part.rows_at_positions, since)):
             names = matched_names(rows, self._layout)
             hashes = names.word(HASH)
             numbers = names.ints(self._layout.number)
@@ -279,8 +309,8 @@ class PartFiles:
         """Cancel background work; files being written are left to the store's garbage collection."""
         self._pace.stop()
         self._merge.close()
-        if self._matched_write is not None:
-            discard_result(self._matched_write)
+        if self._names is not None:
+            discard_result(self._names)
         for part in [*self.matched_files, *self._dropped]:
             if part.run is not None:
                 part.run.close()
@@ -317,7 +347,8 @@ def do_merge(
     return outputs
 
 
-def _set_bits(marks: np.ndarray) -> np.ndarray:
-    """Return the positions of the set bits."""
-    positions: np.ndarray = np.flatnonzero(np.unpackbits(marks.view(np.uint8), bitorder="little"))
-    return positions.astype(np.int64)
+def _set_bits(marks: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the positions of the set bits, in pieces."""
+    for start in range(0, len(marks), _MARK_WORDS):
+        bits = np.unpackbits(marks[start : start + _MARK_WORDS].view(np.uint8), bitorder="little")
+        yield np.flatnonzero(bits).astype(np.int64) + 64 * start

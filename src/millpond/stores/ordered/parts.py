@@ -116,11 +116,11 @@ class Part:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the rows, in memory or in the file."""
+        """Bytes of the rows, in memory or in the file (see `Run.bytes`)."""
         if self.rows is not None:
             return self.rows.words.nbytes + self.rows.heap.nbytes
-        assert self.ref is not None
-        return self.ref.bytes
+        assert self.run is not None
+        return self.run.bytes
 
     def adopt_file(self, run: Run) -> None:
         """Release the rows in memory: the file holds them now."""

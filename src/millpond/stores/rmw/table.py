@@ -442,14 +442,14 @@ class RmwTable:
     def stats(self) -> dict[str, int]:
         """Return figures; `cache_hits` and `cache_misses` count since the batch began.
 
-        `keys`: keys held. `bytes`: of the state in memory and in files.
+        `keys`: keys held. `bytes`: of the state in memory and in files; of a shared file, the partition's share.
         `cache_hits`, `cache_misses`: looked-up keys that were in memory, or had to be looked up in runs.
         `prefetched_keys`, `prefetched_used`, `dropped_hints`, `prefetch_ms`: of the last batch, see `PrefetchFigures`.
         `hot_rows`, `hot_bytes`: rows and bytes in memory; `dirty_rows`: those of them that are in no run yet;
         `buffer_bytes`: in the eviction buffer; `run_rows`: rows in runs.
         """
         misses = 0 if self._memory.complete else self._plan.misses
-        files = sum(run.ref.bytes for run in self._runs.runs if run.ref is not None)
+        files = sum(run.bytes for run in self._runs.runs if run.ref is not None)
         buffered = 0 if self._eviction_buffer is None else self._eviction_buffer.memory
         return {
             "keys": self._keys,

@@ -167,7 +167,7 @@ def _extent(run: Run) -> Extent:
     ref = run.ref
     assert ref is not None
     if ref.visible is None or run.view.axis != HASH:
-        return Extent(ref.first, ref.last, ref.bytes)
-    # Only the rows inside `visible` count; their bytes are estimated from their share of the rows.
+        return Extent(ref.first, ref.last, run.bytes)
+    # Only the rows inside `visible` count.
     first, last = max(ref.first, ref.visible[0]), min(ref.last, ref.visible[1])
-    return Extent(first, max(first, last), ref.bytes * run.rows // max(1, ref.rows))
+    return Extent(first, max(first, last), run.bytes)

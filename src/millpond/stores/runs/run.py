@@ -144,6 +144,17 @@ class Run:
         return int(index.starts[end] - index.starts[begin])
 
     @property
+    def bytes(self) -> int:
+        """Bytes of the file; of a file that partitions share, those of the rows in its range, roughly.
+
+        If rows belong to partitions by their group's hash, which has no order in the file, the whole file counts.
+        """
+        assert self.ref is not None
+        if self.ref.visible is None or self.view.axis != HASH:
+            return self.ref.bytes
+        return self.ref.bytes * self.rows // max(1, self.ref.rows)
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of a row in memory with its long values, roughly."""
         index = self.source.index

@@ -12,6 +12,7 @@ from millpond.errors import StateDamagedError
 from millpond.files.formats.append_file import AppendFile, AppendFileWriter
 from millpond.files.formats.blocks import kernel_layout
 from millpond.files.refs import RunRef, TableManifest
+from millpond.kernels.memory import LOW_HALF
 from millpond.kernels.pointers import address
 from millpond.kernels.runs.gather import gather_rows
 from millpond.kernels.runs.sort import order_by_hash
@@ -114,11 +115,15 @@ class WindowLog:
         # Before the entries of the segment: a window may have been taken, and opened again.
         for ids in read_taken_ids(self.files, segment):
             self._stat.remove(ids, self._prefetched.released)
+        own_rows = 0
         for _, entries in read_entries(self.files, [segment], None):
             self._stat.make_room(len(entries.words))
             ids, axis, places = np.ascontiguousarray(entries.words[entries.words[:, HASH] != 0].T)
             times = (axis >> np.uint64(TIME_BITS)).astype(np.int64)
             self._stat.count += kernels.add_entries(self._stat.table, ids, places, times, segment.seq)
+            own_rows += int((places & LOW_HALF).sum())
+        if not file.visible.whole:
+            segment.foreign_rows = segment.rows - own_rows
 
     @property
     def next_seq(self) -> int:
@@ -132,8 +137,8 @@ class WindowLog:
 
     @property
     def bytes(self) -> int:
-        """Size of all segments in bytes."""
-        return sum(segment.file.data.size for segment in self.segments)
+        """Size of all segments in bytes; of a shared one, the partition's share."""
+        return sum(segment.bytes for segment in self.segments)
 
     @property
     def rows(self) -> int:

@@ -75,11 +75,18 @@ class Segment:
         self.written = written
         self.data, self.index, self.taken = file.sections
         self.outdated = np.zeros(self.index.count, np.bool_)  # index blocks without rows of an open window
+        self.foreign_rows = 0  # rows of other partitions, which share the file
 
     @property
     def rows(self) -> int:
         """Number of rows, outdated ones included."""
         return self.data.rows
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the file; of a file that partitions share, those of its own rows, roughly."""
+        size = self.file.data.size
+        return size - size * self.foreign_rows // max(1, self.rows)
 
     def adopt(self) -> None:
         """Take over the file that became durable."""

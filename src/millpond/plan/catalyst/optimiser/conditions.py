@@ -9,12 +9,14 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from millpond.plan.catalyst.jvm import Catalyst
-from millpond.plan.catalyst.nodes import BATCH_TIMES, CLOCKS, Expression, Node, items
+from millpond.plan.catalyst.nodes import BATCH_TIMES, CLOCKS, WATERMARK_DELAY, Expression, Node, items
 from millpond.plan.catalyst.optimiser.rules import ELIMINATE_ALIASES, MAX_PASSES, OPTIMIZER, PRUNE_COLUMNS, apply_rules
 from millpond.plan.catalyst.stable import is_special_time
+from millpond.plan.catalyst.text import subquery
 
 _LOCAL = "org.apache.spark.sql.catalyst.plans.logical.LocalRelation"
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
+_PATTERNS = "org.apache.spark.sql.catalyst.trees.TreePattern"
 _SIMPLIFYING = tuple(
     f"{OPTIMIZER}.{rule}"
     for rule in (
@@ -30,13 +32,23 @@ _SIMPLIFYING = tuple(
 _SIMPLIFYING_FILTERS = (*_SIMPLIFYING, f"{OPTIMIZER}.ConstantPropagation")
 _UNALIASED = (*ELIMINATE_ALIASES, f"{OPTIMIZER}.EliminateResolvedHint")
 _MOVING_SEMI_JOINS = (f"{OPTIMIZER}.PushDownLeftSemiAntiJoin", f"{OPTIMIZER}.PushLeftSemiLeftAntiThroughJoin")
+_DECORRELATING = (
+    f"{OPTIMIZER}.OptimizeOneRowRelationSubquery",
+    f"{OPTIMIZER}.PullOutNestedDataOuterRefExpressions",
+    f"{OPTIMIZER}.PullupCorrelatedPredicates",
+)
+_PULLING_OUT_GROUPINGS = (f"{OPTIMIZER}.PullOutGroupingExpressions",)
 _SETTLING = (
     f"{OPTIMIZER}.ReorderJoin",
     f"{OPTIMIZER}.PushDownPredicates",
     f"{OPTIMIZER}.ReplaceNullWithFalseInPredicate",
     f"{OPTIMIZER}.BooleanSimplification",
     f"{OPTIMIZER}.EliminateOuterJoin",
+    # After the pushdown: a condition that has become a join of its subquery would stay above state.
+    f"{OPTIMIZER}.RewriteCorrelatedScalarSubquery",
+    f"{OPTIMIZER}.RewriteLateralSubquery",
 )
+_INLINING = (f"{OPTIMIZER}.CollapseProject", f"{OPTIMIZER}.SimplifyExtractValueOps")
 _INFERRING = (f"{OPTIMIZER}.InferFiltersFromGenerate", f"{OPTIMIZER}.InferFiltersFromConstraints")
 _EXTRA = (f"{OPTIMIZER}.PushExtraPredicateThroughJoin", f"{OPTIMIZER}.PushDownPredicates")
 _REPLACING = (f"{OPTIMIZER}.ReplaceDistinctWithAggregate",)
@@ -56,7 +68,7 @@ def without_clock(catalyst: Catalyst, plan: Node) -> tuple[Node, Callable[[Node]
     Returns:
         The plan, and a function that puts the expressions back.
     """
-    current = catalyst.object("org.apache.spark.sql.catalyst.trees.TreePattern").CURRENT_LIKE()
+    current = catalyst.object(_PATTERNS).CURRENT_LIKE()
     if not plan.java.containsPattern(current):
         return plan, lambda settled: settled
     parts = list(_parts(plan))
@@ -78,7 +90,11 @@ def without_clock(catalyst: Catalyst, plan: Node) -> tuple[Node, Callable[[Node]
 
 
 def _parts(plan: Node) -> Iterator[Expression]:
-    return (part for node in plan.walk() for expression in node.expressions for part in expression.walk())
+    return (part for node in plan.walk() for part in _own_parts(node))
+
+
+def _own_parts(node: Node) -> Iterator[Expression]:
+    return (part for expression in node.expressions for part in expression.walk())
 
 
 def _constant_time(catalyst: Catalyst, clock: Expression) -> Any:
@@ -135,6 +151,10 @@ def with_settled_conditions(catalyst: Catalyst, plan: Node, *, pruned: bool, sem
     are pruned, with their watermarks. Semi and anti joins with tables are moved below state, too: what enters the state
     was known to the table of its batch.
 
+    The columns that a subquery takes from outside are pulled out of its plan first. A condition that moves gets other
+    columns, which the rules do not replace within the subquery's plan. Lateral joins and correlated scalar subqueries
+    become joins with tables.
+
     Args:
         catalyst: of the query's session.
         plan: a plan with plain conditions.
@@ -144,11 +164,21 @@ def with_settled_conditions(catalyst: Catalyst, plan: Node, *, pruned: bool, sem
     settling = (*_SETTLING, *_MOVING_SEMI_JOINS) if semi_joins else _SETTLING
     # The order of Spark's optimiser: filters are inferred once, and the inferred filters are then moved in turn.
     java = apply_rules(catalyst, _UNALIASED, plan.java)
+    if plan.java.containsPattern(catalyst.object(_PATTERNS).PLAN_EXPRESSION()) and any(
+        node.kind == "Aggregate" and any(map(_is_correlated, _own_parts(node))) for node in plan.walk()
+    ):
+        # Decorrelated, a subquery among the keys would no longer equal the same subquery among the results.
+        java = apply_rules(catalyst, _PULLING_OUT_GROUPINGS, java)
+    java = apply_rules(catalyst, _DECORRELATING, java)
     java = apply_rules(catalyst, settling, java, MAX_PASSES)
     java = apply_rules(catalyst, _INFERRING, java)
     java = apply_rules(catalyst, settling, java, MAX_PASSES)
-    java = apply_rules(catalyst, _EXTRA, java, MAX_PASSES)
-    return Node(apply_rules(catalyst, PRUNE_COLUMNS, java, MAX_PASSES) if pruned else java)
+    settled = Node(apply_rules(catalyst, _EXTRA, java, MAX_PASSES))
+    return _pruned(catalyst, settled) if pruned else settled
+
+
+def _is_correlated(expression: Expression) -> bool:
+    return bool(expression.children) and subquery(expression) is not None
 
 
 def pruned_deduplications(catalyst: Catalyst, plan: Node) -> list[frozenset[int]]:
@@ -160,10 +190,41 @@ def pruned_deduplications(catalyst: Catalyst, plan: Node) -> list[frozenset[int]
         catalyst: of the query's session.
         plan: a plan with settled conditions.
     """
-    java = apply_rules(catalyst, (*_UNALIASED, *_REPLACING), plan.java)
-    java = apply_rules(catalyst, PRUNE_COLUMNS, java, MAX_PASSES)
-    deduplications = [node for node in Node(java).walk() if node.kind == "Deduplicate"]
+    pruned = _pruned(catalyst, Node(apply_rules(catalyst, (*_UNALIASED, *_REPLACING), plan.java)))
+    deduplications = [node for node in pruned.walk() if node.kind == "Deduplicate"]
     return [frozenset(column.expr_id for column in node.output) for node in deduplications]
+
+
+def _pruned(catalyst: Catalyst, plan: Node) -> Node:
+    """Prune unused columns, also those in fields of a struct of which only other fields are read."""
+    pruned = Node(apply_rules(catalyst, PRUNE_COLUMNS, plan.java, MAX_PASSES))
+    inlined = _with_inlined_structs(catalyst, pruned)
+    return pruned if inlined is pruned else _pruned(catalyst, inlined)
+
+
+def _with_inlined_structs(catalyst: Catalyst, plan: Node) -> Node:
+    """Merge each projection that reads fields of a struct with the one below, if that makes the struct.
+
+    Other projections stay apart. Merged, they would hide how event-time windows are assigned.
+    """
+    plan = catalyst.with_children(plan, [_with_inlined_structs(catalyst, child) for child in plan.children])
+    if plan.kind != "Project" or plan.children[0].kind != "Project":
+        return plan
+    (below,) = plan.children
+    # A window is a struct with a watermark.
+    structs = {
+        result.expr_id
+        for result in below.list("projectList")
+        if result.kind == "Alias"
+        and result.children[0].kind == "CreateNamedStruct"
+        and WATERMARK_DELAY not in result.metadata
+    }
+    fields = (part.children[0] for part in _own_parts(plan) if part.kind == "GetStructField") if structs else ()
+    if not any(struct.kind == "AttributeReference" and struct.expr_id in structs for struct in fields):
+        return plan
+    alone = catalyst.with_children(plan, [catalyst.with_children(below, [no_rows(catalyst, below.children)])])
+    merged = Node(apply_rules(catalyst, _INLINING, alone.java))
+    return plan if merged.children[0].kind == "Project" else catalyst.with_children(merged, below.children)
 
 
 def without_repeated_groupings(catalyst: Catalyst, plan: Node) -> Node:

@@ -15,13 +15,29 @@ ELIMINATE_ALIASES = (
 )
 PRUNE_COLUMNS = (f"{OPTIMIZER}.ColumnPruning",)
 
+_ANALYSING = frozenset(
+    {
+        *ELIMINATE_ALIASES,
+        f"{OPTIMIZER}.EliminateResolvedHint",
+        f"{OPTIMIZER}.ReplaceExpressions",
+        f"{OPTIMIZER}.PullOutGroupingExpressions",
+        f"{OPTIMIZER}.ComputeCurrentTime",
+        f"{OPTIMIZER}.SpecialDatetimeValues",
+    }
+)
+"""Rules that Spark applies as parts of another one, `FinishAnalysis`, whatever the user excludes."""
+_EXCLUDED = "spark.sql.optimizer.excludedRules"
+
 MAX_PASSES = 100
 """Same as `spark.sql.optimizer.maxIterations`."""
 
 
 def apply_rules(catalyst: Catalyst, rules: Sequence[str], java: Any, passes: int = 1) -> Any:
-    """Apply rules in turn to a JVM plan, for at most `passes` passes or until nothing changes."""
-    objects = [catalyst.object(rule) for rule in rules]
+    """Apply rules in turn to a JVM plan, for at most `passes` passes or until nothing changes.
+
+    Rules that the user excludes from Spark's optimiser are not applied.
+    """
+    objects = [catalyst.object(rule) for rule in _without_excluded(catalyst, rules)]
     for _ in range(passes):
         before = java
         for rule in objects:
@@ -29,3 +45,13 @@ def apply_rules(catalyst: Catalyst, rules: Sequence[str], java: Any, passes: int
         if java.fastEquals(before):
             break
     return java
+
+
+def _without_excluded(catalyst: Catalyst, rules: Sequence[str]) -> Sequence[str]:
+    """Return the rules that the optimiser of the session applies, too."""
+    setting = catalyst.spark.conf.get(_EXCLUDED, None)
+    if not setting:
+        return rules
+    required = catalyst.spark._jsparkSession.sessionState().optimizer().nonExcludableRules()
+    excluded = {name.strip() for name in setting.split(",")} - _ANALYSING
+    return [rule for rule in rules if rule not in excluded or required.contains(rule)]

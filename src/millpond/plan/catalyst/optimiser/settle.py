@@ -18,7 +18,7 @@ from millpond.plan.catalyst.optimiser.windows import Needed, needed_columns
 _STATE = {"Aggregate", "Deduplicate", "DeduplicateWithinWatermark", "Distinct", "Window", "Join"}
 """Nodes below which a filter on their rows may be moved."""
 
-_FILTERS = {"Filter", "Join", "Generate"}
+_FILTERS = {"Filter", "Join", "LateralJoin", "Generate"}
 """Nodes that filter rows, or from which Spark infers filters."""
 
 
