@@ -111,7 +111,7 @@ def show_state(
     """Print rows of an operator's state."""
     from millpond.query.checkpoints.finding import find_state
     from millpond.state_reader.reader import StateReader
-    from millpond.state_reader.values import plain_value
+    from millpond.state_reader.values import printable_value
 
     reader = StateReader(find_state(location))
     chosen = reader.choose(version)
@@ -122,7 +122,7 @@ def show_state(
         for batch in reader.read(chosen_operator.index, number, chosen, name):
             table = table or Table(*batch.schema.names, title=f"operator {chosen_operator.index}, version {chosen}")
             for row in range(min(rows_left, batch.num_rows)):
-                table.add_row(*(_shown(plain_value(column[row])) for column in batch.columns))
+                table.add_row(*(_shown(printable_value(column[row])) for column in batch.columns))
             rows_left -= min(rows_left, batch.num_rows)
             if not rows_left:
                 break

@@ -156,7 +156,7 @@ class OperatorSlot:
         self.sealed = SealedFiles(str(sealed), self.name, self._folder)
         budget = MemoryBudget(world.memory)
         resources = SlotResources(
-            self.name, index, "", directory, budget, budget.open(), self.later, self.later, Later()
+            self.name, index, "", directory, budget, budget.open(), self.later, self.later, self.later, Later()
         )
         try:
             self.query = Query(world.task(generation), resources, self)

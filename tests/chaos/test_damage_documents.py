@@ -32,7 +32,7 @@ from millpond.checkpoint.compaction.requests import (
 )
 from millpond.checkpoint.forks.parents import PARENTS_FILE, open_state
 from millpond.checkpoint.formats.documents import FORMAT
-from millpond.checkpoint.generation import newest_claim
+from millpond.checkpoint.generation import claimed_generations
 from millpond.checkpoint.retention.collector import Collector
 from millpond.compactor.worker import Worker
 from millpond.errors import StateDamagedError, StateIncompatibleError
@@ -147,11 +147,10 @@ def test_rows_are_right_or_the_file_is_named(copied: Path, tmp_path: Path, kind:
             try:
                 query(copied / folder).through(STARTED)
                 files = open_state(str(copied / folder))
-                claimed = newest_claim(files)
-                assert claimed is not None
+                newest = claimed_generations(files)[-1]
                 for now in (2e9, 3e9):
                     still = partial(float, now)
-                    Collector(files, claimed.number, retain=2, grace=0.0, clock=still, elapsed=still).collect(STARTED)
+                    Collector(files, newest, retain=2, grace=0.0, clock=still, elapsed=still).collect(STARTED)
             except (StateDamagedError, StateIncompatibleError) as error:
                 assert error.file, error  # noqa: PT017
                 named += 1

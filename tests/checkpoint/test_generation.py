@@ -14,7 +14,6 @@ from millpond.checkpoint.generation import (
     claimed_generations,
     deciding_claim,
     fenced_name,
-    newest_claim,
     read_base,
     read_claim,
     write_base,
@@ -180,12 +179,12 @@ def test_altered_claim_and_base_are_named():
             read(files, 1)
 
 
-def test_newest_claim_skips_a_torn_one():
+def test_a_torn_claim_decides_nothing():
     files = memory()
-    assert newest_claim(files) is None
-    claim(files, run="r", partitions=5)
+    assert deciding_claim(files) is None
+    claim(files, run=RESCALE_RUN, partitions=5)
     files.put(claim_name(2), [b'{"number'])
-    assert newest_claim(files).partitions == 5
+    assert deciding_claim(files).partitions == 5
 
 
 def test_only_runs_and_rescales_decide_the_number_of_partitions():

@@ -555,10 +555,36 @@ class TestPostgres:
 
         monkeypatch.setattr(postgres_module, "time", SimpleNamespace(monotonic=lambda: now))
         monkeypatch.setattr(psycopg.Connection, "connect", connect)
-        # A retry does not help against the first error, whatever the others are.
-        with pytest.raises(UsageError, match="password authentication failed"):
+        with pytest.raises(psycopg.errors.ConnectionTimeout, match="too late"):
             PostgresTable("host=127.0.0.1,127.0.0.2,127.0.0.3", "things").connect(SCHEMA, timeout)
         assert asked == [(f"host=127.0.0.{number}", share) for number, share in enumerate(shares, 1)]
+
+    @pytest.mark.parametrize(
+        ("hosts", "down", "retried"),
+        [
+            ("host=primary,replica hostaddr=127.0.0.1,127.0.0.2", "127.0.0.1", True),  # the primary may come back
+            ("host=primary,replica hostaddr=127.0.0.1,127.0.0.2", "127.0.0.2", True),
+            ("host=primary,replica hostaddr=127.0.0.1,127.0.0.2", None, False),
+            ("hostaddr=127.0.0.1,127.0.0.2", "127.0.0.1", True),
+            ("host=server,server hostaddr=127.0.0.1,127.0.0.2", "127.0.0.1", False),  # one host, of two addresses
+            ("host=server,server hostaddr=127.0.0.1,127.0.0.2", "127.0.0.2", False),
+        ],
+    )
+    def test_a_host_that_refuses_does_not_keep_one_that_is_down_from_retries(
+        self, monkeypatch: pytest.MonkeyPatch, hosts: str, down: str | None, retried: bool
+    ) -> None:
+        import psycopg
+
+        def connect(conninfo: str, **more: Any) -> None:
+            if down is not None and f"hostaddr={down}" in conninfo:
+                raise psycopg.OperationalError("connection refused")
+            raise psycopg.OperationalError("FATAL: password authentication failed")
+
+        monkeypatch.setattr(psycopg.Connection, "connect", connect)
+        # A `UsageError` is not retried.
+        error, message = (psycopg.OperationalError, "connection refused") if retried else (UsageError, "password")
+        with pytest.raises(error, match=message):
+            PostgresTable(hosts, "things").connect(SCHEMA, 5)
 
     def test_a_lock_that_is_held(self, postgres_server: PostgresServer, client: Any) -> None:
         import psycopg

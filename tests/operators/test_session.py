@@ -358,18 +358,36 @@ def test_rows_of_a_whole_batch_count_in_the_order_of_their_times(
         rig.operator.close()
 
 
+def test_rows_of_several_portions_count_before_a_stored_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encode, "_MIN_ROWS", 1)
+    monkeypatch.setattr(RmwTable, "portion_keys", property(lambda _: 1))
+    spec = session_spec(calls=ORDERED)
+    rig = Rig(replace(spec, gap=None), str(tmp_path))
+    rig.batch([record_batch(rig.spec, [("a", 15, 40, 1)], 64)], Times())
+    rows: list[Row] = [("a", 10, 30, 2), ("b", 5, 6, 0), ("a", 12, 22, 3)]
+    rig.batch([record_batch(rig.spec, rows, 64)], Times())
+    found = {
+        key: (first, last, *listed)
+        for key, _, _, first, last, *listed in found_in_order(rig.batch([], Times(0, 10**6)))
+    }
+    assert found == {"a": (2, 1, 2, 3, 1), "b": (0, 0, 0)}
+    rig.operator.close()
+
+
 def test_order_of_rows_matters() -> None:
     """Not to a list of texts that are sorted by themselves, nor where rows are kept."""
 
-    def in_order(function: str, **options: Any) -> bool:
+    def depends_on_row_order(function: str, **options: Any) -> bool:
         call = AggregateCall(function, (1,), "string", options=options)
-        return session_spec(calls=(call,)).in_order
+        return session_spec(calls=(call,)).depends_on_row_order
 
-    assert not in_order("listagg", order=[[False, False]])
-    assert in_order("listagg")
-    assert in_order("last")
-    assert not in_order("max")
-    assert not replace(session_spec(calls=ORDERED), pattern="append").in_order
+    assert not depends_on_row_order("listagg", order=[[False, False]])
+    assert depends_on_row_order("listagg")
+    assert depends_on_row_order("last")
+    assert not depends_on_row_order("max")
+    assert not replace(session_spec(calls=ORDERED), pattern="append").depends_on_row_order
 
 
 def test_a_window_beyond_the_last_timestamp_is_an_error(tmp_path: Path) -> None:

@@ -223,6 +223,7 @@ def sets(clause: str) -> Callable[[DataFrame], StateSchema]:
     return sql(f"select k + 1, s, count(*) from {{events}} group by {clause}")
 
 
+NO_KEYS = "select count(*) from {events} group by grouping sets (())"
 UNION = (
     "select w, count(*) from (select window(ts, '1 minute') w from {{events}} union all "
     "select window(ts, '{} minutes') w from {{events}}) group by w"
@@ -343,7 +344,11 @@ def test_what_spark_computes_below_an_operator_is_compared(stream: DataFrame, na
             for gap in (5, 7)
         ),
         (sets("rollup(k + 1, s)"), sets("grouping sets ((k + 1, s), (k + 1), ())")),
-        (sets("k + 1, s grouping sets ((k + 1), ())"), sets("k + 1, s grouping sets ((k + 1), ())")),
+        *(
+            (sets(clause), sets(clause))
+            for clause in ("k + 1, s grouping sets ((k + 1), ())", "k + 1, s grouping sets (())")
+        ),
+        (sql(NO_KEYS), sql(NO_KEYS)),
         (sample, sample),
     ],
 )

@@ -50,9 +50,11 @@ class Job:
         """Add one file a batch; every row has amount 1."""
         for keys in batches:
             path = self.source / f"{self.prefix}{len(self.written):03d}.parquet"
-            pq.write_table(pa.table({"key": pa.array(keys, pa.int64()), "amount": pa.array([1] * len(keys))}), path)
+            hidden = self.source / f".{path.name}"  # a query that runs takes no file half written
+            pq.write_table(pa.table({"key": pa.array(keys, pa.int64()), "amount": pa.array([1] * len(keys))}), hidden)
             stamp = 1_700_000_000 + len(self.written)
-            os.utime(path, (stamp, stamp))
+            os.utime(hidden, (stamp, stamp))
+            hidden.rename(path)
             self.written.append(keys)
 
     def stream(self) -> DataFrame:

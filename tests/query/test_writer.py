@@ -519,7 +519,7 @@ def test_the_state_of_a_temporary_checkpoint_goes_with_it(
     settings.set("spark.millpond.state.location", str(states))
     with caplog.at_level(logging.WARNING, "millpond"):
         once(millpond.writeStream(counts).format("noop")).start().awaitTermination()
-    assert f"its state in a folder at {states}; neither is kept" in caplog.text
+    assert f"its state in a folder at {states}; both are deleted" in caplog.text
     for thread in threading.enumerate():
         if thread.name == "millpond-temporary":
             thread.join(60)

@@ -745,7 +745,7 @@ def test_batches_go_on_while_names_of_matched_rows_are_written(
         try:
             files = rig.table._files
             assert files is not None
-            files._background = background
+            files._namers = background
             run_batch(rows=20_000)
             for _ in range(3):
                 run_batch()
@@ -755,6 +755,8 @@ def test_batches_go_on_while_names_of_matched_rows_are_written(
                 run_batch()
                 assert rig.version < 20
                 writing.wait(0.1)
+            matched_write = files._naming._result
+            assert matched_write is not None
             assert not any(ref.marks for ref in rig.manifests[-1].runs)
             assert rig.manifests[-1].flushed < rig.version - 1
             assert flushed <= rig.manifests[-1].flushed
@@ -764,18 +766,25 @@ def test_batches_go_on_while_names_of_matched_rows_are_written(
             assert part.run is not None
             assert part not in rig.table.parts
             assert part.run not in dropped
+            # Named, so that the garbage collection keeps it until it has been read.
+            assert part.ref is not None
+            assert part.ref.name in {ref.name for ref in rig.manifests[-1].runs if ref.pending}
             if end == "closed":
                 rig.table.close()
         finally:
             gate.set()
-        names = files._names
-        assert names is not None
         if end != "done":
-            assert isinstance(names.exception(60), TransientError)
+            assert isinstance(matched_write.exception(60), TransientError)
             assert len(written) == 1
             assert closed == written
+        if end == "failed":
+            before = rig.manifests[-1].flushed
+            run_batch()  # which does not fail
+            run_batch()
+            assert rig.manifests[-1].flushed > before, "it is tried again, and the part with the rows has gone"
+        if end != "done":
             return
-        assert names.result(60) == written
+        assert matched_write.result(60) == written
         assert {run.ref.name for run in written if run.ref} <= {
             ref.name for ref in rig.table.manifest().runs if ref.pending
         }

@@ -12,7 +12,7 @@ belongs to a run that died before it began; recovery skips it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -287,23 +287,20 @@ def newest_base(files: FileSystem) -> Base | None:
     return next(iter(NewestFirst(generations_with_base(files), partial(read_base, files))), None)
 
 
-def newest_claim(files: FileSystem, counts: Callable[[Generation], bool] = lambda claimed: True) -> Generation | None:
-    """Return the newest readable claim that counts, or None.
-
-    A torn claim can be skipped: it was never returned to its run.
-    """
-    return next(filter(counts, NewestFirst(claimed_generations(files), partial(read_claim, files))), None)
-
-
 def deciding_claim(files: FileSystem) -> Generation | None:
-    """Return the newest readable claim that decides how many partitions the next start has, or None.
+    """Return the claim that sets the next start's number of partitions.
 
     It is that of a run that has committed, or of `millpond state rescale`. A start that is refused, or fails before its
-    first commit, leaves a claim, and maybe a base: these decide nothing, unless no run has committed yet.
+    first commit, leaves a claim, and maybe a base: these decide nothing, unless no run has committed yet. A torn claim
+    is skipped: it was never returned to its run.
+
+    Returns:
+        The newest such claim, or None.
     """
     committed = {parse_commit_name(info.name)[1] for info in only_commits(files.list("commits/"))}
     deciding = committed or set(generations_with_base(files))
-    return newest_claim(files, lambda claimed: claimed.run == RESCALE_RUN or claimed.number in deciding)
+    claims = NewestFirst(claimed_generations(files), partial(read_claim, files))
+    return next((claimed for claimed in claims if claimed.run == RESCALE_RUN or claimed.number in deciding), None)
 
 
 def claimed_generations(files: FileSystem, after: int = 0) -> list[int]:

@@ -38,7 +38,7 @@ class OperatorSchema(msgspec.Struct, frozen=True):
         aliased: whether the names of keys are aliases, which may change from start to start; the operator's name then
             contains the grouping expressions.
         computed: SQL of what Spark's analyser computes below the operator for it: windows of event time, grouping sets,
-            expressions of a `Window` node. The spec has only the names of the columns.
+            expressions of a `Window` node; and columns that names alone do not distinguish. The spec has only names.
     """
 
     name: str

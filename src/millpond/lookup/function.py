@@ -21,6 +21,7 @@ from millpond.lookup.rows import (
     concat_values,
     distinct_keys,
     join_in_parts,
+    no_values,
     raise_if_failed,
 )
 from millpond.spec.kinds.enrich import EnrichSpec
@@ -115,12 +116,10 @@ class _Worker:
             assert self._cache is not None
             parts.append((cached, self._cache.values.take(places[cached])))
         if not parts:
-            columns = looked_up_schema(self._spec)
-            nothing = Values(pa.RecordBatch.from_pylist([], columns), np.empty(0, np.uint8), {})
-            return [(np.empty(0, np.int64), nothing)]
+            return [no_values(looked_up_schema(self._spec))]
         if self._has_room(requested_bytes):
             self._update_cache(keys, parts, places, now)
-        else:
+        else:  # Arrow's 32-bit offsets: too large to concatenate
             self._cache = None
         return parts
 
@@ -137,7 +136,7 @@ class _Worker:
         return positions[numbers[count:]]
 
     def _has_room(self, requested_bytes: int) -> bool:
-        """Return whether requested values fit into the cache. Without any, its size stays as it is."""
+        """Return whether requested values fit into the cache. A batch of hits adds nothing."""
         cached_bytes = 0 if self._cache is None else self._cache.values.columns.nbytes
         return not requested_bytes or requested_bytes + cached_bytes <= MAX_BATCH_BYTES
 

@@ -100,38 +100,43 @@ class PostgresTable:
         """Connect to the first address that answers. The addresses share the time-out, with at least 2 s for each.
 
         Raises:
-            OperationalError: no address answers. The error is that of the last address, or a permanent one.
+            OperationalError: no address answers. The error is permanent only if all hosts refuse permanently.
         """
         import psycopg
         from psycopg.conninfo import conninfo_attempts, conninfo_to_dict, make_conninfo
 
         class DeadlineConnection(psycopg.Connection[Any]):
-            """A connection that fails when the server has not answered by `deadline`."""
+            """A connection that fails when the server has not answered a statement by `deadline`."""
 
-            deadline = time.monotonic() + timeout
+            deadline: float  # set before each statement
 
             def wait(self, gen: Any, *_: Any, **__: Any) -> Any:
                 return super().wait(_with_deadline(gen, self.deadline), interval=0.05)
 
+        deadline = time.monotonic() + timeout
         parts = parse_conninfo(self.conninfo, self.table) or {}
         # psycopg itself would give each address the whole time.
         attempts = conninfo_attempts(conninfo_to_dict(self.conninfo))
-        errors: list[psycopg.OperationalError] = []
+        errors: dict[tuple[Any, ...], psycopg.OperationalError] = {}  # by host
         for number, attempt in enumerate(attempts):
-            share = (DeadlineConnection.deadline - time.monotonic()) / (len(attempts) - number)
+            seconds_left = (deadline - time.monotonic()) / (len(attempts) - number)
             try:
                 return DeadlineConnection.connect(
                     make_conninfo("", **attempt),
                     autocommit=True,
                     # Prepared statements fail once a column's type changes ("cached plan must not change result type").
                     prepare_threshold=None,
-                    connect_timeout=max(2, round(share)),  # libpq's minimum
+                    connect_timeout=max(2, round(seconds_left)),  # libpq's minimum
                     # The server ends the statement as well, instead of working on for a client that has given up.
                     options=f"{_options(parts)} -c statement_timeout={max(1, round(timeout * 1000))}",
                 )
             except psycopg.OperationalError as error:
-                errors.append(error)
-        raise next(filter(_is_permanent, errors), errors[-1])
+                host = attempt.get("host") or attempt.get("hostaddr"), attempt.get("port")
+                # A host may have several addresses (`localhost`): it refuses if one of them does.
+                if host not in errors or not _is_permanent(errors[host]):
+                    errors[host] = error
+        # A refusal does not go away, but another host that is merely down may answer a retry: its error comes first.
+        raise min(errors.values(), key=_is_permanent)
 
     def _refusal(self, error: Exception) -> UsageError:
         redact_error(error, secret_values(self.conninfo))

@@ -78,6 +78,11 @@ KeyedValues = tuple[NDArray[np.int64], Values]
 """Indices of some of the keys, and their values."""
 
 
+def no_values(columns: pa.Schema) -> KeyedValues:
+    """Return the values of no keys; `columns` is the schema of the looked-up columns."""
+    return np.empty(0, np.int64), Values(pa.RecordBatch.from_pylist([], columns), np.empty(0, np.uint8), {})
+
+
 def all_values(answer: Answer) -> Values:
     """Return the values of all keys of an answer."""
     return Values(answer.values, answer.states, _failures(answer, answer.states, None))
@@ -121,9 +126,13 @@ def concat_values(parts: Sequence[KeyedValues], count: int) -> Values:
     order = np.empty(count, np.int64)
     order[np.concatenate([numbers for numbers, _ in filled])] = np.arange(count)
     columns = pa.concat_batches([values.columns for _, values in filled])
-    failures = {int(numbers[row]): why for numbers, values in filled for row, why in values.failures.items()}
     states = np.concatenate([values.states for _, values in filled])[order]
-    return Values(columns.take(pa.array(order)), states, failures)
+    return Values(columns.take(pa.array(order)), states, _failures_of(filled))
+
+
+def _failures_of(parts: Sequence[KeyedValues]) -> dict[int, Failure]:
+    """Return the failures of the keys in `parts` by the key's index."""
+    return {int(numbers[row]): why for numbers, values in parts for row, why in values.failures.items()}
 
 
 def raise_if_failed(spec: EnrichSpec, parts: Sequence[KeyedValues], keys: pa.RecordBatch) -> None:
@@ -137,8 +146,7 @@ def raise_if_failed(spec: EnrichSpec, parts: Sequence[KeyedValues], keys: pa.Rec
     Raises:
         MillpondError: a key could not be looked up.
     """
-    failures = {int(numbers[row]): why for numbers, values in parts for row, why in values.failures.items()}
-    if failures and spec.on_error == "fail":
+    if spec.on_error == "fail" and (failures := _failures_of(parts)):
         position = min(failures)
         raise lookup_error(spec, failures[position], keys.slice(position, 1), len(failures))
 
@@ -148,7 +156,7 @@ def join_in_parts(
     columns: Sequence[pa.Array],
     numbers: NDArray[np.int64],
     parts: Sequence[KeyedValues],
-    keys: int,
+    key_count: int,
 ) -> Iterator[pa.RecordBatch]:
     """Join rows with the values of their keys (see `join_values`).
 
@@ -160,26 +168,26 @@ def join_in_parts(
         columns: the rows' columns.
         numbers: by row, the index of its key; -1 if the key is null.
         parts: the values of all keys.
-        keys: number of keys.
+        key_count: number of keys.
     """
     if len(numbers) > 1 and bytes_of(parts) > MAX_BATCH_BYTES:
         for half in _halves(len(numbers)):
-            few, own_numbers, own_keys = _restrict(parts, numbers[half], keys)
-            yield from join_in_parts(spec, [column[half] for column in columns], own_numbers, few, own_keys)
+            used_parts, used_numbers, used_count = _restrict(parts, numbers[half], key_count)
+            yield from join_in_parts(spec, [column[half] for column in columns], used_numbers, used_parts, used_count)
         return
-    yield from _join_in_halves(spec, columns, numbers, concat_values(parts, keys))
+    yield from _join_in_halves(spec, columns, numbers, concat_values(parts, key_count))
 
 
 def _restrict(
-    parts: Sequence[KeyedValues], numbers: NDArray[np.int64], keys: int
+    parts: Sequence[KeyedValues], numbers: NDArray[np.int64], key_count: int
 ) -> tuple[list[KeyedValues], NDArray[np.int64], int]:
     """Return the values of the keys of some rows, the rows' indices of these keys, and the number of the keys."""
     used = np.unique(numbers[numbers >= 0])
-    places = np.full(keys + 1, -1)  # the last one is found by the index -1 of a null key
+    places = np.full(key_count + 1, -1)  # the last one is found by the index -1 of a null key
     places[used] = np.arange(len(used))
     kept = [np.flatnonzero(places[positions] >= 0) for positions, _ in parts]
-    few = [(places[own[which]], values.take(which)) for which, (own, values) in zip(kept, parts, strict=True)]
-    return few, places[numbers], len(used)
+    used_parts = [(places[own[which]], values.take(which)) for which, (own, values) in zip(kept, parts, strict=True)]
+    return used_parts, places[numbers], len(used)
 
 
 def _halves(count: int) -> tuple[slice, slice]:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from py4j.protocol import Py4JJavaError
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import PySparkException
 
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.catalyst.nodes import Node
@@ -24,13 +24,13 @@ _KINDS = {
     "Deduplicate": "deduplication",
     "DeduplicateWithinWatermark": "deduplication within the watermark",
 }
-"""Kinds of nodes that hold state on streams → their names. Spark runs no `Window` on streams."""
+"""Kinds of nodes → their names. Spark's optimiser keeps processors, and Spark runs no `Window` on streams."""
 
 
 def merged_in_spark(
     catalyst: Catalyst, analyzed: Node, settled: Node, optimized: Callable[[], Node], output_mode: str
 ) -> str:
-    """Name the stateful operators that a settled plan has and Spark's optimised plan has not; empty if there are none.
+    """Name the stateful operators that Spark's optimised plan lacks; empty if it lacks none.
 
     A query that Spark refuses has no rows on Spark to differ from: it keeps its operators.
 
@@ -42,8 +42,11 @@ def merged_in_spark(
         output_mode: `append`, `update` or `complete`.
     """
     ours = _stateful(settled)
-    # With a single operator, there is nothing to merge.
-    if ours.total() < 2 or not _runs_on_spark(catalyst, analyzed, output_mode):
+    # Spark merges an operator with another, or removes it because one above does not need it.
+    if ours.total() < 2:
+        return ""
+    checked = is_on(catalyst.spark, STREAMING_CHECK, True)
+    if checked and not catalyst.passes_streaming_check(analyzed, output_mode):
         return ""
     try:
         return ", ".join(ours - _stateful(optimized()))
@@ -55,13 +58,3 @@ def _stateful(plan: Node) -> Counter[str]:
     """Count the stateful nodes of each kind; joins of streams by their type."""
     names = (describe(node) if node.joins_streams else _KINDS.get(node.kind) for node in plan.walk() if node.streaming)
     return Counter(name for name in names if name is not None)
-
-
-def _runs_on_spark(catalyst: Catalyst, analyzed: Node, output_mode: str) -> bool:
-    if not is_on(catalyst.spark, STREAMING_CHECK, True):
-        return True
-    try:
-        catalyst.check_streaming(analyzed, output_mode)
-    except AnalysisException:
-        return False
-    return True

@@ -38,10 +38,10 @@ from millpond.query.running.forms import choose_first_forms, exchange_id, remove
 from millpond.query.running.handle import RunningQuery
 from millpond.query.running.placement import Placement
 from millpond.query.running.session_settings import (
+    changes_back_to,
     first_store_count,
     running_settings,
     settings_of_user,
-    settings_since,
     starting_settings,
     unchanged_settings,
 )
@@ -132,7 +132,7 @@ class Launch:
                 if restart is None:
                     query = self._start.run(self._start_rewritten)
                 else:
-                    start_again = functools.partial(self._start_rewritten, given=self._initial_settings)
+                    start_again = functools.partial(self._start_rewritten, again=True)
                     query = self._start_as_before().run(start_again, restart, replaced)
             except BaseException:
                 if forms := self._forms():
@@ -155,7 +155,7 @@ class Launch:
         the checkpoint's and repeating batches depend on them, too.
         """
         with unchanged_settings():
-            session = copied_session(self.spark, settings_since(self.spark, self._initial_settings))
+            session = copied_session(self.spark, changes_back_to(self.spark, self._initial_settings))
         df = DataFrame(self.df._jdf, session)
         return dataclasses.replace(self._start, spark=session, rewrite=functools.partial(self._rewrite, df))
 
@@ -187,9 +187,9 @@ class Launch:
             stores or first_store_count(self._initial_settings | self._session_settings),
         )
 
-    def _start_rewritten(self, frame: DataFrame, given: Mapping[str, str] | None = None) -> StreamingQuery:
-        """Start Spark's query; with `given`, which are the session's settings at the first start, start it again."""
-        if given is not None:
+    def _start_rewritten(self, frame: DataFrame, *, again: bool = False) -> StreamingQuery:
+        """Start Spark's query; `again`: restart it with the session's settings of the first start."""
+        if again:
             # From the copy to the user's session: its `streams` and listeners have to know the query.
             frame = Catalyst(self.spark).dataframe(Node(frame._jdf.queryExecution().analyzed()))
         writer = DataStreamWriter(frame)
@@ -204,5 +204,6 @@ class Launch:
             getattr(writer, name)(*args, **kwargs)
         # Set last: the user may have set none, or a base folder by a setting.
         writer.option("checkpointLocation", self.checkpoint.path)
-        with starting_settings(self.spark, self._session_settings, given):
+        earlier = self._initial_settings if again else None
+        with starting_settings(self.spark, self._session_settings, earlier):
             return self.start_writer(writer)

@@ -13,7 +13,7 @@ _CYCLE_DAYS, _CYCLE_YEARS = 146_097, 400
 """After this number of days, the calendar repeats itself."""
 
 
-def plain_value(value: pa.Scalar) -> Any:
+def printable_value(value: pa.Scalar) -> Any:
     """Return a value as `as_py` does; times in other years than Python has are texts, also within structs and lists.
 
     Args:
@@ -23,11 +23,11 @@ def plain_value(value: pa.Scalar) -> Any:
         return value.as_py()
     except OverflowError:
         if isinstance(value, pa.StructScalar):
-            return {field.name: plain_value(value[index]) for index, field in enumerate(value.type)}
+            return {field.name: printable_value(value[index]) for index, field in enumerate(value.type)}
         if isinstance(value, pa.MapScalar):
-            return [tuple(plain_value(entry[index]) for index in range(2)) for entry in _elements(value)]
+            return [tuple(printable_value(entry[index]) for index in range(2)) for entry in _elements(value)]
         if isinstance(value, pa.ListScalar):
-            return [plain_value(element) for element in _elements(value)]
+            return [printable_value(element) for element in _elements(value)]
         if isinstance(value, pa.Date32Scalar):
             return _date_text(value.value)
         if isinstance(value, pa.TimestampScalar):

@@ -15,8 +15,10 @@ class TableResources:
 
     Attributes:
         budget: the memory.
-        background: runs merges and compactions, and writes the names of matched rows.
+        background: runs merges and compactions.
         writers: writes rows that leave memory; must not wait behind merges. `background` if not given.
+        namers: writes the names of matched rows, which it reads from files; must not wait behind merges, as deltas of
+            joins stay until then. `background` if not given.
         readers: reads the state of hinted keys. Without it, hints are ignored.
         remote_compactor: submits merges and compactions to remote workers. Without it, all run in this process.
     """
@@ -24,6 +26,7 @@ class TableResources:
     budget: MemoryBudget
     background: Executor
     writers: Executor | None = None
+    namers: Executor | None = None
     readers: Executor | None = None
     remote_compactor: RemoteCompactor | None = None
 
@@ -31,3 +34,8 @@ class TableResources:
     def write_pool(self) -> Executor:
         """Threads that write rows that leave memory."""
         return self.writers or self.background
+
+    @property
+    def naming_pool(self) -> Executor:
+        """Threads that write the names of matched rows."""
+        return self.namers or self.background

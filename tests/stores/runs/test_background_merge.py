@@ -60,7 +60,7 @@ def test_the_fifth_failure_in_a_row_is_raised(error: Exception, caplog: pytest.L
     for _ in range(4):
         assert take(error) is None
     assert len(caplog.messages) == 8
-    assert caplog.messages[0].startswith("Merging 3 files of state failed and will be tried again: ")
+    assert caplog.messages[0].startswith("Background work on 3 files of state failed and will be tried again: ")
     with pytest.raises(type(error)):
         take(error)
     assert not merge.running

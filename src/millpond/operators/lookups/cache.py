@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from millpond.layout import INLINE, LENGTH, Column, Ints, Rows
 from millpond.lookup.fetch import ABSENT, FAILED, PRESENT, looked_up_schema
-from millpond.lookup.rows import KeyedValues, Values
+from millpond.lookup.rows import KeyedValues, Values, no_values
 from millpond.operators.columns.decode import OversizeError, nested_column
 from millpond.operators.columns.encode import ALL, strings
 from millpond.operators.columns.nested import pack
@@ -73,7 +73,7 @@ class Cache:
         if not good.all():
             known, until, rows = known[good], until[good], rows.take(good)
         if not len(known):
-            return [(known, Values(pa.RecordBatch.from_pylist([], self._columns), np.empty(0, np.uint8), {}))]
+            return [no_values(self._columns)]
         # The lowest bit separates keys that the table has from absent ones.
         states = np.where(until & 1, PRESENT, ABSENT).astype(np.uint8)
         pieces = self._decode(rows)

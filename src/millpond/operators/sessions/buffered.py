@@ -25,7 +25,7 @@ from millpond.spec.kinds.session import SessionSpec
 from millpond.stores.memory.spooled import spool_pieces
 
 if TYPE_CHECKING:
-    from millpond.stores.protocol import TableDelta
+    from millpond.stores.protocol import TableDelta, Writable
     from millpond.stores.rmw.expiry import Expiry
 
 _SESSIONS_PER_READ = 65_536  # maximum closed sessions whose rows are taken together
@@ -68,13 +68,13 @@ class BufferedSessions(SessionOperator):
         rows = self._stored.encode(pa.RecordBatch.from_arrays(columns, names=names))
         self._rows = rows.take(order)
 
-    def _update(self, rows: Ints, bounds: Ints) -> None:
+    def _update(self, target: Writable, rows: Ints, bounds: Ints) -> None:
         if not len(rows):
             return
-        offset, words = self._session, self._table.words
+        offset, words = self._session, target.words
         starts, ends = (words[rows, offset + i].view(np.int64) for i in (0, 1))
         counts = np.diff(bounds)
-        boundaries = self._lists.add(self._table, rows, starts, counts)
+        boundaries = self._lists.add(target, rows, starts, counts)
         row_words = self._rows.words[bounds[0] : bounds[-1]]
         row_words[:, self._boundary] = np.repeat(boundaries, counts).view(np.uint64)
         times = -(-ends // 1000)

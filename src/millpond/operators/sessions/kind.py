@@ -16,16 +16,15 @@ from millpond.spec.kinds.session import SessionSpec
 
 def _load() -> Callable[[SessionSpec, Opening], Operator]:
     from millpond.operators.sessions.buffered import BufferedSessions
-    from millpond.operators.sessions.in_order import OrderedSessions
     from millpond.operators.sessions.operator import SessionOperator
+    from millpond.operators.sessions.row_order import RowOrderSessions
 
     def open_sessions(spec: SessionSpec, opening: Opening) -> Operator:
-        operator_class = SessionOperator
         if spec.keeps_rows:
-            operator_class = BufferedSessions
-        elif spec.in_order:
-            operator_class = OrderedSessions
-        return operator_class(spec, opening.make_table)
+            return BufferedSessions(spec, opening.make_table)
+        if spec.depends_on_row_order:
+            return RowOrderSessions(spec, opening.make_table)
+        return SessionOperator(spec, opening.make_table)
 
     return open_sessions
 

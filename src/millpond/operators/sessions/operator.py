@@ -96,21 +96,22 @@ class SessionOperator:
 
     def process(self, batch: pa.RecordBatch) -> None:
         """Fold in rows of the batch: the column `__hash`, then the input columns of the spec."""
-        first = 1 + len(self._key_types)
         for portion in portions(batch, self._table.portion_bytes, self._table.portion_keys):
-            bounds = [
-                numbers(plain(column), self._bound_type) for column in portion.columns[first : first + self._bounds]
-            ]
-            # A row is late by the end of its own window, as in Spark, not by its time.
-            starts, ends = own_windows(bounds, self.spec.gap)
-            on_time = ends > self._times.late * 1000
-            # Without a watermark no row is late, whatever its time.
-            if self.spec.lag_ms is not None and not on_time.all():
-                self.late_rows += int(np.count_nonzero(~on_time))
-                portion, starts, ends = portion.filter(pa.array(on_time)), starts[on_time], ends[on_time]
-            if portion.num_rows:
-                self._close_early(int(starts.min()))
-                self._fold(portion, starts, ends)
+            self._process_portion(portion)
+
+    def _process_portion(self, portion: pa.RecordBatch) -> None:
+        first = 1 + len(self._key_types)
+        bounds = [numbers(plain(column), self._bound_type) for column in portion.columns[first : first + self._bounds]]
+        # A row is late by the end of its own window, as in Spark, not by its time.
+        starts, ends = own_windows(bounds, self.spec.gap)
+        on_time = ends > self._times.late * 1000
+        # Without a watermark no row is late, whatever its time.
+        if self.spec.lag_ms is not None and not on_time.all():
+            self.late_rows += int(np.count_nonzero(~on_time))
+            portion, starts, ends = portion.filter(pa.array(on_time)), starts[on_time], ends[on_time]
+        if portion.num_rows:
+            self._close_early(int(starts.min()))
+            self._fold(portion, starts, ends)
 
     def adopt(self, batch: pa.RecordBatch) -> None:
         """Adopt sessions: `__hash`, the keys, start and end in microseconds, and the state columns of all calls."""
@@ -123,7 +124,7 @@ class SessionOperator:
                     np.uint64
                 )
             rows.words[:, self._ordinal] = 0
-            self._put_back(rows)
+            self._merge_sessions(rows)
 
     def _close_early(self, earliest: int) -> None:
         """Close what the watermark has passed ahead of rows that start too late to change it, as nearly all do.
@@ -143,14 +144,18 @@ class SessionOperator:
             self._closed_early = False
             for rows in self._closed_rows():
                 for piece in rows.pieces(MAX_MERGED_SESSIONS):
-                    self._put_back(piece)
+                    self._merge_sessions(piece)
             self._closed = []
 
-    def _put_back(self, closed: Rows) -> None:
-        """Put closed sessions back, and merge them with the sessions that exist."""
-        keys = closed.leading(self._layout.key_stop)
+    def _merge_sessions(self, sessions: Rows) -> None:
+        """Merge sessions that are not in the table with those that are.
+
+        Args:
+            sessions: closed or adopted sessions, or partial results of sessions.
+        """
+        keys = sessions.leading(self._layout.key_stop)
         kernels.head_rows(keys.words, self._ordinal)
-        starts, ends = (closed.ints(self._session + i) for i in (0, 1))
+        starts, ends = (sessions.ints(self._session + i) for i in (0, 1))
         pieces = Pieces.of(keys, starts, ends, self._layout)
         heads = keys.take(pieces.leaders)
         rows = self._find(heads, self._stamps(pieces.ends[pieces.keys[1:] - 1]), slice(None))
@@ -158,7 +163,8 @@ class SessionOperator:
 
         def fold(rows: Ints, low: int, high: int) -> None:
             bounds = pieces.rows[low : high + 1]
-            source = closed.take(pieces.order[bounds[0] : bounds[-1]])
+            source = sessions.take(pieces.order[bounds[0] : bounds[-1]])
+            # A piece may consist of several partial results.
             spread = np.repeat(rows, np.diff(bounds))
             for call in self._calls:
                 call.combine(self._table, spread, source)
@@ -192,14 +198,14 @@ class SessionOperator:
             rows = ids[chosen] if self._table.row_id_epoch == epoch else self._find(heads, stamps, chosen)
             kernels.extend(self._table.words, rows, self._session, pieces.starts[start:stop], pieces.ends[start:stop])
             self._mark_changed(rows, rows)
-            self._update(rows, pieces.rows[start : stop + 1])
+            self._update(self._table, rows, pieces.rows[start : stop + 1])
         if simple_keys < count:
             merged_keys = which[simple_keys:]
-            pieces = pieces.between(slice(simple_keys, count))
+            pieces = pieces.of_key_range(slice(simple_keys, count))
             self._merge_rows(heads.take(merged_keys), stored[merged_keys], pieces, starts, ends)
 
     def _classify(self, rows: Ints, keys: Ints, pieces: Pieces, stored: Ints, simple: Mask) -> None:
-        """Find the keys whose stored session, if they have one, is extended by the batch's rows (see `classify`)."""
+        """Find the keys whose stored session, if any, is extended by the batch's rows (see `kernels.classify`)."""
         times = (pieces.keys, pieces.starts, pieces.ends)
         kernels.classify(self._table.words, rows, keys, self._session, *times, stored, simple)
 
@@ -215,7 +221,7 @@ class SessionOperator:
         """
 
         def fold(rows: Ints, low: int, high: int) -> None:
-            self._update(rows, pieces.rows[low : high + 1])
+            self._update(self._table, rows, pieces.rows[low : high + 1])
 
         self._merge(heads, stored, pieces, fold)
 
@@ -258,12 +264,14 @@ class SessionOperator:
                 counts = is_true(operands[spec.filter])
             call.load([operands[position] for position in spec.inputs], counts)
 
-    def _update(self, rows: Ints, bounds: Ints) -> None:
-        """Fold the rows of pieces into table rows; `bounds` has the piece's first rows, and the end of the last."""
-        self._update_in(self._table, rows, bounds)
+    def _update(self, target: Writable, rows: Ints, bounds: Ints) -> None:
+        """Fold the rows of pieces into rows of `target`.
 
-    def _update_in(self, target: Writable, rows: Ints, bounds: Ints) -> None:
-        """Fold the rows of pieces into rows of `target` (see `_update`)."""
+        Args:
+            target: the table, or scratch rows.
+            rows: the row id of each piece's session in `target`.
+            bounds: the first row of each piece, with the end of the last.
+        """
         spread = np.repeat(rows, np.diff(bounds))
         for start in range(0, len(spread), BLOCK):
             for call in self._calls:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,8 @@ _LATEST = np.iinfo(np.int64).max
 
 class Pieces(NamedTuple):
     """Rows in order of key and start, cut into pieces of sessions.
+
+    `keys` may select a range of keys: then only pieces `keys[0]` to `keys[-1] - 1` count.
 
     Attributes:
         order: the positions of the rows.
@@ -66,8 +68,8 @@ class Pieces(NamedTuple):
         members, rows = spans(self.rows, pieces)
         return Pieces(self.order[members], rows, self.starts[pieces], self.ends[pieces], keys)
 
-    def between(self, keys: slice) -> Pieces:
-        """Return the pieces of consecutive keys; positions in `order` stay."""
+    def of_key_range(self, keys: slice) -> Pieces:
+        """Return the pieces of consecutive keys; only `keys` changes, so positions in `order` stay."""
         return self._replace(keys=self.keys[keys.start : keys.stop + 1])
 
     def find_later(self, session_keys: Ints, session_starts: Ints) -> NDArray[np.bool_]:
@@ -80,9 +82,11 @@ class Pieces(NamedTuple):
         low, high = self.keys[[0, -1]]
         piece_keys = np.repeat(np.arange(len(self.keys) - 1), np.diff(self.keys))
         begun, ended = (
-            _count_earlier(piece_keys, times[low:high], session_keys, session_starts, or_equal=False)
+            _rank(piece_keys, times[low:high], session_keys, session_starts, side="left")
             for times in (self.starts, self.ends)
         )
+        # A piece that ended before a session has also begun before it. So the difference counts the pieces with
+        # start < session start <= end.
         return begun > ended
 
     def cut(self, session_keys: Ints, session_starts: Ints, starts: Ints, ends: Ints) -> Pieces:
@@ -101,7 +105,7 @@ class Pieces(NamedTuple):
         low, high = piece_rows[[0, -1]]
         order = self.order[low:high]  # by key, then by start
         row_keys = np.repeat(np.arange(len(self.keys) - 1), np.diff(self.rows[self.keys]))
-        passed = _count_earlier(session_keys, session_starts, row_keys, starts[order], or_equal=True)
+        passed = _rank(session_keys, session_starts, row_keys, starts[order], side="right")
         is_first = np.diff(passed, prepend=-1) != 0
         is_first[piece_rows[:-1] - low] = True
         first = np.flatnonzero(is_first)
@@ -114,21 +118,15 @@ class Pieces(NamedTuple):
         )
 
 
-def _count_earlier(keys: Ints, times: Ints, of_keys: Ints, until: Ints, *, or_equal: bool) -> Ints:
-    """Count the times of earlier keys, and those of its own key before each of other times.
-
-    Args:
-        keys: the key of each time.
-        times: the times.
-        of_keys: the key of each of the other times.
-        until: the other times.
-        or_equal: whether a time that equals the other one counts.
-    """
-    is_other = np.arange(len(times) + len(until)) >= len(times)
-    order = np.lexsort((is_other == or_equal, np.concatenate([times, until]), np.concatenate([keys, of_keys])))
-    counts = np.empty(len(order), np.int64)
-    counts[order] = np.cumsum(~is_other[order])
-    return counts[len(times) :]
+def _rank(keys: Ints, times: Ints, query_keys: Ints, query_times: Ints, *, side: Literal["left", "right"]) -> Ints:
+    """Like `np.searchsorted`, over (key, time) pairs. These need not be sorted."""
+    is_query = np.arange(len(times) + len(query_times)) >= len(times)
+    # Of equal pairs, queries come first for "left", last for "right".
+    is_last = is_query == (side == "right")
+    order = np.lexsort((is_last, np.concatenate([times, query_times]), np.concatenate([keys, query_keys])))
+    ranks = np.empty(len(order), np.int64)
+    ranks[order] = np.cumsum(~is_query[order])
+    return ranks[len(times) :]
 
 
 def own_windows(bounds: Sequence[Ints], gap: int | None) -> tuple[Ints, Ints]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -302,6 +303,14 @@ class Catalyst:
         mode = {"append": modes.Append, "update": modes.Update, "complete": modes.Complete}[output_mode.lower()]()
         checker = self.object("org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker")
         checker.checkForStreaming(plan.java, mode)
+
+    def passes_streaming_check(self, plan: Node, output_mode: str) -> bool:
+        """Whether a plan passes Spark's own check of streaming operations."""
+        try:
+            self.check_streaming(plan, output_mode)
+        except AnalysisException:
+            return False
+        return True
 
     def without_distincts(self, plan: Node) -> Node:
         """Return the plan with DISTINCT removed from every aggregate of a streaming `Aggregate`."""

@@ -127,11 +127,11 @@ class Expression(_Tree):
 
     @property
     def name(self) -> str:
-        """The name of a named expression; otherwise its SQL text (see `sql`)."""
+        """The name of an alias or column; otherwise the SQL text (see `sql`)."""
         return str(self.java.name()) if self.kind in ("Alias", "AttributeReference") else self.sql()
 
     def label(self, numbers: Mapping[int, int]) -> str:
-        """Return the name of an alias; otherwise the SQL text, which distinguishes columns of one name (see `sql`)."""
+        """Return the `name`; that of a column is quoted where necessary, and numbered if several have it."""
         return str(self.java.name()) if self.kind == "Alias" else self.sql(numbers)
 
     def sql(self, numbers: Mapping[int, int] = _NO_NUMBERS) -> str:
@@ -143,22 +143,21 @@ class Expression(_Tree):
             numbers: identity of a column → the number to append to its name, as in `price#2`; see
                 `Node.column_numbers`.
         """
-        return str(self._renamed(numbers).java.sql())
+        return str(self._renamed(numbers, {}).java.sql())
 
-    def _renamed(self, numbers: Mapping[int, int]) -> Expression:
+    def _renamed(self, numbers: Mapping[int, int], variables: Mapping[int, int]) -> Expression:
         """Return the expression over columns without qualifiers, and with numbers; itself if nothing changes.
 
-        Spark shows timestamps in the session's time zone, and variables of functions (`x -> x + 1`) without names.
+        `variables` has the number of each variable that is bound here (`x -> x + 1`), by its identity.
         """
         if self.kind == "Literal" and self.type == "timestamp" and self.java.value() is not None:
+            # Spark's SQL depends on the session's time zone.
             return self._shown_as(f"TIMESTAMP '{np.datetime64(self.java.value(), 'us')}Z'")
-        if self.kind == "NamedLambdaVariable":
-            return self._shown_as(f"x{-numbers.get(self.expr_id, 0)}")
+        if self.kind == "NamedLambdaVariable":  # Spark's SQL has no name
+            return self._shown_as(f"x{variables.get(self.expr_id, 0)}")
         if self.kind == "LambdaFunction":
-            bound = sum(number < 0 for number in numbers.values())
-            own = [variable.expr_id for variable in self.children[1:]]
-            # Negative, as columns have positive numbers.
-            numbers = {**numbers, **{variable: -(bound + place) for place, variable in enumerate(own, 1)}}
+            own = (variable.expr_id for variable in self.children[1:])
+            variables = {**variables, **{variable: place for place, variable in enumerate(own, len(variables) + 1)}}
         if self.kind == "AttributeReference":
             number = numbers.get(self.expr_id) if numbers else None
             if number is None and self.java.qualifier().isEmpty():
@@ -169,7 +168,7 @@ class Expression(_Tree):
         # their parameters, which are no children: a copy with other children would keep the qualifiers.
         parameters = self.get("parameters") if len(self.children) == 1 else None
         operands = self.children if parameters is None else [Expression(operand) for operand in items(parameters)]
-        renamed = [operand._renamed(numbers) for operand in operands]
+        renamed = [operand._renamed(numbers, variables) for operand in operands]
         if all(new is old for new, old in zip(renamed, operands, strict=True)):
             return self
         if parameters is None:
@@ -353,6 +352,14 @@ class Node(_Tree):
     def list(self, method: str) -> list[Expression]:
         """Return a field of the JVM object that is a sequence of expressions."""
         return [Expression(expression) for expression in items(getattr(self.java, method)())]
+
+    def computed(self, method: str = "projectList") -> dict[int, Expression]:
+        """Return what the node computes, without columns that it passes on, by the identity of the result."""
+        return {result.expr_id: result.children[0] for result in self.list(method) if result.kind == "Alias"}
+
+    def position(self, expr_id: int) -> int | None:
+        """Return the position of a column in the output; None if it is not there."""
+        return next((place for place, column in enumerate(self.output) if column.expr_id == expr_id), None)
 
     def rows(self, method: str) -> Sequence[Sequence[Expression]]:
         """Return a field of the JVM object that is a sequence of sequences of expressions."""

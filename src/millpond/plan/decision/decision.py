@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from millpond.plan.catalyst.lookups import LOOKUP_NODE, lookup_title
 from millpond.plan.catalyst.nodes import Expression, Node
-from millpond.plan.reading.aggregate import MAPS, grouping_sets, map_title
+from millpond.plan.reading.aggregate import MAPS, map_title
 from millpond.plan.reading.join import JoinReading, join_title
 from millpond.plan.reading.processor import GROUP_STATES, PROCESSORS, group_state_title, processor_title
-from millpond.plan.reading.ranking import computed_columns, partitioned_by
+from millpond.plan.reading.ranking import partitioned_by
 from millpond.plan.reading.reading import Reading, calls_user_function
 from millpond.plan.reading.reasons import Reason
-from millpond.plan.reading.windows import describe_windows
 from millpond.spec.kinds.union import OperatorSpec
 
 
@@ -222,7 +221,8 @@ def _feeding_state(decided: Decided, *, above: bool) -> Iterator[int]:
 def describe(node: Node) -> str:
     """Return an operator's title, which is the same at each start: it is recorded with the state.
 
-    Plain columns have their names alone. Computed ones have their SQL, without names of views and aliases.
+    Columns have their names, quoted if needed, and with a number if several have it. Computed ones have their SQL,
+    without names of views and aliases.
     """
     if node.kind in MAPS:
         return map_title(node)
@@ -246,50 +246,3 @@ def describe(node: Node) -> str:
         within = " within the watermark" if node.kind == "DeduplicateWithinWatermark" else ""
         return "deduplicate by " + ", ".join(key.label(node.column_numbers) for key in node.list("keys")) + within
     return "distinct"
-
-
-def computed_below(node: Node, operator: Operator) -> tuple[str, ...]:
-    """Describe what Spark's analyser computes below an operator's node for it, as recorded with the state.
-
-    The operator's spec and title have only the names of the columns that this becomes.
-    """
-    reading = operator.reading
-    # The spec has the lengths of windows that the operator assigns itself.
-    assigned = reading.time.column if isinstance(reading, Reading) and reading.assignment and reading.time else None
-    keys = enumerate(_keys(node, reading))
-    columns = [(place, part) for place, key in keys for part in key.walk() if part.kind == "AttributeReference"]
-    texts = {part.expr_id: describe_windows(node, part, lengths=place != assigned) for place, part in columns}
-    sets = grouping_sets(node) if node.kind == "Aggregate" else None
-    expressions = computed_columns(node) if node.kind == "Window" else []
-    kept = _columns_of_one_name(node, reading) if node.kind == "Window" and isinstance(reading, Reading) else None
-    return tuple(text for text in (*texts.values(), sets, *expressions, kept) if text is not None)
-
-
-def _columns_of_one_name(node: Node, reading: Reading) -> str | None:
-    """Describe the columns that an operator reads, in order, if their names alone do not distinguish them."""
-    numbers = node.column_numbers
-    parts = (part for column in reading.raw for part in column.walk() if part.kind == "AttributeReference")
-    if not any(part.expr_id in numbers for part in parts):
-        return None
-    return f"columns {', '.join(column.sql(numbers) for column in reading.raw)}"
-
-
-def _keys(node: Node, reading: Reading | JoinReading | None) -> Sequence[Expression]:
-    """Return the columns by which an operator groups, partitions, deduplicates or joins its rows."""
-    if isinstance(reading, JoinReading):
-        return [*reading.left.keys, *reading.right.keys]
-    if node.kind in PROCESSORS:
-        return node.children[0].output[: int(node.java.groupingAttributesLen())]
-    if node.kind == "Distinct":
-        return node.output
-    return node.list(_KEYS[node.kind]) if node.kind in _KEYS else []
-
-
-_KEYS = {
-    "Aggregate": "groupingExpressions",
-    "Window": "partitionSpec",
-    "Deduplicate": "keys",
-    "DeduplicateWithinWatermark": "keys",
-    **dict.fromkeys((*MAPS, *GROUP_STATES), "groupingAttributes"),
-}
-"""Kinds of nodes → their field with the key columns."""

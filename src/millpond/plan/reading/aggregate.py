@@ -7,6 +7,7 @@ calls them in each micro-batch with the group's rows of this batch. So a setting
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -25,7 +26,7 @@ from millpond.plan.reading.reading import (
     unique_name,
 )
 from millpond.plan.reading.reasons import Reason, Unsupported
-from millpond.plan.reading.windows import Session, constant_gap, reads_windows, window_assignment
+from millpond.plan.reading.windows import Session, constant_gap, expanded, reads_windows, window_assignment
 from millpond.spec.kinds.aggregate import PANE_TYPE
 from millpond.spec.operators import EventTime, Field
 from millpond.tasks.ddl import quoted
@@ -137,34 +138,29 @@ _GROUPING_ID = "spark_grouping_id"
 def grouping_sets(node: Node) -> str | None:
     """Describe the grouping sets of an `Aggregate` (`ROLLUP`, `CUBE`, `GROUPING SETS`); None if it has none."""
     groupings = node.list("groupingExpressions")
-    number = next((place for place, grouping in enumerate(groupings) if grouping.name == _GROUPING_ID), None)
-    if number is None:
+    keys = list(takewhile(lambda grouping: grouping.name != _GROUPING_ID, groupings))
+    if len(keys) == len(groupings):
         return None
-    for expand in node.walk():
-        output = [column.expr_id for column in expand.output] if expand.kind == "Expand" else []
-        if groupings[number].expr_id not in output:
-            continue
-        rows = items(expand.java.projections())
-        places = [output.index(grouping.expr_id) for grouping in groupings[: number + 1]]
-        aliases = _aliases(expand)
-        names = []
-        for grouping, place in zip(groupings, places[:number], strict=False):
-            values = (Expression(row.apply(place)) for row in rows)
-            column = next((value for value in values if value.kind != "Literal"), grouping)  # a column may be in no set
-            names.append(aliases.get(column.expr_id, column).sql(node.column_numbers))
-        sets = []
-        for row in rows:
-            bits = f"{int(str(row.apply(places[number]).toString())):0{number}b}"
-            sets.append(", ".join(name for name, lacks in zip(names, bits, strict=True) if lacks == "0"))
-        return f"grouping sets ({', '.join(f'({keys})' for keys in sets)})"
-    return None
-
-
-def _aliases(node: Node) -> dict[int, Expression]:
-    """Return what projections below a node compute, by the identity of the result."""
-    projects = (below for below in node.walk() if below.kind == "Project")
-    results = (result for project in projects for result in project.list("projectList") if result.kind == "Alias")
-    return {result.expr_id: result.children[0] for result in results}
+    mask_id = groupings[len(keys)].expr_id
+    expand = next(
+        (below for below in node.walk() if below.kind == "Expand" and below.position(mask_id) is not None), None
+    )
+    if expand is None:  # a column of the user's, under this name
+        return None
+    computed: dict[int, Expression] = {}
+    for below in expand.walk():
+        computed |= below.computed() if below.kind == "Project" else {}
+    names = []
+    for key in keys:
+        column = expanded(expand, key.expr_id) or key  # a column may be in no set
+        names.append(computed.get(column.expr_id, column).sql(node.column_numbers))
+    place = expand.position(mask_id)
+    sets = []
+    for row in items(expand.java.projections()):
+        mask = int(str(row.apply(place).toString()))
+        present = (name for bit, name in enumerate(names, 1) if not mask >> (len(names) - bit) & 1)
+        sets.append(f"({', '.join(present)})")
+    return f"grouping sets ({', '.join(sets)})"
 
 
 def project_input(

@@ -122,8 +122,8 @@ def read_join(catalyst: Catalyst, node: Node) -> JoinReading:
     spec = JoinSpec(
         kind,
         keys,
-        # Spark compares nulls as equal, but filters them out in all kinds except full outer. It does not filter keys
-        # that may be null although no column is (`nullif`). Millpond does not take these nulls for equal.
+        # Millpond matches null keys only in full outer joins, as Spark does. Spark also matches nulls of computed keys
+        # in other joins.
         tuple(kind == "full_outer" for _ in keys),
         _side(readings[LEFT], names, expiries[LEFT], kind in ("left_outer", "full_outer")),
         _side(readings[RIGHT], names, expiries[RIGHT], kind in ("right_outer", "full_outer")),

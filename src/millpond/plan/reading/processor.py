@@ -80,7 +80,7 @@ class ProcessorReading(Reading):
 def processor_title(node: Node) -> str:
     """Return the operator's title."""
     name = "transformWithStateInPandas" if _uses_pandas(node) else "transformWithState"
-    keys = ", ".join(key.label(node.column_numbers) for key in node.children[0].output[: _grouping_count(node)])
+    keys = ", ".join(key.label(node.column_numbers) for key in node.children[0].output[: grouping_count(node)])
     return f"{name} by {keys}"
 
 
@@ -119,7 +119,7 @@ def read_processor(catalyst: Catalyst, node: Node) -> tuple[ProcessorReading, Pr
     if time_mode == "processing" and mode == "complete":
         raise Unsupported(Reason("MP-PROCESSOR", "processing time in output mode complete"))
     reading = ProcessorReading()
-    keys = _read_columns(reading, node.children[0].output, _grouping_count(node))
+    keys = _read_columns(reading, node.children[0].output, grouping_count(node))
     reading.initial = initial = _read_initial(node, keys) if node.java.hasInitialState() else None
     function = node.expression("functionExpr")
     processor = _load_processor(catalyst, function)
@@ -285,12 +285,13 @@ def _set_time(reading: Reading, marked: list[Expression]) -> None:
         reading.time = EventTime(ids.index(marked[0].expr_id))
 
 
-def _grouping_count(node: Node) -> int:
+def grouping_count(node: Node) -> int:
+    """Return by how many of its first input columns a node of `PROCESSORS` groups."""
     return int(node.java.groupingAttributesLen())
 
 
 def _data_columns(node: Node) -> int:
-    return len(node.children[0].output) - _grouping_count(node)
+    return len(node.children[0].output) - grouping_count(node)
 
 
 def _uses_pandas(node: Node) -> bool:

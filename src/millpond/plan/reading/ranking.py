@@ -196,8 +196,7 @@ def computed_columns(node: Node) -> list[str]:
     (below,) = node.children
     while below.kind in ("Window", "Filter"):  # windows over several keys or orders share one projection
         (below,) = below.children
-    results = below.list("projectList") if below.kind == "Project" else []
-    computed = {result.expr_id: result.children[0] for result in results if result.kind == "Alias"}
+    computed = below.computed() if below.kind == "Project" else {}
     clauses = {
         "PARTITION BY": node.list("partitionSpec"),
         "ORDER BY": node.list("orderSpec"),

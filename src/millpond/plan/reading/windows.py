@@ -52,18 +52,14 @@ def window_assignment(aggregate: Node, window: Expression) -> WindowAssignment |
         return None
     (child,) = aggregate.children
     if child.kind == "Project":
-        aliases = [
-            result
-            for result in child.list("projectList")
-            if result.kind == "Alias" and result.expr_id == window.expr_id
-        ]
-        return _assignment(aliases[0].children[0], 1, window.type) if aliases else None
+        assigned = child.computed().get(window.expr_id)
+        return None if assigned is None else _assignment(assigned, 1, window.type)
     expand = child
     if child.kind == "Filter":
         (expand,) = child.children
     if expand.kind != "Expand" or (expand is not child and not _of_times(child.expression("condition"), expand)):
         return None  # if the size is not a multiple of the slide, windows are filtered after their assignment
-    position = next((i for i, column in enumerate(expand.output) if column.expr_id == window.expr_id), None)
+    position = expand.position(window.expr_id)
     if position is None:
         return None
     rows = expand.rows("projections")
@@ -127,7 +123,7 @@ def windows_of(node: Node, column: Expression) -> Windows | None:
 
 
 def describe_windows(node: Node, column: Expression, *, lengths: bool) -> str | None:
-    """Describe a column's windows of event time, or sessions, by their time; None for other columns.
+    """Describe the windows of event time, or sessions, in a column by their time; None for other columns.
 
     The gap of sessions may change between starts, so it is left out. So is a time that is not deterministic: PySpark
     draws a seed for each call of `rand`.
@@ -141,11 +137,14 @@ def describe_windows(node: Node, column: Expression, *, lengths: bool) -> str | 
         return None
     texts = []
     for source in _sources_of(node, column.expr_id):
-        read = _windows(source) if SESSION_WINDOW not in column.metadata else None
-        if source.kind != "CreateNamedStruct" or (read is None and SESSION_WINDOW not in column.metadata):
+        if source.kind != "CreateNamedStruct":
             continue
-        title = "sessions" if read is None else read[0].description if lengths else "windows"
-        time = source.children[1] if read is None else read[1]
+        if SESSION_WINDOW in column.metadata:
+            title, time = "sessions", source.children[1]
+        elif (read := _windows(source)) is None:
+            continue
+        else:
+            title, time = read[0].description if lengths else "windows", read[1]
         while time.kind == "PreciseTimestampConversion":
             (time,) = time.children
         texts.append(f"{title} of {time.sql(node.column_numbers)}" if time.deterministic else title)
@@ -161,27 +160,27 @@ def _sources_of(node: Node, column_id: int) -> Iterator[Expression]:
         return
     if source is not None:
         columns = [source.expr_id] * len(node.children)
-    elif node.kind == "Union":
-        position = next((place for place, output in enumerate(node.output) if output.expr_id == column_id), None)
-        if position is not None:
-            columns = [child.output[position].expr_id for child in node.children]
+    elif node.kind == "Union" and (position := node.position(column_id)) is not None:
+        columns = [child.output[position].expr_id for child in node.children]
     for child, column in zip(node.children, columns, strict=True):
         yield from _sources_of(child, column)
 
 
 def _source_in(node: Node, column_id: int) -> Expression | None:
     """Return what a node computes as a column; None if it computes no such column."""
-    if node.kind in ("Project", "Aggregate"):
-        results = node.list("projectList" if node.kind == "Project" else "aggregateExpressions")
-        return next(
-            (result.children[0] for result in results if result.kind == "Alias" and result.expr_id == column_id), None
-        )
-    if node.kind != "Expand":
-        return None
-    position = next((place for place, output in enumerate(node.output) if output.expr_id == column_id), None)
+    if node.kind == "Project":
+        return node.computed().get(column_id)
+    if node.kind == "Aggregate":
+        return node.computed("aggregateExpressions").get(column_id)
+    return expanded(node, column_id) if node.kind == "Expand" else None
+
+
+def expanded(expand: Node, column_id: int) -> Expression | None:
+    """Return what an `Expand` makes a column of; None if all rows have a constant there, or it has no such column."""
+    position = expand.position(column_id)
     if position is None:
         return None
-    values = (Expression(row.apply(position)) for row in items(node.java.projections()))
+    values = (Expression(row.apply(position)) for row in items(expand.java.projections()))
     # Grouping sets without the column have a null there.
     return next((value for value in values if value.kind != "Literal"), None)
 
@@ -230,10 +229,7 @@ def constant_gap(node: Node, window: Expression) -> int | None:
     """
     (child,) = node.children
     project = child.children[0] if child.kind == "Filter" else child
-    results = project.list("projectList") if project.kind == "Project" else []
-    struct = next(
-        (result.children[0] for result in results if result.kind == "Alias" and result.expr_id == window.expr_id), None
-    )
+    struct = project.computed().get(window.expr_id) if project.kind == "Project" else None
     if struct is None or struct.kind != "CreateNamedStruct":
         return None
     start = struct.children[1]

@@ -182,33 +182,33 @@ def wait_for_other_starts() -> None:
     _SETTINGS_LOCK.wait_for_writer()
 
 
-def settings_since(spark: SparkSession, given: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the settings to change in a session so that it has the settings `given` and no others.
+def changes_back_to(spark: SparkSession, earlier: Mapping[str, str]) -> dict[str, str | None]:
+    """Return the changes after which a session has the settings `earlier` and no others.
 
     Args:
         spark: the session.
-        given: the settings that it had earlier.
+        earlier: the settings that it had earlier.
 
     Returns:
         The earlier values of the settings that differ; None: not set.
     """
     present = settings_of(spark)
-    return {name: given.get(name) for name in present.keys() | given if given.get(name) != present.get(name)}
+    return {name: earlier.get(name) for name in present.keys() | earlier if earlier.get(name) != present.get(name)}
 
 
 @contextmanager
 def starting_settings(
-    spark: SparkSession, wanted: Mapping[str, str], given: Mapping[str, str] | None = None
+    spark: SparkSession, wanted: Mapping[str, str], earlier: Mapping[str, str] | None = None
 ) -> Iterator[None]:
     """Change a session's settings while a query starts, and restore the old ones; raise as `unchanged_settings`.
 
     Args:
         spark: the session.
         wanted: the settings to change.
-        given: the values of all others, for a query that is started again; by default they stay as they are.
+        earlier: the values of all others, for a query that is started again; by default they stay as they are.
     """
     with _SETTINGS_LOCK.write_lock():
-        changes: dict[str, str | None] = {} if given is None else settings_since(spark, given)
+        changes: dict[str, str | None] = {} if earlier is None else changes_back_to(spark, earlier)
         before = settings_of(spark)
         changes |= wanted
         try:
@@ -217,15 +217,18 @@ def starting_settings(
         finally:
             present = settings_of(spark)
             # What another thread has set meanwhile stays.
-            unchanged = {name for name, value in changes.items() if present.get(name) == value}
-            change_settings(spark, {name: before.get(name) for name in unchanged})
+            still_ours = {name for name, value in changes.items() if present.get(name) == value}
+            change_settings(spark, {name: before.get(name) for name in still_ours})
 
 
 @contextmanager
 def changed_settings(
     spark: SparkSession, wanted: Mapping[str, str | None], before: Mapping[str, str | None]
 ) -> Iterator[None]:
-    """Change a session's settings within this context, then restore `before`; None: not set."""
+    """Change a session's settings within this context, then restore `before`; None: not set.
+
+    Restores `before` even if another thread changed it meanwhile, unlike `starting_settings`.
+    """
     try:
         change_settings(spark, wanted)
         yield

@@ -29,7 +29,8 @@ from millpond.key_groups import KEY_GROUPS
 from millpond.operators.kinds.registry import state_tables
 from millpond.plan.catalyst.jvm import Catalyst
 from millpond.plan.changelog.between import between_schemas
-from millpond.plan.decision.decision import Decision, computed_below
+from millpond.plan.decision.computed import computed_below
+from millpond.plan.decision.decision import Decision
 from millpond.plan.state_column_names import state_column_names
 from millpond.query.logs.query_logs import QueryLogs, is_rolled_back
 from millpond.query.schema.comparison import (

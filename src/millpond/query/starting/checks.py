@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pyspark
 from pyspark import SparkContext
-from pyspark.errors import AnalysisException, IllegalArgumentException
+from pyspark.errors import IllegalArgumentException
 from pyspark.sql import DataFrame, SparkSession
 
 from millpond.conf import OnWrongInSpark
@@ -154,11 +154,7 @@ def unsupported_anywhere(df: DataFrame, decision: Decision) -> list[Operator]:
 
 
 def _passes_spark_check(catalyst: Catalyst, decided: Decided, plan: Node, mode: str) -> bool:
-    try:
-        catalyst.check_streaming(_checkable_plan(catalyst, decided, plan), mode)
-    except AnalysisException:
-        return False
-    return True
+    return catalyst.passes_streaming_check(_checkable_plan(catalyst, decided, plan), mode)
 
 
 def _checkable_plan(catalyst: Catalyst, decided: Decided, plan: Node) -> Node:

@@ -92,7 +92,7 @@ class CheckpointLocation:
 
 
 def choose_checkpoint(
-    spark: SparkSession, sink: str, name: str | None, given: str | None, state: str | None
+    spark: SparkSession, sink: str, name: str | None, given: str | None, state_location: str | None
 ) -> CheckpointLocation | None:
     """Choose the checkpoint location of a query.
 
@@ -101,7 +101,7 @@ def choose_checkpoint(
         sink: the sink's format, or `foreach`/`foreachBatch`.
         name: the query's name.
         given: the option `checkpointLocation`.
-        state: the setting `spark.millpond.state.location`.
+        state_location: the setting `spark.millpond.state.location`.
 
     Returns:
         The location, or None where Spark refuses to start without one.
@@ -113,9 +113,10 @@ def choose_checkpoint(
         return None
     temporary = tempfile.mkdtemp(prefix="temporary-millpond-")
     log.warning(
-        "no checkpointLocation: the query's progress is kept in %s, and its state %s; neither is kept after a stop",
+        "no checkpointLocation: the query's progress is kept in %s, and its state %s; both are deleted "
+        "when the query stops",
         temporary,
-        "there, too" if state is None else f"in a folder at {state}",
+        "there, too" if state_location is None else f"in a folder at {state_location}",
     )
     # A query that fails keeps its checkpoint for a look at it, as Spark does; this is the last chance to delete it.
     delete_at_exit(spark, temporary)

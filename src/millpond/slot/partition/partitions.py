@@ -135,6 +135,7 @@ class PartitionServer:
         self._directory = directory
         self._merges = ThreadPoolExecutor(1, thread_name_prefix="millpond-merge")
         self._writers = ThreadPoolExecutor(1, thread_name_prefix="millpond-write")
+        self._namers = ThreadPoolExecutor(1, thread_name_prefix="millpond-names")
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="millpond-read-ahead")
         self._lock = threading.Lock()
         self._resources: SlotResources | None = None
@@ -176,7 +177,7 @@ class PartitionServer:
             raise error.at(
                 query=run.task.query, operator=str(run.task.operator), partition=run.partition, version=run.batch
             ) from None
-        except ConnectionError:  # of the attempt's input
+        except ConnectionError:  # `PeerGone`: of the attempt's input; slots wait without limit, so never `PeerSilent`
             raise
         except OSError as error:
             raise TransientError(
@@ -277,6 +278,7 @@ class PartitionServer:
                     traceback.print_exc(file=sys.stderr)
         self._merges.shutdown(wait=False, cancel_futures=True)
         self._writers.shutdown(wait=False, cancel_futures=True)
+        self._namers.shutdown(wait=False, cancel_futures=True)
         self._readers.shutdown(wait=False, cancel_futures=True)
 
     def _query(self, query: str) -> _Query:
@@ -332,6 +334,7 @@ class PartitionServer:
                     budget.open(),
                     self._merges,
                     self._writers,
+                    self._namers,
                     self._readers,
                 )
                 threading.Thread(target=self._watch_moves, name="millpond-moves", daemon=True).start()

@@ -52,6 +52,7 @@ class SlotResources:
         arrow: account of the memory that record batches take.
         merges: thread that merges runs in the background.
         writers: thread that writes evicted rows; no task on it may block.
+        namers: thread that writes the names of matched rows.
         readers: threads that read prefetched keys.
         caches: local copies of files of object stores, of each query that runs.
     """
@@ -64,6 +65,7 @@ class SlotResources:
     arrow: Account
     merges: Executor
     writers: Executor
+    namers: Executor
     readers: Executor
     caches: list[LocalCache] = field(default_factory=list)
 

@@ -103,6 +103,7 @@ class Tables:
             resources.budget,
             self._query.merges,
             writers=resources.writers,
+            namers=resources.namers,
             readers=resources.readers if self._prefetches else None,
             remote_compactor=self._query.remote,
         )

@@ -140,7 +140,7 @@ class SessionSpec(Spec, frozen=True, tag="session"):
         return needs_rows(self.calls, self.pattern) or any(map(is_distinct, self.calls))
 
     @property
-    def in_order(self) -> bool:
+    def depends_on_row_order(self) -> bool:
         """Whether rows have to be folded in the order of their times; rows that are kept are not ordered."""
         return not self.keeps_rows and any(
             FUNCTIONS[call.function].ordered and not self._sorts_values(call) for call in self.calls
@@ -148,6 +148,7 @@ class SessionSpec(Spec, frozen=True, tag="session"):
 
     def _sorts_values(self, call: AggregateCall) -> bool:
         """Whether the function sorts its values by themselves; by other columns, the order of rows decides ties."""
+        # ORDER BY other columns comes as a struct of the value and these columns.
         return "order" in call.options and not self.inputs[call.inputs[0]].type.startswith("struct")
 
     @property

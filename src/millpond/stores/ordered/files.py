@@ -63,6 +63,7 @@ class PartFiles:
         self._store = store
         self._background = resources.background
         self._writers = resources.write_pool
+        self._namers = resources.naming_pool
         self._range = range_
         self._piece = resources.budget.piece
         self._drop_matched = drop_matched
@@ -71,9 +72,8 @@ class PartFiles:
         self.flushed = flushed
         self.matched_files: list[Part] = []
         self._flushing: int | None = None
-        self._names: Future[list[Run]] | None = None  # the running write of the names of matched rows
-        self._names_inputs: Sequence[Input] = ()
-        self._names_outputs: list[Run] = []  # files of names that have been written so far
+        self._naming = BackgroundMerge[Input, list[Run]]()  # the running write of matched files
+        self._matched_outputs: list[Run] = []  # matched files that it has written so far
         self._merge = BackgroundMerge[Input, list[Run]]()
         self._dropped: list[Part] = []  # no longer part of the state, but still read in the background
         self._outputs: list[Run] = []  # files of the running merge that this process has written so far
@@ -107,14 +107,15 @@ class PartFiles:
             part.file = self._writers.submit(self._store.write, part.rows, self._layout.rows)
 
     def manifest_refs(self, parts: Sequence[Part]) -> list[RunRef]:
-        """List files for a manifest: those that the flushed version covers, their notes, and pending ones.
+        """List files for a manifest: those that the flushed version covers, their matched files, and pending ones.
 
         Pending files are not part of the state; the manifest names them so that the garbage collection keeps them.
         """
         refs = [msgspec.structs.replace(file.ref, marks=True) for file in self.matched_files if file.ref is not None]
-        # Copied: the thread that merges adds to these lists.
+        # Copied: background threads append to these lists.
         pending = [run.ref for run in list(self._outputs)] if self._merge.running else []
-        pending += [run.ref for run in list(self._names_outputs)]
+        pending += [run.ref for run in list(self._matched_outputs)] if self._naming.running else []
+        pending += [part.ref for part in self._dropped]
         for part in parts:
             if part.ref is not None and part.upto <= self.flushed:
                 refs.append(part.ref)
@@ -140,7 +141,7 @@ class PartFiles:
         if (done := self._merge.take()) is not None:
             parts = self._adopt(parts, *done)
         # Files that are read in the background are dropped afterwards.
-        in_use = [source.part for source in (*self._merge.inputs, *self._names_inputs)]
+        in_use = [source.part for source in (*self._merge.inputs, *self._naming.inputs)]
         for part in self._dropped:
             if part.file is not None:
                 discard_result(part.file)
@@ -158,45 +159,47 @@ class PartFiles:
             return
         # Parts that later batches added are not covered by this flush.
         covered = [part for part in parts if part.upto <= self._flushing]
-        if self._names is None:
+        if not self._naming.running:
             # Some parts are not in files yet.
             if any(part.run is None and part.count for part in covered):
                 return
-            # Marks on rows in files are so far in deltas or older notes only, so they must be written before deltas are
-            # covered.
+            # Marks on rows in files are so far in deltas or older matched files only, so they must be written before
+            # deltas are covered.
             inputs = [Input(part) for part in covered if part.marks is not None and part.run is not None]
             if not inputs:
                 self._finish_flush([])
                 return
-            outputs: list[Run] = []
-            self._names_inputs, self._names_outputs = inputs, outputs
+            self._matched_outputs = []
             # Not by the writers: rows that leave memory must not wait until files are read.
-            self._names = self._background.submit(self._write_names, inputs, outputs)
-        if self._names.done():
-            self._finish_flush([Part.of_run(self._layout, run, self._flushing) for run in self._names.result()])
+            writing = self._namers.submit(self._write_matched, inputs, self._matched_outputs)
+            self._naming.track(inputs, writing)
+        if (done := self._naming.take()) is not None:
+            _, runs = done
+            self._finish_flush([Part.of_run(self._layout, run, self._flushing) for run in runs])
 
     def _finish_flush(self, matched_files: list[Part]) -> None:
         assert self._flushing is not None
-        # The new notes include the old ones: marks stay in memory until a merge writes them into the rows.
+        # The new matched files include the old ones: marks stay in memory until a merge writes them into the rows.
         for old in self.matched_files:
             if old.run is not None:
                 self._store.drop(old.run)
-        self.matched_files, self._names, self._names_inputs, self._names_outputs = matched_files, None, (), []
+        self.matched_files = matched_files
         self.flushed, self._flushing = self._flushing, None
         self.backlog.cover(self.flushed)
 
-    def _write_names(self, inputs: Sequence[Input], outputs: list[Run]) -> list[Run]:
+    def _write_matched(self, inputs: Sequence[Input], outputs: list[Run]) -> list[Run]:
         """Write the names of the matched rows in files that do not carry the flag themselves. Runs in the background.
 
         Args:
             inputs: the files, and copies of their marks.
-            outputs: receives each file of names when it is written.
+            outputs: receives each matched file when it is written.
 
         Returns:
             `outputs`. If a write fails, or the table is closed meanwhile, they are closed.
         """
         try:
-            # A quarter of all rows may have such names, so those of one file are in memory at a time.
+            # Up to a quarter of all rows may be named (see `_choose_inputs`), and more until the next merge. So the
+            # names of one output file are in memory at a time.
             for names in self._pace.throttle(self._unflagged_names(inputs)):
                 run = self._store.write(names, self._layout.rows)
                 outputs.append(run)
@@ -214,6 +217,7 @@ class PartFiles:
             for rows in chain.from_iterable(map(source.part.rows_at_positions, _set_bits(source.marks))):
                 names.append(matched_names(rows, self._layout))
                 size += names[-1].words.nbytes
+                # Each yield becomes a file, so they are large: with the sorted copy, half of the budget's temporaries.
                 if size >= 2 * self._piece:
                     yield sorted_rows(names, self._layout)
                     names, size = [], 0
@@ -288,6 +292,7 @@ class PartFiles:
         merged_parts = [Part.of_run(self._layout, run, max(part.upto for part in old)) for run in runs]
         for source in inputs:
             self._carry_over(source, merged_parts)
+        # Dropped in `step`: a write of names may still read them.
         self._dropped += [part for part in old if part not in self._dropped]
         return [part for part in parts if part not in old] + merged_parts
 
@@ -309,8 +314,7 @@ class PartFiles:
         """Cancel background work; files being written are left to the store's garbage collection."""
         self._pace.stop()
         self._merge.close()
-        if self._names is not None:
-            discard_result(self._names)
+        self._naming.close()
         for part in [*self.matched_files, *self._dropped]:
             if part.run is not None:
                 part.run.close()

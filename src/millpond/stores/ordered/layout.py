@@ -84,7 +84,7 @@ def empty_rows(layout: OrderedLayout) -> Rows:
 
 
 def matched_names(rows: Rows, layout: OrderedLayout) -> Rows:
-    """Make notes that rows were matched: rows with only their hash, time and number."""
+    """Name matched rows: return rows with only their hash, time and number, and the flag `MARK`."""
     words: Words = np.zeros((rows.count, layout.rows.width), np.uint64)
     words[:, HASH] = rows.words[:, HASH]
     words[:, META] = (rows.words[:, META] >> np.uint64(16) << np.uint64(16)) | np.uint64(ordered.MARK)

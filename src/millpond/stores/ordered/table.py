@@ -276,7 +276,7 @@ class OrderedTable:
         count = ordered_scan.mark(rows_at, positions, len(positions), part.bits(), once, keep, new)
         new = new[:count]
         part.marked += count
-        # Rows of this batch carry the mark into the delta themselves; only older rows need a note.
+        # Rows of this batch carry the mark into the delta themselves; only older rows are named.
         if count and part.upto <= self._version:
             self._newly_marked.append((part, new))
         return new

@@ -20,7 +20,9 @@ Result = TypeVar("Result")
 
 
 class BackgroundMerge(Generic[Input, Result]):
-    """The merge of one table that runs in the background, if there is one. Not thread-safe: used by the table's writer.
+    """The merge of one table that runs in the background, if there is one; also the write of names of matched rows.
+
+    Not thread-safe: used by the table's writer.
 
     The first failures are logged, and the last of several in a row is raised. A query runs on without merges, but files
     pile up and reads get slower, so it must not do so unnoticed.
@@ -63,7 +65,7 @@ class BackgroundMerge(Generic[Input, Result]):
             self._failures += 1
             if self._failures >= _MAX_FAILURES:
                 raise
-            _log.warning("Merging %d files of state failed and will be tried again: %s", len(inputs), error)
+            _log.warning("Background work on %d files of state failed and will be tried again: %s", len(inputs), error)
             return None
         self._failures = 0
         return inputs, merged

@@ -1,4 +1,4 @@
-"""Throttling of background merges, so that batches get the processor."""
+"""Throttling of background work on files, so that batches get the processor."""
 
 from __future__ import annotations
 
@@ -47,5 +47,5 @@ class Pace:
             spent = time.perf_counter() - started
             pause = 0.0 if self._full_speed.is_set() else spent * (1 - self.share) / self.share
             if self._stop.wait(pause) if pause > 0 else self._stop.is_set():
-                raise TransientError("A merge of runs was stopped.", action="It is done again when needed.")
+                raise TransientError("Background work on files was stopped.", action="It is done again when needed.")
             started = time.perf_counter()

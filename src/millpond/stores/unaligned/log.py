@@ -121,7 +121,7 @@ class WindowLog:
             ids, axis, places = np.ascontiguousarray(entries.words[entries.words[:, HASH] != 0].T)
             times = (axis >> np.uint64(TIME_BITS)).astype(np.int64)
             self._stat.count += kernels.add_entries(self._stat.table, ids, places, times, segment.seq)
-            own_rows += int((places & LOW_HALF).sum())
+            own_rows += int((places & LOW_HALF).sum())  # an entry's low half is its number of rows (see `ENTRY`)
         if not file.visible.whole:
             segment.foreign_rows = segment.rows - own_rows
 

@@ -9,7 +9,16 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from millpond.plan.catalyst.jvm import Catalyst
-from millpond.plan.catalyst.nodes import BATCH_TIMES, CLOCKS, WATERMARK_DELAY, Expression, Node, items
+from millpond.plan.catalyst.nodes import (
+    BATCH_TIMES,
+    CLOCKS,
+    SESSION_WINDOW,
+    TIME_WINDOW,
+    WATERMARK_DELAY,
+    Expression,
+    Node,
+    items,
+)
 from millpond.plan.catalyst.optimiser.rules import ELIMINATE_ALIASES, MAX_PASSES, OPTIMIZER, PRUNE_COLUMNS, apply_rules
 from millpond.plan.catalyst.stable import is_special_time
 from millpond.plan.catalyst.text import subquery
@@ -178,6 +187,7 @@ def with_settled_conditions(catalyst: Catalyst, plan: Node, *, pruned: bool, sem
 
 
 def _is_correlated(expression: Expression) -> bool:
+    # The children of a subquery expression are the columns that it takes from outside.
     return bool(expression.children) and subquery(expression) is not None
 
 
@@ -196,14 +206,14 @@ def pruned_deduplications(catalyst: Catalyst, plan: Node) -> list[frozenset[int]
 
 
 def _pruned(catalyst: Catalyst, plan: Node) -> Node:
-    """Prune unused columns, also those in fields of a struct of which only other fields are read."""
+    """Prune unused columns, and unused fields of structs that the plan itself makes."""
     pruned = Node(apply_rules(catalyst, PRUNE_COLUMNS, plan.java, MAX_PASSES))
     inlined = _with_inlined_structs(catalyst, pruned)
     return pruned if inlined is pruned else _pruned(catalyst, inlined)
 
 
 def _with_inlined_structs(catalyst: Catalyst, plan: Node) -> Node:
-    """Merge each projection that reads fields of a struct with the one below, if that makes the struct.
+    """Merge each projection that reads fields of a struct into the one below, if that makes the struct.
 
     Other projections stay apart. Merged, they would hide how event-time windows are assigned.
     """
@@ -211,19 +221,19 @@ def _with_inlined_structs(catalyst: Catalyst, plan: Node) -> Node:
     if plan.kind != "Project" or plan.children[0].kind != "Project":
         return plan
     (below,) = plan.children
-    # A window is a struct with a watermark.
+    # Windows are such structs, too. They stay: their operator has to see how they are assigned.
     structs = {
         result.expr_id
         for result in below.list("projectList")
         if result.kind == "Alias"
         and result.children[0].kind == "CreateNamedStruct"
-        and WATERMARK_DELAY not in result.metadata
+        and not result.metadata.keys() & {TIME_WINDOW, SESSION_WINDOW, WATERMARK_DELAY}
     }
     fields = (part.children[0] for part in _own_parts(plan) if part.kind == "GetStructField") if structs else ()
     if not any(struct.kind == "AttributeReference" and struct.expr_id in structs for struct in fields):
         return plan
-    alone = catalyst.with_children(plan, [catalyst.with_children(below, [no_rows(catalyst, below.children)])])
-    merged = Node(apply_rules(catalyst, _INLINING, alone.java))
+    pair = catalyst.with_children(plan, [catalyst.with_children(below, [no_rows(catalyst, below.children)])])
+    merged = Node(apply_rules(catalyst, _INLINING, pair.java))
     return plan if merged.children[0].kind == "Project" else catalyst.with_children(merged, below.children)
 
 

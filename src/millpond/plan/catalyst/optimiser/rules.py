@@ -15,7 +15,7 @@ ELIMINATE_ALIASES = (
 )
 PRUNE_COLUMNS = (f"{OPTIMIZER}.ColumnPruning",)
 
-_ANALYSING = frozenset(
+_IN_FINISH_ANALYSIS = frozenset(
     {
         *ELIMINATE_ALIASES,
         f"{OPTIMIZER}.EliminateResolvedHint",
@@ -25,7 +25,7 @@ _ANALYSING = frozenset(
         f"{OPTIMIZER}.SpecialDatetimeValues",
     }
 )
-"""Rules that Spark applies as parts of another one, `FinishAnalysis`, whatever the user excludes."""
+"""Rules that Spark applies within its rule `FinishAnalysis`: to exclude them by name has no effect."""
 _EXCLUDED = "spark.sql.optimizer.excludedRules"
 
 MAX_PASSES = 100
@@ -48,10 +48,10 @@ def apply_rules(catalyst: Catalyst, rules: Sequence[str], java: Any, passes: int
 
 
 def _without_excluded(catalyst: Catalyst, rules: Sequence[str]) -> Sequence[str]:
-    """Return the rules that the optimiser of the session applies, too."""
+    """Leave out the rules that the session excludes."""
     setting = catalyst.spark.conf.get(_EXCLUDED, None)
     if not setting:
         return rules
     required = catalyst.spark._jsparkSession.sessionState().optimizer().nonExcludableRules()
-    excluded = {name.strip() for name in setting.split(",")} - _ANALYSING
+    excluded = {name.strip() for name in setting.split(",")} - _IN_FINISH_ANALYSIS
     return [rule for rule in rules if rule not in excluded or required.contains(rule)]
