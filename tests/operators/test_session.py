@@ -339,12 +339,16 @@ def test_only_sessions_that_rows_extend_change(
     rig.operator.close()
 
 
-def test_rows_of_a_whole_batch_count_in_the_order_of_their_times(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Though a batch is worked on in portions; of equal starts, the row that ends first."""
-    monkeypatch.setattr(encode, "_MIN_ROWS", 3)
-    monkeypatch.setattr(RmwTable, "portion_keys", property(lambda _: 3))
+@pytest.fixture(params=[1, 3])
+def portion_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut each batch into portions of this number of rows."""
+    monkeypatch.setattr(encode, "_MIN_ROWS", request.param)
+    monkeypatch.setattr(RmwTable, "portion_keys", property(lambda _: request.param))
+
+
+@pytest.mark.usefixtures("portion_rows")
+def test_rows_of_a_whole_batch_count_in_the_order_of_their_times(tmp_path: Path) -> None:
+    """Rows that start together count in the order of their ends."""
     spec = session_spec(calls=ORDERED)
     for number, gap in enumerate([None, 9_000]):
         rig = Rig(replace(spec, gap=gap), str(tmp_path / str(number)))
@@ -358,13 +362,9 @@ def test_rows_of_a_whole_batch_count_in_the_order_of_their_times(
         rig.operator.close()
 
 
-def test_rows_of_several_portions_count_before_a_stored_session(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(encode, "_MIN_ROWS", 1)
-    monkeypatch.setattr(RmwTable, "portion_keys", property(lambda _: 1))
-    spec = session_spec(calls=ORDERED)
-    rig = Rig(replace(spec, gap=None), str(tmp_path))
+@pytest.mark.usefixtures("portion_rows")
+def test_rows_of_several_portions_count_before_a_stored_session(tmp_path: Path) -> None:
+    rig = Rig(replace(session_spec(calls=ORDERED), gap=None), str(tmp_path))
     rig.batch([record_batch(rig.spec, [("a", 15, 40, 1)], 64)], Times())
     rows: list[Row] = [("a", 10, 30, 2), ("b", 5, 6, 0), ("a", 12, 22, 3)]
     rig.batch([record_batch(rig.spec, rows, 64)], Times())
